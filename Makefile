@@ -10,7 +10,7 @@ TYPED := shardcache client/shardcache_client tests/support tests/e2e/reading/tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint house docs bench bench-compare release-check sbom faults clean
+.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint house docs bench plots bench-compare release-check sbom faults clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 # Each process would compile all modules anew where Python is told to keep no bytecode.
 test test-slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(VENV)/.installed-dev  ## run the tests, in four minutes on two quiet cores
+test: $(VENV)/.installed-dev  ## run the tests, in some seven minutes on two quiet cores
 	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random
@@ -38,8 +38,9 @@ platforms: $(VENV)/.installed-dev  ## run what takes root and a system's program
 	$(BIN)/python -m pytest -m '' tests/platforms
 
 # LitData's and MosaicML's scripts are skipped unless `make bench` has installed both: they need torchvision, as below.
-ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart $(VENV)/mosaicml  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train, JAX, tf.data, Grain, Energon, DALI
+ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart $(VENV)/mosaicml $(VENV)/awscli  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train, JAX, tf.data, Grain, Energon, DALI, S3 clients
 	$(BIN)/python -m pytest -m '' tests/ecosystem/frameworks
+	PYTHONPATH=$(abspath $(VENV))/mosaicml:$(abspath $(VENV))/awscli $(BIN)/python -m pytest -m '' tests/ecosystem/endpoint
 	PYTHONPATH=$(abspath $(VENV))/mosaicml $(BIN)/python -m pytest -m slow -rs tests/e2e/docs/test_docs_scripts.py -k before_and_after
 	PYTHONPATH=$(abspath $(VENV))/apart $(BIN)/python -m pytest -m '' tests/ecosystem/pipelines
 
@@ -61,6 +62,10 @@ BENCH = PYTHONPATH=tests:$(abspath $(VENV))/mosaicml $(BIN)/python -m benchmarks
 
 bench: $(VENV)/.installed-bench $(VENV)/mosaicml  ## measure against other loaders, and append to build/figures.jsonl (minutes, some 10 GB of disk)
 	$(BENCH) $(ARGS)
+
+plots: $(VENV)/.installed-bench  ## write the tables and plots of docs/benchmarks.md anew, from build/figures.jsonl
+	$(BENCH) --page docs/benchmarks.md
+	$(BIN)/python docs/drawings
 
 bench-compare: $(VENV)/.installed-bench $(VENV)/mosaicml  ## show what changed from A=COMMIT to B=COMMIT in build/figures.jsonl; or two such files
 	$(BENCH) --compare $(A) $(B)
@@ -98,6 +103,11 @@ $(VENV)/apart: constraints.txt | $(VENV)/.installed-ecosystem
 $(VENV)/mosaicml: constraints.txt | $(VENV)/.installed-bench
 	@rm -rf $@
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ mosaicml-streaming==0.13.0
+
+# It needs another docutils than the documentation.
+$(VENV)/awscli: | $(BIN)/python
+	@rm -rf $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ awscli
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

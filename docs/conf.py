@@ -25,7 +25,8 @@ nitpicky = True
 # Names of Python's and other projects' own, whose sites would have to be asked, and of what is not for users.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!shardcache).*"),
-    ("py:class", r"shardcache_client\.(arguments|epoch_reader|order\.manifest|order\.rounds|stages|lengths|ray)\..*"),
+    ("py:class", r"shardcache_client\.(arguments|epoch_reader|stages|lengths|ray)\..*"),
+    ("py:class", r"shardcache_client\.order\.(shards\.manifest|sequences\.rounds)\..*"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -53,6 +54,7 @@ html_theme = "furo"
 html_title = f"shardcache {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_search_scorer = str(DOCS / "_static" / "scorer.js")
 html_show_sphinx = False
 html_copy_source = False

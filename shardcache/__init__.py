@@ -1,3 +1,3 @@
-"""shardcache: a per-node daemon that prefetches the tar shards your training reads next onto local disk."""
+"""shardcache: a per-node daemon that prefetches the tar shards your training reads next."""
 
 __version__ = "0.2.0"

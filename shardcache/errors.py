@@ -1,23 +1,20 @@
-"""The exception hierarchy of daemon and client: each error names what failed, why, and what to do about it.
+"""The exception hierarchy of daemon and client.
 
-An error is raised where a foreign exception is caught, crosses the wire as JSON (`to_json`), and is raised again as the
-same class in the training process (`from_json`).
+Each error names what failed, why, and what to do about it.
 
-torch sends an exception of a DataLoader worker to the trainer as its class and formatted traceback, and calls the class
-with that text there. So `__str__` appends the JSON whenever torch formats the error, and the constructor parses it.
+An error is raised where a foreign exception is caught, crosses the wire as JSON (`to_json`), and is
+raised again as the same class in the training process (`from_json`).
 """
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from shardcache.redact import excerpt, printable
+from shardcache.suggestions import member_remedy
+from shardcache.worker_errors import TRAILER, is_formatted_for_trainer, sent_by_worker
 
 _MAX_URL_CHARS = 8192
-
-_FORMATS_FOR_THE_TRAINER = "torch._utils"  # the module of ExceptionWrapper
-_TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
 
 
 NO_PROCESS_REMEDY = (
@@ -37,7 +34,8 @@ class ShardcacheError(Exception):
         code: stable machine-readable name of the class, also used on the wire.
         retryable: True if the same request may succeed when it is repeated.
         yielded: number of the shard's samples that were yielded before the error was found.
-        worker_traceback: traceback of the DataLoader worker that raised it; empty in that worker itself.
+        worker_traceback: traceback of the DataLoader worker that raised it; empty in that worker
+            itself.
     """
 
     code: ClassVar[str] = "error"
@@ -52,13 +50,18 @@ class ShardcacheError(Exception):
             cls.retryable = retryable
 
     def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
-        self.yielded, self.worker_traceback = 0, ""
-        sent = _sent_by_worker(message)
+        self.yielded = 0
+        self.worker_traceback = ""
+        sent = sent_by_worker(message)
         if sent is not None:
-            self.worker_traceback = message.rpartition(_TRAILER)[0]
+            self.worker_traceback = message.rpartition(TRAILER)[0]
+            first_line = self.worker_traceback.partition("\n")[0]
+            self.add_note(f"{first_line} See the attribute worker_traceback.")
             self.yielded = _yielded(sent)
-            message, url, remedy = str(sent.get("message", "")), _text(sent.get("url")), _text(sent.get("remedy"))
-            self.add_note(f"{self.worker_traceback.partition(chr(10))[0]} See the attribute worker_traceback.")
+            message = str(sent.get("message", ""))
+            url = _text(sent.get("url"))
+            remedy = _text(sent.get("remedy"))
+
         self.message = excerpt(message)
         super().__init__(self.message)
         self.url = None if url is None else excerpt(url, _MAX_URL_CHARS)
@@ -71,7 +74,9 @@ class ShardcacheError(Exception):
     def __str__(self) -> str:
         where = f"{self.url}: " if self.url else ""
         hint = f"\n  What to do: {self.remedy}" if self.remedy else ""
-        trailer = f"{_TRAILER}{json.dumps(self.to_json())}" if _is_formatted_for_trainer() else ""
+        trailer = ""
+        if is_formatted_for_trainer():
+            trailer = f"{TRAILER}{json.dumps(self.to_json())}"
         return f"{where}{self.message}{hint}{trailer}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,13 +85,23 @@ class ShardcacheError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """Return the error as a JSON object; `from_json` is the inverse."""
-        parents = [kind.code for kind in type(self).__mro__[1:] if issubclass(kind, ShardcacheError)]
-        error = {"code": self.code, "message": self.message, "url": self.url, "remedy": self.remedy, "parents": parents}
-        return error | {"yielded": self.yielded} if self.yielded else error
+        _, *classes = type(self).__mro__
+        parents = [kind.code for kind in classes if issubclass(kind, ShardcacheError)]
+        error: dict[str, Any] = {
+            "code": self.code,
+            "message": self.message,
+            "url": self.url,
+            "remedy": self.remedy,
+            "parents": parents,
+        }
+        if self.yielded:
+            error["yielded"] = self.yielded
+        return error
 
     @classmethod
     def _subclasses(cls) -> dict[str, type[Self]]:
-        # Ray derives classes from those of the errors that its tasks raise; what has no code of its own is not ours.
+        # Ray derives classes from those of the errors that its tasks raise; what has no code of its
+        # own is not ours.
         found = {cls.code: cls} if "code" in vars(cls) else {}
         for child in cls.__subclasses__():
             found.update(child._subclasses())
@@ -100,8 +115,9 @@ class ConfigError(ShardcacheError, code="config"):
 class OriginError(ShardcacheError, code="origin"):
     """A request to the object store failed.
 
-    Subclasses with a counterpart among Python's OSErrors derive from it: `except IOError` catches a missing shard, a
-    denied one and an unreachable object store, just as in a loader that opens files itself.
+    Subclasses with a counterpart among Python's OSErrors derive from it: `except IOError` catches a
+    missing shard, a denied one and an unreachable object store, just as in a loader that opens
+    files itself.
     """
 
 
@@ -118,8 +134,9 @@ class AccessDeniedError(OriginError, PermissionError, code="access_denied"):
     """The object store rejects the daemon's credentials."""
 
     default_remedy = (
-        "give the daemon credentials that can read this url (AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, an instance "
-        "role, or an [[origin]] table of its config), or `anon = true` for public data"
+        "give the daemon credentials that can read this url (AWS_PROFILE, "
+        "GOOGLE_APPLICATION_CREDENTIALS, an instance role, or an [[origin]] table of its "
+        "config), or `anon = true` for public data"
     )
 
 
@@ -130,17 +147,20 @@ class NotAllowedError(OriginError, code="not_allowed"):
 
 
 class MissingPackageError(OriginError, code="missing_package"):
-    """The url's filesystem needs a Python package that is not installed for the daemon."""
+    """The url's filesystem, or its compression, needs a Python package that the daemon lacks."""
 
 
 class NotAnIndexError(OriginError, code="not_an_index"):
-    """A url ends in .json, but the object there does not list shards."""
+    """A url has the name of an index, such as one in .json, but the object lists no shards."""
 
 
 class OriginUnavailableError(OriginError, OSError, code="origin_unavailable", retryable=True):
     """All retries failed with timeouts, connection resets, 5xx responses or throttling."""
 
-    default_remedy = "check the network path from this node to the object store, and the store's own health; then retry"
+    default_remedy = (
+        "check the network path from this node to the object store, and the store's own health; "
+        "then retry"
+    )
     retry_after_s = 0
     """Seconds that the object store asks to wait before the next attempt."""
 
@@ -149,7 +169,8 @@ class OriginBusyError(OriginUnavailableError, code="origin_busy"):
     """The object store throttles requests: 503 SlowDown or 429."""
 
     default_remedy = (
-        "lower --max-connections on the nodes that read from this object store, or ask its operator for a higher rate"
+        "lower --max-connections on the nodes that read from this object store, or ask its "
+        "operator for a higher rate"
     )
 
 
@@ -160,11 +181,11 @@ class ShardChangedError(OriginError, code="shard_changed", retryable=True):
 
 
 class OutdatedError(OriginError, code="outdated"):
-    """The object store no longer holds the shard version named by an index file or by the listing of a running job."""
+    """The object store no longer holds the version that an index file or a running job names."""
 
     default_remedy = (
-        "if the dataset uses an index file, update it: `shardcache index INDEX -o INDEX` reads only "
-        "the shards that changed; then restart the job, which lists the shards anew"
+        "if the dataset uses an index file, update it: `shardcache index INDEX -o INDEX` reads "
+        "only the shards that changed; then restart the job, which lists the shards anew"
     )
 
 
@@ -176,33 +197,39 @@ class NotATarError(ShardError, code="not_a_tar"):
     """The object is not a tar archive."""
 
     default_remedy = (
-        "point the dataset at tar shards (.tar, .tar.gz, .tgz, .tar.zst, .tar.bz2, .tar.xz); shardcache write makes "
-        "them from folders, parquet and JSONL"
+        "point the dataset at shards of a format that it reads (docs: Formats); shardcache write "
+        "makes tars from folders, parquet and JSONL"
     )
 
 
 class TruncatedShardError(ShardError, code="truncated"):
     """The tar ends early: inside a member, or without an end-of-archive block."""
 
-    default_remedy = "write and upload the shard again; it was cut short before it reached the object store"
+    default_remedy = (
+        "write and upload the shard again; it was cut short before it reached the object store"
+    )
 
 
 class TrailingDataError(ShardError, code="trailing_data"):
     """Data follows the tar's end-of-archive block, where other readers stop silently."""
 
     default_remedy = (
-        "if the file consists of several tars, join them with `tar --concatenate`; if zeros replaced part of the "
-        "shard, write and upload it again; if the data is irrelevant, set `ignore_trailing_data = true` in its "
-        "[[origin]] table"
+        "if the file consists of several tars, join them with `tar --concatenate`; if zeros "
+        "replaced part of the shard, write and upload it again; if the data is irrelevant, set "
+        "`ignore_trailing_data = true` in its [[origin]] table"
     )
 
 
 class TornSampleError(ShardError, code="torn_sample"):
-    """Members of one sample are not adjacent in the tar, so that each part of it would pass for a sample."""
+    """Members of one sample are not adjacent in the tar.
+
+    Each part of it would pass for a sample.
+    """
 
     default_remedy = (
-        "extract the tar and pack it again by `tar --sort=name`, or have `shardcache write` make shards of the folder; "
-        "if its samples are meant to be as they are, set `require_adjacent = false` in its [[origin]] table"
+        "extract the tar and pack it again by `tar --sort=name`, or have `shardcache write` make "
+        "shards of the folder; if its samples are meant to be as they are, set `require_adjacent "
+        "= false` in its [[origin]] table"
     )
 
 
@@ -210,24 +237,30 @@ class CorruptShardError(ShardError, code="corrupt"):
     """Data does not match the checksum recorded by the object store or the cache."""
 
     default_remedy = (
-        "upload the shard again; if its copy in the object store is right, check the disk of the node's cache (dmesg)"
+        "upload the shard again; if its copy in the object store is right, check the disk of the "
+        "node's cache (dmesg)"
     )
 
 
 class UnsupportedShardError(ShardError, code="unsupported_shard"):
     """Decompressing or indexing the shard needs more memory than one shard is allowed."""
 
-    default_remedy = "compress the shard with a smaller window (`xz -9`, `zstd --long=27`), or not at all"
+    default_remedy = (
+        "compress the shard with a smaller window (`xz -9`, `zstd --long=27`), or not at all"
+    )
 
 
 class TokensError(ShardError, code="bad_tokens"):
     """A sample of the shard has no array of tokens, or one of another type."""
 
-    default_remedy = "write the tokens of each sample as one array of integers with one dimension, all of one type"
+    default_remedy = (
+        "write the tokens of each sample as one array of integers with one dimension, all of one "
+        "type"
+    )
 
 
 class MetadataError(ShardError, code="bad_metadata"):
-    """The member with a sample's metadata is not a JSON object, or too large for the table of samples."""
+    """A sample's metadata is not a JSON object, or too large for the table of samples."""
 
     default_remedy = (
         "write it as one JSON object, and keep only what select() asks for: "
@@ -248,7 +281,9 @@ class CacheError(ShardcacheError, code="cache"):
 class ExhaustedError(CacheError, code="exhausted", retryable=True):
     """The daemon has run out of file descriptors, memory or connections."""
 
-    default_remedy = "raise the daemon's limits: LimitNOFILE= and MemoryMax= in its unit, or ulimit -n and -v"
+    default_remedy = (
+        "raise the daemon's limits: LimitNOFILE= and MemoryMax= in its unit, or ulimit -n and -v"
+    )
 
 
 class CapacityError(CacheError, code="capacity"):
@@ -271,7 +306,8 @@ class DiskFailedError(DiskError, code="disk_failed"):
     """The disk fails to read or write: I/O errors, or the kernel remounted it read-only."""
 
     default_remedy = (
-        "see dmesg for the kernel's disk errors; repair or replace the disk, the daemon then recovers by itself"
+        "see dmesg for the kernel's disk errors; repair or replace the disk, the daemon then "
+        "recovers by itself"
     )
 
 
@@ -322,7 +358,10 @@ class InputError(ShardcacheError, code="input"):
 
 
 class SampleError(ShardcacheError, code="sample"):
-    """One sample of an intact shard, or one to be written, is unusable: two of its members have the same name."""
+    """One sample of an intact shard, or one to be written, is unusable.
+
+    Two of its members have the same name, for example.
+    """
 
 
 class DecodeError(SampleError, code="decode"):
@@ -334,24 +373,32 @@ class MissingMemberError(SampleError, code="missing_member"):
 
     @classmethod
     def of(
-        cls, extension: str, sample: Mapping[str, Any], unread: Iterable[str] = (), *, is_named: bool = True
+        cls,
+        extension: str,
+        sample: Mapping[str, Any],
+        unread: Iterable[str] = (),
+        *,
+        is_named: bool = True,
     ) -> Self:
-        """Build for a sample, given as a dict with its `__key__`, `__url__` and members.
+        """Build for a sample.
 
-        `unread` are the extensions in its shard of which no members were read. If the dataset does not name the
-        member, other samples have it: `missing` has no effect until it is named.
+        Args:
+            extension: of the member.
+            sample: a dict with its `__key__`, `__url__` and members.
+            unread: the extensions in its shard of which no members were read.
+            is_named: True if the dataset names the member; else other samples have it, and
+                `missing` has no effect until it is named.
         """
-        has, unread = sorted(name for name in sample if not name.startswith("__")), sorted(unread)
-        listed = "".join((", ".join(has) or "none of those read", f"; not read: {', '.join(unread)}" if unread else ""))
-        meant = _kin(extension, [*has, *unread])
+        has = sorted(name for name in sample if not name.startswith("__"))
+        not_read = sorted(unread)
+        listed = ", ".join(has) or "none of those read"
+        if not_read:
+            listed += f"; not read: {', '.join(not_read)}"
+
         return cls(
             f"the sample {sample.get('__key__')!r} has no member {extension!r} (it has: {listed})",
             url=sample.get("__url__"),
-            remedy=(f"{meant}; else " if meant else "")
-            + ("pass " if is_named else f"name the members, members={(*has, extension)!r}, with ")
-            + "missing='skip' to leave such samples out, or "
-            + f"missing={{{extension!r}: default}} to fill it in"
-            + ("" if is_named else f"; or read members={tuple(has)!r} alone"),
+            remedy=member_remedy(extension, has, not_read, is_named=is_named),
         )
 
 
@@ -365,16 +412,8 @@ class UnmatchedKeyError(SampleError, code="unmatched_key"):
     )
 
 
-_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff", "gif"})
-
-
-def _kin(extension: str, members: list[str]) -> str:
-    """Return the advice to name a member that the sample has, as it may have been meant; else an empty string."""
-    images = [name for name in members if name in _IMAGES]
-    if extension in _IMAGES and images:
-        return f'name {images[0]!r}; "{extension};{images[0]}" takes either'
-    is_image = did_you_mean(extension, _IMAGES) != ""
-    return (did_you_mean(extension, members) or did_you_mean(extension, images if is_image else [], 0)).strip("; ?")
+class SampleKeyError(SampleError, KeyError, code="sample_key"):
+    """No sample has the key that was asked for, or several have it."""
 
 
 class RanksError(ShardcacheError, code="ranks"):
@@ -385,8 +424,8 @@ class RankTimeoutError(RanksError, code="rank_timeout"):
     """A rank did not show up within the other ranks' timeout."""
 
     default_remedy = (
-        "check what that rank is doing: it may have failed, ended its epoch early, or never created the dataset; "
-        "create a dataset used by one rank alone with rank=0, world_size=1"
+        "check what that rank is doing: it may have failed, ended its epoch early, or never "
+        "created the dataset; create a dataset used by one rank alone with rank=0, world_size=1"
     )
 
 
@@ -394,8 +433,9 @@ class ManifestMismatchError(RanksError, code="manifest_mismatch"):
     """Ranks got different shard lists for the same urls."""
 
     default_remedy = (
-        "use one list for all ranks: initialise torch.distributed before creating the dataset, so that every rank uses "
-        "rank 0's list; or give the dataset an index file as its url (shardcache index)"
+        "use one list for all ranks: initialise torch.distributed before creating the dataset, "
+        "so that every rank uses rank 0's list; or give the dataset an index file as its url "
+        "(shardcache index)"
     )
 
 
@@ -403,8 +443,8 @@ class EpochMismatchError(RanksError, code="epoch_mismatch"):
     """A rank has abandoned an epoch that the other ranks are still reading, more than once."""
 
     default_remedy = (
-        "call dataset.set_epoch(epoch) before each iteration, on every rank; to iterate on one rank alone, create "
-        "a dataset with rank=0, world_size=1"
+        "call dataset.set_epoch(epoch) before each iteration, on every rank; to iterate on one "
+        "rank alone, create a dataset with rank=0, world_size=1"
     )
 
 
@@ -422,48 +462,38 @@ def codes(kind: type[ShardcacheError]) -> frozenset[str]:
 def from_json(data: dict[str, Any]) -> ShardcacheError:
     """Rebuild an error from `to_json`; an unknown code becomes its nearest known parent class.
 
-    A newer daemon may have more codes than this client: class to catch and message still arrive. Malformed fields are
-    dropped, since getting an error across matters more than its details.
+    A newer daemon may have more codes than this client: class to catch and message still arrive.
+    Malformed fields are dropped, since getting an error across matters more than its details.
     """
-    known, parents = ShardcacheError._subclasses(), data.get("parents")
-    codes = (data.get("code"), *(parents if isinstance(parents, list | tuple) else ()))
-    cls = next((known[code] for code in codes if isinstance(code, str) and code in known), ShardcacheError)
-    error = cls(str(data.get("message", "")), url=_text(data.get("url")), remedy=_text(data.get("remedy")))
+    error = _nearest_class(data)(
+        str(data.get("message", "")),
+        url=_text(data.get("url")),
+        remedy=_text(data.get("remedy")),
+    )
     error.yielded = _yielded(data)
     return error
 
 
+def _nearest_class(data: dict[str, Any]) -> type[ShardcacheError]:
+    codes = [data.get("code")]
+    parents = data.get("parents")
+    if isinstance(parents, list | tuple):
+        codes += parents
+    known = ShardcacheError._subclasses()
+    for code in codes:
+        if isinstance(code, str) and code in known:
+            return known[code]
+    return ShardcacheError
+
+
 def _yielded(data: dict[str, Any]) -> int:
     yielded = data.get("yielded")
-    return yielded if isinstance(yielded, int) else 0
-
-
-def _is_formatted_for_trainer() -> bool:
-    """Return True if `__str__` was called to send the error from a DataLoader worker to the trainer."""
-    frame = sys._getframe(1).f_back  # None if the interpreter itself prints the error that ended the program
-    while frame is not None and frame.f_globals.get("__name__") == "traceback":
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == _FORMATS_FOR_THE_TRAINER
-
-
-def _sent_by_worker(text: str) -> dict[str, Any] | None:
-    """Return the JSON in a message that torch built from a worker's error; None for any other message."""
-    if not (text.startswith("Caught ") and _TRAILER in text):
-        return None
-    try:
-        sent = json.loads(text.rpartition(_TRAILER)[2].partition("\n")[0])
-    except ValueError:
-        return None
-    return sent if isinstance(sent, dict) and "code" in sent else None
+    if not isinstance(yielded, int):
+        return 0
+    return yielded
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `; did you mean 'capacity'?` for the closest known name, or an empty string if none is close."""
-    import difflib  # for an error alone; every command and trainer imports this module
-
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    if not isinstance(value, str):
+        return None
+    return value

@@ -1,14 +1,16 @@
 """Redaction of secrets in urls, and escaping of terminal control characters. Pure.
 
-A signed url grants access to its object, sometimes to a whole container, to anyone who sees it. The complete url is
-used only to fetch the object and to compute its hash; wherever a url is shown or stored, its secrets are redacted.
+A signed url grants access to its object, sometimes to a whole container, to anyone who sees it. The
+complete url is used only to fetch the object and to compute its hash; wherever a url is shown or
+stored, its secrets are redacted.
 """
 
 import re
 
 HIDDEN = "REDACTED"
 
-# Query parameters of AWS (versions 4 and 2), Google, Azure (SAS), CloudFront, and common names for secrets.
+# Query parameters of AWS (versions 4 and 2), Google, Azure (SAS), CloudFront, and common names for
+# secrets.
 _NAMES = (
     r"x-(?:amz|goog|ms|oss|cos)-(?:signature|credential|security-token)|ossaccesskeyid|awsaccesskeyid|googleaccessid"
     r"|signature|sig|policy|(?:\w+[-_])?(?:token|secret|password|passwd|pwd)|auth"
@@ -20,27 +22,36 @@ _PARAMETER = re.compile(rf"([?&;#](?:{_NAMES})=)[^\s&;#'\"<>]+", re.IGNORECASE)
 _MAX_READ_CHARS = 8192
 # C0 and C1 controls, line separators, and bidirectional overrides.
 _COMMANDS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Passwords may contain slashes, as AWS's often do; ports, IPv6 addresses, ARNs and github's org:repo@ref are not
-# passwords. A match ends before the next "://": scanning further from each one takes minutes on a text full of them.
-_USERINFO = re.compile(r"(?<!github)(://)(?!arn:)[^\s/@:\[{'\"]*:(?!\d{0,5}(?:[/?#\s'\"]|$))(?:(?!://)[^\s@'\"])*@")
+# Passwords may contain slashes, as AWS's often do; ports, IPv6 addresses, ARNs and github's
+# org:repo@ref are not passwords. A match ends before the next "://": scanning further from each one
+# takes minutes on a text full of them.
+_USERINFO = re.compile(
+    r"(?<!github)(://)(?!arn:)[^\s/@:\[{'\"]*:(?!\d{0,5}(?:[/?#\s'\"]|$))(?:(?!://)[^\s@'\"])*@"
+)
 
 
 def redact(text: str) -> str:
-    """Return a url, or a text that contains urls, with passwords, signatures and tokens redacted."""
+    """Return a url, or a text with urls in it, with passwords, signatures and tokens redacted."""
     if "=" in text:
         text = _PARAMETER.sub(rf"\1{HIDDEN}", text)
     return _USERINFO.sub(rf"\1{HIDDEN}@", text) if "@" in text else text
 
 
 def printable(text: str) -> str:
-    """Return untrusted text, such as a job's name or a server's reason, on one line with control characters escaped."""
+    """Return untrusted text on one line, with control characters escaped.
+
+    Such are a job's name, or a server's reason.
+    """
     return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def excerpt(text: str, max_chars: int = 500) -> str:
-    """Return untrusted text for a message: redacted, printable, and without its middle if that makes it too long.
+    """Return untrusted text for a message: redacted, printable, and not too long.
 
-    Bytes that could not be decoded (surrogates), which JSON in UTF-8 cannot carry, are escaped as well.
+    It loses its middle if it is longer than `max_chars`.
+
+    Bytes that could not be decoded (surrogates), which JSON in UTF-8 cannot carry, are escaped as
+    well.
     """
     shown = printable(redact(text[:_MAX_READ_CHARS].encode(errors="backslashreplace").decode()))
     tail = max_chars // 5

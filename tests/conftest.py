@@ -30,6 +30,9 @@ _OTHERS = re.compile(
     re.IGNORECASE,
 )
 
+_NOWHERE = "http://127.0.0.1:1/"
+"""An instance's metadata service that refuses every connection."""
+
 
 def isolate(folder: Path, env: MutableMapping[str, str] = os.environ) -> None:
     """Take what belongs to the machine out of an environment; in `folder` lie an empty home and an empty config file.
@@ -39,13 +42,18 @@ def isolate(folder: Path, env: MutableMapping[str, str] = os.environ) -> None:
     """
     for name in [name for name in env if _OTHERS.match(name)]:
         del env[name]
-    home, config = folder / "home", folder / "shardcache.toml"
-    home.mkdir()
+    home = folder / "home"
+    config = folder / "shardcache.toml"
+    (home / ".aws").mkdir(parents=True)
+    # A variable of AWS would have each daemon obtain credentials as it starts.
+    (home / ".aws" / "config").write_text(f"[default]\nec2_metadata_service_endpoint = {_NOWHERE}\n")
     config.touch()
     folder.chmod(0o755)
-    env |= {"HOME": str(home), "SHARDCACHE_CONFIG": str(config), "SHARDCACHE_SOCKET": str(folder / "none.sock")}
-    # The latter as torch looks up its peers' names, which a name server may leave unanswered.
-    env["AWS_EC2_METADATA_DISABLED"], env["RES_OPTIONS"] = "true", "timeout:1 attempts:1"
+    env["HOME"] = str(home)
+    env["SHARDCACHE_CONFIG"] = str(config)
+    env["SHARDCACHE_SOCKET"] = str(folder / "none.sock")
+    # torch looks up its peers' names, which a name server may leave unanswered.
+    env["RES_OPTIONS"] = "timeout:1 attempts:1"
 
 
 def heed_interrupts() -> None:
@@ -55,14 +63,15 @@ def heed_interrupts() -> None:
 
 
 # How long an example takes says more of the machine's other users than of the code. A change is judged by examples that
-# the next one is judged by, too; new ones are looked for by people, who can keep what they find.
-# A checkout that cannot be written to has no place for examples that failed.
+# the next one is judged by, too; people look for new ones, by RANDOM_EXAMPLES=1, and can keep what they find.
+# A checkout that cannot be written to has no place for examples that failed; those that are always the same need none.
+looks_for_new = "RANDOM_EXAMPLES" in os.environ
 settings.register_profile(
     "shardcache",
     deadline=None,
     max_examples=50,  # half of the default; tests of large spaces have numbers of their own
-    derandomize="CI" in os.environ,
-    database=settings.default.database if os.access(Path(), os.W_OK) else None,
+    derandomize=not looks_for_new,
+    database=settings.default.database if looks_for_new and os.access(Path(), os.W_OK) else None,
 )
 settings.load_profile("shardcache")
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from support.monitoring.chromium import Tab, chromium, opened
 from support.network.ports import free_port
 from support.programs.daemon import Daemon

@@ -2,23 +2,32 @@
 
     from shardcache_client import ShardDataset
 
-Importing this package does not import torch; `cached_paths` and the readers (`ShardReader`, …) do without it.
+Importing this package does not import torch; `cached_paths` and the readers (`ShardReader`, …) do
+without it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise, warn_and_continue, warn_and_stop
+from shardcache_client.handlers import (
+    ignore_and_continue,
+    ignore_and_stop,
+    reraise,
+    warn_and_continue,
+    warn_and_stop,
+)
 
 if TYPE_CHECKING:
     from shardcache.tarindex.contents import IndexEntry
     from shardcache_client.dataset import Joined, Mixture, ShardDataset
-    from shardcache_client.files import TokenBlocks
+    from shardcache_client.files.paths import cached_paths, open_cached
     from shardcache_client.joining import JoinedReader
     from shardcache_client.lengths import batch_by_length
     from shardcache_client.loading.loader import ShardLoader
-    from shardcache_client.paths import cached_paths, open_cached
-    from shardcache_client.reader import MixtureReader, ShardReader
+    from shardcache_client.mixing import MixtureReader
+    from shardcache_client.reader import ShardReader
+    from shardcache_client.samples.token_blocks import TokenBlocks
+    from shardcache_client.table import Table
 
 __all__ = [
     "IndexEntry",
@@ -29,6 +38,7 @@ __all__ = [
     "ShardDataset",
     "ShardLoader",
     "ShardReader",
+    "Table",
     "TokenBlocks",
     "batch_by_length",
     "cached_paths",
@@ -40,30 +50,36 @@ __all__ = [
     "warn_and_stop",
 ]
 
-# Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
+# Imported at their first use: most need torch, and daemon-side tools use the rest of this package
+# without it.
 _MODULES = {
-    "IndexEntry": "indexed",
-    "Joined": "dataset",
-    "JoinedReader": "joining",
-    "Mixture": "dataset",
-    "MixtureReader": "reader",
-    "ShardDataset": "dataset",
-    "ShardLoader": "loading.loader",
-    "ShardReader": "reader",
-    "TokenBlocks": "files",
-    "batch_by_length": "lengths",
-    "cached_paths": "paths",
-    "open_cached": "paths",
+    "IndexEntry": "shardcache.tarindex.contents",
+    "Joined": ".dataset",
+    "JoinedReader": ".joining",
+    "Mixture": ".dataset",
+    "MixtureReader": ".mixing",
+    "ShardDataset": ".dataset",
+    "ShardLoader": ".loading.loader",
+    "ShardReader": ".reader",
+    "Table": ".table",
+    "TokenBlocks": ".samples.token_blocks",
+    "batch_by_length": ".lengths",
+    "cached_paths": ".files.paths",
+    "open_cached": ".files.paths",
 }
 
-_WITHOUT_TORCH = {"ShardDataset": "ShardReader", "Mixture": "MixtureReader", "Joined": "JoinedReader"}
+_WITHOUT_TORCH = {
+    "ShardDataset": "ShardReader",
+    "Mixture": "MixtureReader",
+    "Joined": "JoinedReader",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return getattr(import_module(_MODULES[name], __name__), name)
     except ModuleNotFoundError as exn:
         if exn.name != "torch":
             raise

@@ -1,22 +1,19 @@
 """`ShardDataset`, `Mixture` and `Joined`: tar shards as PyTorch datasets."""
 
 import inspect
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from torch import Generator, from_numpy
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch import Generator
+from torch.utils.data import DataLoader, IterableDataset
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import (
+from shardcache_client.arguments.values import (
     FUNCTION,
     MAX_BATCH,
     MAX_WORKERS,
     SECONDS_OR_ZERO,
+    TEXT,
     Accepts,
     B_co,
     T_co,
@@ -29,194 +26,165 @@ from shardcache_client.arguments import (
 )
 from shardcache_client.joining import JoinedReader
 from shardcache_client.loading.loader import OF_ORDER, ShardLoader
-from shardcache_client.loading.worker_process import prepare
-from shardcache_client.order.rounds import Topology
-from shardcache_client.position.bookmark import Iteration
-from shardcache_client.ranks.group import MeshRanks, RankGroup, stateful_loader_asks
-from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
-from shardcache_client.reader import ARGUMENTS, MixtureReader, ShardReader
-from shardcache_client.sharing.epoch_counter import EpochCounter
-from shardcache_client.stages.pack import Block, Fitted, numpy_block
+from shardcache_client.loading.torch_runtime import TorchRuntime
+from shardcache_client.mixing import MixtureReader
+from shardcache_client.parts.dataset_arguments import ARGUMENTS
+from shardcache_client.parts.epoch_reader import EpochReader
+from shardcache_client.reader import ShardReader
+from shardcache_client.stages.pack import Block
 
 _TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
-_OF_A_DATALOADER = inspect.signature(DataLoader).parameters.keys() - {"dataset"}
+_OF_A_DATALOADER = [name for name in inspect.signature(DataLoader).parameters if name != "dataset"]
 
 
 def _batch_size(value: Any) -> Any:
     return value if value in ("dataset", None) else whole(1, MAX_BATCH).converted(value)
 
 
-def _asked_size(batch_size: int) -> int:
-    """Return the size of the batches that the DataLoader makes which asks for a sample; else that of the dataset."""
-    # It asks for as many samples as it makes a batch of, and tells its dataset nothing else.
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("shardcache_client."):
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_qualname != "_IterableDatasetFetcher.fetch":
-        return batch_size
-    if not frame.f_locals["self"].auto_collation:
-        return 1
-    return len(frame.f_locals["possibly_batched_index"])
+if TYPE_CHECKING:
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
-
-def _tensor_block(samples: Sequence[Fitted]) -> Block[Any]:
-    """Return a block of tensors."""
-    block = numpy_block(samples)
-    for name in ("cu_seqlens", "positions", "tokens"):
-        if name in block:
-            block[name] = from_numpy(block[name])
-    return block
+    def _with_arguments_of(
+        method: Callable[P, Any],
+    ) -> Callable[[Callable[..., R]], Callable[P, R]]:
+        """Return a decorator that gives a method the arguments of another one."""
 
 
 class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
-    """A PyTorch dataset of tar shards, read from the disk cache that the node's shardcache daemon fills.
+    """A PyTorch dataset of tar shards, read from the disk cache that the node's daemon fills.
 
-    Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension. An epoch is one
-    sequence of samples, determined by manifest, seed and epoch number; ranks take equal spans of it, to the sample,
-    whatever the number of shards, and their DataLoader's workers give the batches of these in turn.
+    Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension.
+    An epoch is one sequence of samples, determined by manifest, seed and epoch number; ranks take
+    equal spans of it, to the sample, whatever the number of shards, and their DataLoader's workers
+    give the batches of these in turn.
 
-    Without `set_epoch`, each iteration reads the next epoch; ranks that share a key-value store read the same one. The
-    current epoch and a loaded state are shared by one trainer process and the DataLoader workers that it starts.
+    Without `set_epoch`, each iteration reads the next epoch; ranks that share a key-value store
+    read the same one. The current epoch and a loaded state are shared by one trainer process and
+    the DataLoader workers that it starts.
 
     Args:
-        urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
-            these. A url that exists as it is written is no glob; braces in a name are written `\\{` and `\\}`.
-        shuffle: read shards and samples in a different order each epoch, determined by `seed` and the epoch alone.
-        shuffle_window: number of shards whose samples are mixed; a rank holds that many shards, and no shuffle
-            buffer. 0: only the order of the shards changes; samples come in file order.
-        seed: seed of the shuffle; must be the same on all ranks. None: a random one, logged and kept in states, which
-            resume in its order. Ranks agree on it over torch.distributed's store, which must be there by then.
-        canonical_nodes: split the shards into this many fixed groups and shuffle within each group, so that on this
-            many nodes each mostly reads shards that it has already cached. 1: shuffle all shards together.
-        even: "pad": every rank gets the same number of samples, and at most world_size - 1 come twice; "drop": at most
-            world_size - 1 are left out; None: every sample once, so some ranks get one more.
-        samples_per_epoch: samples per epoch over all ranks; the next epoch continues after them. Default: the whole
-            dataset.
-        epochs: number of epochs in the training run. Nothing is prefetched past the last, `epochs - 1`; later ones can
-            still be read. Default: no limit.
+        urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local
+            path, or a list of these. A url that exists as it is written is no glob; braces in a
+            name are written `\\{` and `\\}`.
+        shuffle: True: read shards and samples in a different order each epoch, determined by `seed`
+            and the epoch alone. "global": permute all samples, for shards that are sorted; each is
+            fetched by its range, ahead of need, so this takes an index file with a table of samples
+            (`shardcache index --samples`), uncompressed shards, and 12 bytes of memory a sample in
+            each process that reads.
+        shuffle_window: with `shuffle=True`, number of shards whose samples are mixed; a rank holds
+            that many shards, and no shuffle buffer. 0: only the order of the shards changes;
+            samples come in file order. Default: 8.
+        seed: seed of the shuffle; must be the same on all ranks. None: a random one, logged and
+            kept in states, which resume in its order. Ranks agree on it over torch.distributed's
+            store, which must be there by then.
+        canonical_nodes: split the shards into this many fixed groups and shuffle within each group,
+            so that on this many nodes each mostly reads shards that it has already cached. 1:
+            shuffle all shards together.
+        even: "pad": every rank gets the same number of samples, and at most world_size - 1 come
+            twice; "drop": at most world_size - 1 are left out; None: every sample once, so some
+            ranks get one more.
+        samples_per_epoch: samples per epoch over all ranks; the next epoch continues after them.
+            Default: the whole dataset.
+        epochs: number of epochs in the training run. Nothing is prefetched past the last, `epochs -
+            1`; later ones can still be read. Default: no limit.
         batch_size: the DataLoader's batch size, in which states count, and which ranks compare.
-        global_batch_size: number of samples in the batches of all ranks together. These global batches are then the
-            same, sample by sample, for any number of ranks that divides it and any number of workers: a run may
-            continue on other GPUs without a change to its training. The last one of an epoch is filled with the samples
-            that come next (`even="pad"`) or left out (`"drop"`). Each has equal parts from `canonical_nodes` spans of
-            the epoch: set that to the number of nodes. Default: each rank has its own span.
-        tokens: make blocks of tokens the samples, in place of documents; see `TokenBlocks`. Needs an index with the
-            numbers of tokens, made by `shardcache index --tokens`.
-        decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
-            extension as in webdataset (none is unpickled); or a table such as `{"jpg": "rgb8", "cls": int}`, which
-            leaves other members as bytes; or a function that returns what to yield for a sample. An exception becomes
-            a DecodeError. `help("shardcache_client.decoders")` lists the names.
-        members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png" means the
-            first of the two that a sample has, as "jpg". Default: all.
-        missing: for a sample without a member that `members` or the table of `decode` names: "error", a
-            MissingMemberError; "skip" the sample, as `on_error` would; or a dict of values, of which it
-            gets copies.
-        on_error: called with the error of a shard or sample; returns True to skip it, False to end the epoch there, or
-            raises. One of `handlers` can be given by its name, such as "warn_and_continue". Unless `even` is None,
-            skipped samples are replaced by others of the epoch: ranks with unequal numbers would wait for each other
-            indefinitely.
-        job: name of this job in `shardcache status`. Default: Slurm's or Ray's name of it, else the script's.
+        global_batch_size: number of samples in the batches of all ranks together. These global
+            batches are then the same, sample by sample, for any number of ranks that divides it and
+            any number of workers: a run may continue on other GPUs without a change to its
+            training. The last one of an epoch is filled with the samples that come next
+            (`even="pad"`) or left out (`"drop"`). Each has equal parts from `canonical_nodes` spans
+            of the epoch: set that to the number of nodes. Default: each rank has its own span.
+        tokens: make blocks of tokens the samples, in place of documents; see `TokenBlocks`. Needs
+            an index with the numbers of tokens, made by `shardcache index --tokens`.
+        decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other
+            members decoded by their extension as in webdataset (none is unpickled); or a table such
+            as `{"jpg": "rgb8", "cls": int}`, which leaves other members as bytes; or a function
+            that returns what to yield for a sample. An exception becomes a DecodeError.
+            `help("shardcache_client.samples.decoders")` lists the names.
+        members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png"
+            means the first of the two that a sample has, as "jpg". A pattern such as `"*.mp3"`
+            means the one whose name ends in ".mp3", as "mp3", also where keys have dots. Default:
+            all.
+        missing: for a sample without a member that `members` or the table of `decode` names:
+            "error", a MissingMemberError; "skip" the sample, as `on_error` would; or a dict of
+            values, of which it gets copies.
+        on_error: called with the error of a shard or sample; returns True to skip it, False to end
+            the epoch there, or raises. One of `handlers` can be given by its name, such as
+            "warn_and_continue". Unless `even` is None, skipped samples are replaced by others of
+            the epoch: ranks with unequal numbers would wait for each other indefinitely.
+        job: name of this job in `shardcache status`. Default: Slurm's or Ray's name of it, else the
+            script's.
         socket: path of the node's daemon's socket. Default: the same as for `shardcache serve`.
-        rank, world_size: of this process. Default: from torch.distributed if it is initialised, else from torchrun's or
-            Slurm's variables, else a single process. Determined when iteration begins.
-        mesh: in place of rank and world_size, a DeviceMesh such as `mesh["dp"]`, or a ProcessGroup: the ranks among
-            which samples are divided, row-major. Ranks of the job outside of it, which hold other parts of this model,
-            get the same samples and states.
-        timeout_s: how long to wait for a shard of which nothing arrives, or for a lost daemon to come back.
-        partial_reads: yield the samples of a shard that the reader has to wait for as they arrive and are checked; for
-            uncompressed tars, read in file order or by `indexed`. If the rest of the shard then fails, the error's
-            `yielded` is their number. False: yield nothing until the whole shard has passed every check.
-        daemon: "auto": the node's daemon if one was set up, or else a private one of this user, started if necessary;
-            "node": only the former; "private": only the latter.
-        fallback: what to do while the node's daemon does not answer or its disk fails. "error": raise. "private": read
-            through a private daemon, with this process's own credentials, until the node's works again.
-        zero_copy: yield members of 4 KiB and more, or only those with these extensions, as read-only arrays
-            (`handover.Buffer`) over the mapped shard: they convert and compare like bytes, and pass from a DataLoader
-            worker to the training process without a copy. Needs numpy; turns partial reads off.
-
-    Attributes:
-        seed: as given, or as drawn.
-        manifest: the shards in the order of `urls`, with sizes and sample counts where known. Rank 0's manifest if
-            torch.distributed was initialised first; otherwise the ranks compare theirs when reading begins.
+        rank, world_size: of this process. Default: from torch.distributed if it is initialised,
+            else from torchrun's or Slurm's variables, else a single process. Determined when
+            iteration begins.
+        mesh: in place of rank and world_size, a DeviceMesh such as `mesh["dp"]`, or a ProcessGroup:
+            the ranks among which samples are divided, row-major. Ranks of the job outside of it,
+            which hold other parts of this model, get the same samples and states.
+        timeout_s: how long to wait for a shard of which nothing arrives, or for a lost daemon to
+            come back.
+        partial_reads: yield the samples of a shard that the reader has to wait for as they arrive
+            and are checked; for uncompressed tars, read in file order or by `indexed`. If the rest
+            of the shard then fails, the error's `yielded` is their number. False: yield nothing
+            until the whole shard has passed every check.
+        daemon: "auto": the node's daemon if one was set up, or else a private one of this user,
+            started if necessary; "node": only the former; "private": only the latter.
+        fallback: what to do while the node's daemon does not answer or its disk fails. "error":
+            raise. "private": read through a private daemon, with this process's own credentials,
+            until the node's works again.
+        zero_copy: yield members of 4 KiB and more, or only those with these extensions, as
+            read-only arrays (`handover.Buffer`) over the mapped shard: they convert and compare
+            like bytes, and pass from a DataLoader worker to the training process without a copy.
+            Needs numpy; turns partial reads off.
 
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
-        ConfigError: an argument is invalid; without `mesh` and `rank`, ranks hold parts of one model; or, at the first
-            sample, a wrapper shards the samples a second time.
-        ManifestMismatchError, RanksError: another rank sees different shards, has other options (without `even=None`,
-            another batch_size among them), or does not answer.
+        ConfigError: an argument is invalid; without `mesh` and `rank`, ranks hold parts of one
+            model; or, at the first sample, a wrapper shards the samples a second time.
+        ManifestMismatchError, RanksError: another rank sees different shards, has other options
+            (without `even=None`, another batch_size among them), or does not answer.
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 
-    def _ranks_of(self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
-        return TorchRankGroup(given, urls, timeout_s)
-
-    def _new_counter(self) -> EpochCounter:
-        return EpochCounter(None, in_worker)
+    _runtime = TorchRuntime()
 
     if TYPE_CHECKING:
 
         def map(self, function: Callable[[T_co], U]) -> "ShardDataset[U]":
             """See `ShardReader.map`."""
 
+        @_with_arguments_of(ShardReader.pack)
         def pack(self, *args: Any, **options: Any) -> "ShardDataset[Block[T_co]]":
             """See `ShardReader.pack`."""
-
-    def __iter__(self) -> Iterator[T_co]:
-        return self._begin(_iteration())
-
-    def _check(self) -> None:
-        super()._check()
-        prepare(self._settings.handover)
-
-    _asked_size = staticmethod(_asked_size)
-    _block_of = staticmethod(_tensor_block)
-
-    def _why_not_counted(self) -> str:
-        remedy = "" if self.manifest.uncounted else "; or initialise torch.distributed before creating the dataset"
-        return super()._why_not_counted() + remedy
-
-    def _loader_name(self) -> str:
-        # Seeds alone may be the same in two runs, and process ids in two containers.
-        loader = _iteration().loader
-        return "" if loader is None else f"{os.stat('/proc/self/ns/pid').st_ino}-{os.getppid()}-{loader}"  # noqa: PTH116
-
-    @property
-    def _in_worker(self) -> bool:
-        return in_worker()
-
-    @property
-    def _loads_of_a_loader(self) -> bool:
-        return in_worker() or stateful_loader_asks()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this reader's position: a few numbers, whatever the size of dataset and batches.
 
-        The position follows the last sample taken from the iterator in this process; this is how a StatefulDataLoader
-        asks its workers. Workers of a plain DataLoader run ahead of the training loop: use `loader()`.
+        The position follows the last sample taken from the iterator in this process; this is how a
+        StatefulDataLoader asks its workers. Workers of a plain DataLoader run ahead of the training
+        loop: use `loader()`.
 
-        A state taken after an epoch's last sample resumes with the next epoch, unless other ranks have one sample more
-        or fewer (`even=None`): then load their states along with it.
+        A state taken after an epoch's last sample resumes with the next epoch, unless other ranks
+        have one sample more or fewer (`even=None`): then load their states along with it.
 
         Raises ConfigError if a plain DataLoader's workers read the samples.
         """
-        if not in_worker() and self._bookmark.workers:
-            raise ConfigError(
-                "the samples are read by the loader's workers, which run ahead of the training loop",
-                remedy="use dataset.loader(), or torchdata's StatefulDataLoader, and its state_dict()",
-            )
-        return self._current_stream().state_in_loader().to_json() if self._loads_of_a_loader else super().state_dict()
+        return super().state_dict()
 
     @checked(
         _TO_THE_DATASET,
         _OF_A_DATALOADER,
         OF_ORDER,
-        batch_size=Accepts("a whole number, 1 or more; or None for samples one by one", _batch_size),
+        batch_size=Accepts(
+            "a whole number, 1 or more; or None for samples one by one", _batch_size
+        ),
         num_workers=whole(0, MAX_WORKERS).or_none("None for a share of the CPUs"),
-        workers=one_of("processes", "threads"),
+        workers=one_of("processes", "threads", "auto"),
         collate_fn=FUNCTION.or_none(),
         pin_memory=flag().or_none(),
+        pin_memory_device=TEXT,
         persistent_workers=flag().or_none(),
         drop_last=flag(),
         prefetch_factor=whole(1, MAX_BATCH).or_none(),
@@ -230,7 +198,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         *,
         batch_size: int | Literal["dataset"] | None = "dataset",
         num_workers: int | None = None,
-        workers: Literal["processes", "threads"] = "processes",
+        workers: Literal["processes", "threads", "auto"] = "processes",
         collate_fn: Callable[[Any], B_co] | None = None,
         pin_memory: bool | None = None,
         persistent_workers: bool | None = None,
@@ -240,89 +208,118 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
             loader = dataset.loader(batch_size=256, num_workers=8)
             for epoch in range(loader.epoch, 90):
-                for batch in tqdm(loader, initial=len(loader) - loader.remaining, total=len(loader)):
+                done = len(loader) - loader.remaining
+                for batch in tqdm(loader, initial=done, total=len(loader)):
                     ...  # torch.save(loader.state_dict(), ...) at any batch
 
-        It begins where the dataset would; a `set_epoch` or `load_state_dict` of the dataset holds for its loaders, too.
+        It begins where the dataset would; a `set_epoch` or `load_state_dict` of the dataset holds
+        for its loaders, too.
 
         Args:
-            batch_size: samples per batch; None for samples one by one. Default: the dataset's. For blocks of `pack`,
-                their number in a list; default: None.
+            batch_size: samples per batch; None for samples one by one. Default: the dataset's. For
+                blocks of `pack`, their number in a list; default: None.
             num_workers: number of workers. Default: this process's share of the CPUs, 8 at most.
-            workers: "processes"; or "threads", for decoders that release Python's global lock for most of their time,
-                such as those of images: nothing is copied or pickled between processes then. The batches are the same.
+            workers: "processes"; or "threads", for decoders that release Python's global lock for
+                most of their time, such as those of images: nothing is copied or pickled between
+                processes then; or "auto": processes for the first batches, and threads for the
+                others if functions and training are seen to hold that lock for little of their
+                time. The batches are the same, but for numbers that functions draw at random.
             collate_fn: makes a batch of a list of samples. Default: torch's `default_collate`.
             pin_memory: default: True if there is a CUDA device.
             persistent_workers: default: True if there are workers.
-            options: further arguments of `torch.utils.data.DataLoader`, such as `drop_last`, `prefetch_factor` or
-                `multiprocessing_context`; but not `in_order=False`.
+            options: further arguments of `torch.utils.data.DataLoader`, such as `drop_last`,
+                `prefetch_factor` or `multiprocessing_context`; but not `in_order=False`.
 
-        Raises ConfigError if the batch_size is not that of `global_batch_size`, or for an option that a dataset of its
-        own order cannot have.
+        Raises ConfigError if the batch_size is not that of `global_batch_size`, or for an option
+        that a dataset of its own order cannot have.
         """
         if not options.get("in_order", True):
             raise ConfigError(
-                "in_order=False would give other batches from run to run, and states that do not tell which were taken",
-                remedy="omit it; more batches made ahead, prefetch_factor=, even out the time that they take",
+                "in_order=False would give other batches from run to run, and states that do not "
+                "tell which were taken",
+                remedy="omit it; more batches made ahead, prefetch_factor=, even out the time that "
+                "they take",
             )
         if batch_size == "dataset":
             # A dataset's batch_size counts samples, and not the groups that a stage makes of them.
-            batch_size = self.batch_size if self._settings.stage is None else None
-        reader = self._in_batches_of(batch_size)
+            batch_size = self.batch_size if self.parts.stage is None else None
+        reader = self._reader_in_batches_of(batch_size)
         options |= {"batch_size": batch_size, "num_workers": num_workers, "workers": workers}
         options |= {"pin_memory": pin_memory, "persistent_workers": persistent_workers}
         return ShardLoader(self, reader, collate_fn, options)
 
-    def _in_batches_of(self, batch_size: int | None) -> Self:
-        """Return a copy for a loader of batches of this size, with epochs and states of its own."""
+    def _reader_in_batches_of(self, batch_size: int | None) -> EpochReader:
+        """Return a reader for a loader of batches of this size, with a position of its own."""
         size = self.batch_size if batch_size is None else batch_size
-        if self.has_global_batches and size != self.batch_size:
+        samples = self.parts.samples
+        if not self.parts.fixes_batch_size:
+            samples = samples.in_batches_of(size)
+        elif size != self.batch_size:
+            kind = "part of a global batch" if self.has_global_batches else "batch of one source"
             raise ConfigError(
-                f"the loader's batch_size is {size}, each rank's part of a global batch {self.batch_size}",
+                f"the loader's batch_size is {size}, each rank's {kind} {self.batch_size}",
                 remedy="omit it; another size of batches needs another dataset",
             )
-        dealing = self._dealing if self.has_global_batches else replace(self._dealing, batch_size=size)
-        return self._derived(f"{size}", dealing, deal=dealing.deal(self.manifest))
+        return self.epoch_reader.derived(f"{size}", samples=samples)
 
 
 class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     """A PyTorch dataset that mixes the samples of several datasets in proportion to their weights.
 
-        web = ShardDataset("s3://bucket/web/index.json", shuffle=True, batch_size=64, decode=decode)
-        code = ShardDataset("s3://bucket/code/index.json", shuffle=True, batch_size=64, decode=decode)
+        web = ShardDataset("s3://bucket/web/index.json", shuffle=True, batch_size=64)
+        code = ShardDataset("s3://bucket/code/index.json", shuffle=True, batch_size=64)
         mixture = Mixture({"web": web, "code": code}, weights={"web": 0.8, "code": 0.2})
 
-    It is used as a `ShardDataset` is: with a DataLoader of any number of workers, on any number of ranks, with
-    `set_epoch`, `len`, `state_dict` and `load_state_dict`. A sample has the name of its source as `__source__`.
+    It is used as a `ShardDataset` is: with a DataLoader of any number of workers, on any number of
+    ranks, with `set_epoch`, `len`, `state_dict` and `load_state_dict`. A sample has the name of its
+    source as `__source__`.
 
-    Over any number of epochs each source has the number of samples that its weights say, exact to half a sample with
-    two sources and to one with up to four, one and a half if the weights change; `samples_of(epoch)` has the numbers.
-    An epoch spreads them evenly: among any consecutive samples of a reader, such as a batch, a source has its
-    proportion, with an error of at most one sample if there are two sources, and below four if there are more. Errors
-    add up: one sample more where `even="pad"` repeats a rank's last sample, and as many as were skipped and replaced. A
-    reader that resumes on another number of ranks or workers takes over what several readers have left, with the error
-    of each. With `global_batch_size`, only the samples of one batch are consecutive, and `canonical_nodes` parts of it
-    have the error of each.
+    Over any number of epochs each source has the number of samples that its weights say, exact to
+    half a sample with two sources and to one with up to four, one and a half if the weights change;
+    `samples_of(epoch)` has the numbers. An epoch spreads them evenly: among any consecutive samples
+    of a reader, such as a batch, a source has its proportion, with an error of at most one sample
+    if there are two sources, and below four if there are more. Errors add up: one sample more where
+    `even="pad"` repeats a rank's last sample, and as many as were skipped and replaced. A reader
+    that resumes on another number of ranks or workers takes over what several readers have left,
+    with the error of each. With `global_batch_size`, only the samples of one batch are consecutive,
+    and `canonical_nodes` parts of it have the error of each.
 
-    Each source keeps its own order and its own `shuffle_window`, and is read one round after another: if an epoch takes
-    more than all of its samples, they come again in another order; if fewer, the next epoch continues after them. The
-    daemon gets one plan for all sources.
+    Each source keeps its own order and its own `shuffle_window`, and is read one round after
+    another: if an epoch takes more than all of its samples, they come again in another order; if
+    fewer, the next epoch continues after them. The daemon gets one plan for all sources.
 
-    A state tells of each source, under "sources", where in the sequence of its rounds the epoch starts ("start"), and
-    how many of its samples the epoch has ("samples"). It can be loaded as long as the weights up to its epoch are the
-    same.
+    A state tells of each source, under "sources", where in the sequence of its rounds the epoch
+    starts ("start"), and how many of its samples the epoch has ("samples").
+
+    A state may be loaded into a mixture of other weights, `samples_per_epoch`, `batches` or
+    sources, also in the middle of an epoch. From the next batch on, these hold: the rest of the
+    epoch has the new proportions, and each source goes on exactly where it was. So does one that
+    was left out, once it comes back; a new one begins at its beginning. A source that the state
+    knows must be the same one, with the same order, and at least one must be; with
+    `global_batch_size`, that stays, too. If the mixture is filtered or packed, or `even=None` and a
+    rank has ended, load the states of all ranks; that of a StatefulDataLoader, into the mixture
+    itself, before the loader is made. The log says that the mixture has changed.
 
     Args:
-        sources: datasets by name, or a list of them, whose names are then their numbers; all of them counted. Each
-            keeps its urls, `shuffle`, `shuffle_window`, `seed`, `canonical_nodes`, `decode`, `members` and `missing`,
-            and what `map` and `filter` have added; all other options must be the same for all, and are the mixture's
-            own.
-        weights: a weight for each source, by name or in their order; only their ratios count. To change them between
-            epochs, give weights by the epoch from which they hold: `{0: {"web": 9, "code": 1}, 5: {"web": 1, "code":
-            1}}`. Default: the sizes of the sources, so that an epoch is each sample of each source once.
-        samples_per_epoch: samples per epoch over all ranks. Default: as many as all sources together have.
+        sources: datasets by name, or a list of them, whose names are then their numbers; all of
+            them counted. Each keeps its urls, `shuffle`, `shuffle_window`, `seed`,
+            `canonical_nodes`, `decode`, `members` and `missing`, and what `map` and `filter` have
+            added; all other options must be the same for all, and are the mixture's own.
+        weights: a weight for each source, by name or in their order; only their ratios count. To
+            change them between epochs, give weights by the epoch from which they hold: `{0: {"web":
+            9, "code": 1}, 5: {"web": 1, "code": 1}}`. Default: the sizes of the sources, so that an
+            epoch is each sample of each source once.
+        samples_per_epoch: samples per epoch over all ranks. Default: as many as all sources
+            together have.
+        batches: "mixed": batches have samples of all sources. "source": each batch is of one
+            source, the same on all ranks at each step, chosen by weight; with `global_batch_size`,
+            each global batch is. "rank-source": each rank has turns of its own. Batches of one
+            source have the sources' `batch_size`, as has every loader, and are whole: an epoch is
+            rounded to whole steps of all ranks, up (`even="pad"`) or down ("drop"), and what a
+            source has beyond its last batch comes first in the next epoch.
 
-    Raises ConfigError if an argument is invalid, the sources' options differ, or a source is not counted.
+    Raises ConfigError if an argument is invalid, the sources' options differ, or a source is not
+    counted.
     """
 
     if TYPE_CHECKING:
@@ -332,37 +329,40 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
 
 
 class Joined(JoinedReader[T_co], ShardDataset[T_co]):
-    """A PyTorch dataset whose samples have members in tars of their own, joined by key: captions, latents, new labels.
+    """A PyTorch dataset whose samples have members in other tars, joined by key.
+
+    Such as captions, latents or new labels::
 
         images = ShardDataset("s3://bucket/img-{000..999}.tar", shuffle=True, batch_size=64)
         captions = ShardDataset("s3://bucket/cap-{000..999}.tar")
         dataset = Joined({"": images, "cap": captions}, decode="torchrgb8")  # "jpg", "cap.txt"
 
-    It has the samples of the first source, in its order, with its options and epochs, and reads states of it: a run may
-    continue with another column. They get the members of the other sources' samples of the same keys, as if these were
-    in their tar with extensions of prefix, dot and their own; two members of one name are an error. The order inside
-    shards may differ; samples of keys that the first source does not have are not read.
+    It has the samples of the first source, in its order, with its options and epochs, and reads
+    states of it: a run may continue with another column. They get the members of the other sources'
+    samples of the same keys, as if these were in their tar with extensions of prefix, dot and their
+    own; two members of one name are an error. The order inside shards may differ; samples of keys
+    that the first source does not have are not read.
 
-    Keys decide which samples belong together, whatever shards they are in: the tables of samples next to the index
-    files have them (`shardcache index --samples`; while they are read, some 40 bytes of memory per key where the nth
-    shards have the same keys, else some 200). Shards without tables are paired by their place, the nth with the nth,
-    and a sample whose key is not in that shard is an error. The daemon's plan names the shards of all sources together;
-    a reader holds `shuffle_window` shards of each source.
+    Keys decide which samples belong together, whatever shards they are in: the tables of samples
+    next to the index files have them (`shardcache index --samples`; while they are read, some 40
+    bytes of memory per key where the nth shards have the same keys, else some 200). Shards without
+    tables are paired by their place, the nth with the nth, and a sample whose key is not in that
+    shard is an error. The daemon's plan names the shards of all sources together; a reader holds
+    `shuffle_window` shards of each source.
+
+    A source after the first may also be a `Table`, whose rows give samples further members.
 
     Args:
-        sources: datasets by prefix, the first with all options, and perhaps "" for none. The others need the same
-            daemon and `zero_copy`; their further options have no effect.
-        decode, members: as in `ShardDataset`, by joined names: `{"jpg": "rgb8", "cap.txt": "text"}`. Of a source after
-            the first without any of the `members`, nothing is fetched.
-        missing: as in `ShardDataset`, and for samples whose keys another source does not have, or that come repeatedly,
-            there or here; the error is an UnmatchedKeyError then. Anything but "error" needs the tables, and so do
-            keys that come again in another shard. `shardcache status` counts the samples.
+        sources: datasets by prefix, the first with all options, and perhaps "" for none. The others
+            are Tables, or need the same daemon and `zero_copy`; their further options have no
+            effect.
+        decode, members: as in `ShardDataset`, by joined names: `{"jpg": "rgb8", "cap.txt":
+            "text"}`. Of a source after the first without any of the `members`, nothing is fetched.
+        missing: as in `ShardDataset`, and for samples whose keys another source does not have, or
+            that come repeatedly, there or here; the error is an UnmatchedKeyError then. Anything
+            but "error" needs the tables, and so do keys that come again in another shard.
+            `shardcache status` counts the samples.
 
-    Raises ConfigError if an argument is invalid, sources do not fit, or the tables are needed and missing.
+    Raises ConfigError if an argument is invalid, sources do not fit, or the tables are needed and
+    missing.
     """
-
-
-def _iteration() -> Iteration:
-    """Return an iteration of this process, which may be a DataLoader's worker."""
-    info = get_worker_info()
-    return Iteration() if info is None else Iteration(info.seed - info.id, info.id, info.num_workers)

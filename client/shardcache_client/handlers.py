@@ -1,11 +1,12 @@
 """Handlers for errors of a single shard or sample, with the names and rules of WebDataset's.
 
-A handler is called with the error. It returns True to skip the shard or sample, False to end the epoch there as if it
-were complete, or raises. These handlers also work in WebDataset's stages, and WebDataset's work here. Each can be given
-by its name, such as `on_error="warn_and_continue"`; "warn", "ignore" and "raise" are short for the first ones.
+A handler is called with the error. It returns True to skip the shard or sample, False to end the
+epoch there as if it were complete, or raises. These handlers also work in WebDataset's stages, and
+WebDataset's work here. Each can be given by its name, such as `on_error="warn_and_continue"`;
+"warn", "ignore" and "raise" are short for the first ones.
 
-A dataset's reader that warns and continues does so for the first five errors of an epoch, and logs at its end how many
-there were.
+A dataset's reader that warns and continues does so for the first five errors of an epoch, and logs
+at its end how many there were.
 """
 
 import warnings
@@ -50,14 +51,18 @@ def warn_and_stop(exn: Exception) -> bool:
 
 
 def _warn(exn: Exception, further: str = "") -> None:
-    # Only our own errors are sentences; the text of a KeyError is just a key, that of an AssertionError often empty.
+    # Only our own errors are sentences; the text of a KeyError is just a key, that of an
+    # AssertionError often empty.
     text = str(exn) if isinstance(exn, ShardcacheError) else repr(exn)
     warnings.warn(text + further, stacklevel=3)
 
 
 @dataclass(slots=True)
 class _FirstWarnings:
-    """`warn_and_continue` for a single epoch: silent after some errors, which whoever calls it counts."""
+    """`warn_and_continue` for a single epoch, silent after some errors.
+
+    Whoever calls it counts those.
+    """
 
     errors: int = 0
 
@@ -67,28 +72,46 @@ class _FirstWarnings:
         if self.errors < _MAX_WARNINGS:
             _warn(exn)
         elif self.errors == _MAX_WARNINGS:
-            _warn(exn, "\n  No further warnings in this epoch: how many there were is logged at its end.")
+            _warn(
+                exn,
+                "\n  No further warnings in this epoch: how many there were is logged at its end.",
+            )
         return True
 
 
 def for_epoch(handler: Handler) -> Handler:
-    """Return the handler of one reader's epoch, which logs at its end how many shards and samples were skipped."""
-    return _FirstWarnings() if handler is warn_and_continue else handler
+    """Return the handler of one reader's epoch.
+
+    At the end of it, the number of skipped shards and samples is logged.
+    """
+    if handler is warn_and_continue:
+        return _FirstWarnings()
+    return handler
 
 
 _BY_NAME = {
-    each.__name__: each for each in (reraise, warn_and_continue, ignore_and_continue, warn_and_stop, ignore_and_stop)
+    each.__name__: each
+    for each in (reraise, warn_and_continue, ignore_and_continue, warn_and_stop, ignore_and_stop)
 }
-_BY_NAME |= {"warn": warn_and_continue, "ignore": ignore_and_continue, "raise": reraise, "reraise_exception": reraise}
+_BY_NAME |= {
+    "warn": warn_and_continue,
+    "ignore": ignore_and_continue,
+    "raise": reraise,
+    "reraise_exception": reraise,
+}
 
 ANY_HANDLER = f"a function of the error, or the name of a handler: {', '.join(_BY_NAME)}"
 
 
 def handler_of(handler: Handler | str) -> Handler:
-    """Return a handler, which may be given by its name. Raises TypeError or ValueError for anything else."""
-    if isinstance(handler, str) and handler not in _BY_NAME:
-        raise ValueError
-    found = _BY_NAME[handler] if isinstance(handler, str) else handler
-    if not callable(found):
+    """Return a handler, which may be given by its name.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    if isinstance(handler, str):
+        if handler not in _BY_NAME:
+            raise ValueError
+        return _BY_NAME[handler]
+    if not callable(handler):
         raise TypeError
-    return found
+    return handler

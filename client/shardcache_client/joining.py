@@ -11,83 +11,141 @@ from itertools import pairwise, zip_longest
 from typing import Any, Self
 
 from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
+from shardcache.shared.url_names import is_index
 from shardcache.tarindex.contents import IndexEntry
-from shardcache.url_names import is_index
-from shardcache_client import arguments
-from shardcache_client.arguments import T_co
-from shardcache_client.decoders import Spec
-from shardcache_client.decoding import Missing, Pipeline
-from shardcache_client.files import Sample
-from shardcache_client.indexed import rows_by_shard, select
-from shardcache_client.order.manifest import Column
-from shardcache_client.reader import ARGUMENTS, ShardReader, shared_options
+from shardcache_client.arguments import values as arguments
+from shardcache_client.arguments.other_words import OTHER_WORDS
+from shardcache_client.arguments.values import T_co
+from shardcache_client.order.shards.manifest import Column
+from shardcache_client.parts.dataset_arguments import ARGUMENTS
+from shardcache_client.parts.dataset_parts import DatasetParts
+from shardcache_client.parts.epoch_reader import EpochReader
+from shardcache_client.parts.sample_tables import rows_by_shard, select, table_rows
+from shardcache_client.reader import ShardReader
+from shardcache_client.samples.decoders import Spec
+from shardcache_client.samples.slicing import Sample
+from shardcache_client.stages.decode import Missing
+from shardcache_client.stages.pipeline import Pipeline
+from shardcache_client.table import Table, TableAccess, row_stages
 
-_WORDS = arguments.OTHER_WORDS | dict.fromkeys(ARGUMENTS, "give it to the first source: ShardDataset(urls, {}=...)")
-_NO_TABLE = (ConfigError, AccessDeniedError, NotAllowedError)  # S3 denies what is missing to those who may not list
+_WORDS = OTHER_WORDS | dict.fromkeys(
+    ARGUMENTS, "give it to the first source: ShardDataset(urls, {}=...)"
+)
+_NO_TABLE = (
+    ConfigError,
+    AccessDeniedError,
+    NotAllowedError,
+)  # S3 denies what is missing to those who may not list
 _ALIKE = "zero_copy", "socket, daemon, fallback, timeout_s or partial_reads"
 
 
-def _sources(value: Any) -> dict[str, ShardReader[Any]]:
-    named = value.items() if isinstance(value, Mapping) and "" not in [*value][1:] else ()
-    if not named or not all(isinstance(each, ShardReader) and isinstance(name, str) for name, each in named):
+Source = ShardReader[Any] | Table
+
+
+def _sources(value: Any) -> dict[str, Source]:
+    named = value.items() if isinstance(value, Mapping) else ()
+    if not named or not all(
+        isinstance(each, ShardReader | Table) and isinstance(name, str) for name, each in named
+    ):
         raise TypeError
     return dict(value)
 
 
 class JoinedReader(ShardReader[T_co]):
-    """An iterable over the samples of tar shards, joined with those of the same keys in other shards.
+    """An iterable over the samples of tar shards, joined by key with those in other shards.
 
-    For training without torch; `Joined` adds what torch has, as `ShardDataset` does to `ShardReader`. Samples, order,
-    epochs and states are those of `Joined`, which describes the arguments.
+    For training without torch; `Joined` adds what torch has, as `ShardDataset` does to
+    `ShardReader`. Samples, order, epochs and states are those of `Joined`, which describes the
+    arguments.
     """
 
     @arguments.checked(
         _WORDS,
-        sources=arguments.Accepts('datasets by prefix, {"": ShardDataset(...), "cap": ShardDataset(...)}', _sources),
+        sources=arguments.Accepts(
+            'datasets by prefix, {"": ShardDataset(...), "cap": ShardDataset(...)}, the others of '
+            "which may be Tables",
+            _sources,
+        ),
         **{name: ARGUMENTS[name] for name in ("decode", "members", "missing")},
     )
     def __init__(
         self,
-        sources: Mapping[str, ShardReader[Any]],
+        sources: Mapping[str, Source],
         *,
         decode: Callable[[Sample], T_co] | Mapping[str, Spec] | str | None = None,
         members: Iterable[str] | None = None,
         missing: Missing = "error",
     ) -> None:
-        (name, first), *others = sources.items()
-        for each, reader in sources.items():
-            _check(each, reader, first)
+        _check_prefixes(sources)
+        tables = {f"{name}.": each for name, each in sources.items() if isinstance(each, Table)}
+        readers = {name: each for name, each in sources.items() if isinstance(each, ShardReader)}
+        parts = {name: reader.parts for name, reader in readers.items()}
+        name = next(iter(sources))
+        (_, first), *others = parts.items()
+        for each, source in parts.items():
+            _check(each, source, first)
+        if first.places is not None:
+            raise ConfigError(
+                'shuffle="global" reads samples one by one, and a join reads the shards of all '
+                "sources together",
+                remedy="give the first source shuffle=True",
+            )
+        daemon, patience, _ = first.sessions.settings
+        access = TableAccess(daemon, first.job, patience.limit_s)
+        rows, members, missing = row_stages(tables, decode, members, missing, access)
         pipeline = Pipeline.of(decode, members, missing)
-        columns = [
-            _column(prefix, first, reader, pipeline)
-            for prefix, reader in ((f"{each}.", reader) for each, reader in others)
-            if members is None or any(each.startswith(prefix) for each in ";".join(members).split(";"))
-        ]
-        manifest, sessions = replace(first.manifest, columns=tuple(columns)), copy(first._settings.sessions)
-        pipeline = replace(pipeline, prefix=name and f"{name}.", url_of=manifest.url_of)
+        columns = tuple(
+            _column(f"{prefix}.", first, source, pipeline)
+            for prefix, source in others
+            if members is None or _are_any_of(f"{prefix}.", members)
+        )
+        manifest = replace(first.manifest, columns=columns)
+        own_prefix = name and f"{name}."
+        own = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
+        joined = replace(
+            first,
+            samples=replace(first.samples, manifest=manifest),
+            sessions=copy(first.sessions),
+            pipeline=replace(pipeline, decode=own, stages=(*rows, *pipeline.stages)),
+            group=self._runtime.rank_group(first.group.given, first.urls, first.sessions.timeout_s),
+        )
+        joined.group.settled = first.group.settled
         self._others = dict(others)
-        settings = replace(first._settings, manifest=manifest, sessions=sessions, pipeline=pipeline)
-        self._urls = first._urls
-        self._group = self._ranks_of(first._group.given, first._urls, sessions.timeout_s)
-        self._group.settled = first._group.settled
-        self._assemble(settings, first._dealing, first.seed, first._on_error, first._job)
-        self._bookmark.follow(first._bookmark)
+        self._rows = rows
+        self.epoch_reader = EpochReader(joined, self._runtime)
+        self.epoch_reader.bookmark.follow(readers[name].epoch_reader.bookmark)
 
     @arguments.checked(predicate=arguments.FUNCTION)
     def select(self, predicate: Callable[[IndexEntry], object]) -> Self:
-        """See `ShardReader.select`; entries have the sizes of all sources' members, which need tables."""
-        partners = {f"{name}.": _sizes(self, reader) for name, reader in self._others.items()}
+        """See `ShardReader.select`.
+
+        Entries have the sizes of all sources' members, which need tables of samples; and of each
+        `Table`, under its prefix, the sample's row: `entry.rows["row"]["duration"]`.
+        """
+        partners = {f"{name}.": _sizes(self.parts, other) for name, other in self._others.items()}
+        own_prefix = self.parts.pipeline.decode.prefix
 
         def chosen(entry: IndexEntry) -> object:
-            sizes = {self._settings.pipeline.prefix + name: size_bytes for name, size_bytes in entry.sizes.items()}
+            sizes = _prefixed(own_prefix, entry.sizes)
             for prefix, sizes_of in partners.items():
-                sizes |= {prefix + name: size_bytes for name, size_bytes in sizes_of(entry).items()}
-            return predicate(replace(entry, sizes=sizes))
+                sizes |= _prefixed(prefix, sizes_of(entry))
+            rows = {stage.prefix[:-1]: stage.row(entry.key) or {} for stage in self._rows}
+            return predicate(replace(entry, sizes=sizes, rows=rows))
 
         return super().select(chosen)
 
 
-def _sizes(first: ShardReader[Any], other: ShardReader[Any]) -> Callable[[IndexEntry], Mapping[str, int]]:
+def _are_any_of(prefix: str, members: Iterable[str]) -> bool:
+    """Return True if some of the members may have the prefix of a source."""
+    named = ";".join(members).split(";")
+    return any(member.startswith((prefix, "*.")) for member in named)
+
+
+def _prefixed(prefix: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    return {prefix + name: size_bytes for name, size_bytes in sizes.items()}
+
+
+def _sizes(first: DatasetParts, other: DatasetParts) -> Callable[[IndexEntry], Mapping[str, int]]:
     """Return a function from a sample to the sizes of its partner's members; {} if it has none."""
     column = _column("", first, other, Pipeline())
     numbers = {url: number for number, url in enumerate(first.manifest.shards.urls)}
@@ -98,7 +156,7 @@ def _sizes(first: ShardReader[Any], other: ShardReader[Any]) -> Callable[[IndexE
         place = (entry.url, entry.key)
         found[place] = {} if place in found else entry.sizes
 
-    select(other.manifest, other._rows_of_tables(), note)
+    select(other.manifest, table_rows(other), note)
 
     def sizes_of(entry: IndexEntry) -> Mapping[str, int]:
         shard = numbers[entry.url]
@@ -111,51 +169,93 @@ def _sizes(first: ShardReader[Any], other: ShardReader[Any]) -> Callable[[IndexE
     return sizes_of
 
 
-def _check(name: str, reader: ShardReader[Any], first: ShardReader[Any]) -> None:
-    """Raise ConfigError if a source cannot be joined with the first, or has options that would be ignored."""
-    if name != name.lower() or ";" in name or name.startswith((".", "__")):
-        raise ConfigError(f"{name!r} cannot be a prefix of members", remedy='name the source as an extension, "cap"')
+def _check_prefixes(sources: Mapping[str, Source]) -> None:
+    """Raise ConfigError if a source's name cannot come before the names of its members.
+
+    Also if the first has no samples.
+    """
+    names = [*sources]
+    if isinstance(sources[names[0]], Table):
+        raise ConfigError(
+            f"{names[0]!r}, the first source, is a Table, which has no samples of its own",
+            remedy="list the shards first, whose samples get the table's rows",
+        )
+    for name in names:
+        if name != name.lower() or ";" in name or name.startswith((".", "__")):
+            raise ConfigError(
+                f"{name!r} cannot be a prefix of members",
+                remedy='name the source as an extension, "cap"',
+            )
+    if "" in names[1:]:
+        raise ConfigError(
+            "'' is not the first source: only the first one's members may have names without a "
+            "prefix",
+            remedy='name it as an extension, "cap"; or list it first, for its samples to be those '
+            "that are joined",
+        )
+
+
+def _check(name: str, source: DatasetParts, first: DatasetParts) -> None:
+    """Raise ConfigError if a source cannot be joined with the first.
+
+    Also if it has options that would be ignored.
+    """
+    options = source.shared_options()
+    options_of_first = first.shared_options()
     for option in _ALIKE:
-        if shared_options(reader)[option] != shared_options(first)[option]:
+        if options[option] != options_of_first[option]:
             reason = f"source {name!r} and the first differ in {option}"
             raise ConfigError(reason, remedy="give the same to all sources")
-    if reader._settings.pipeline != Pipeline() or reader.manifest.columns:
+    if source.pipeline != Pipeline() or source.manifest.columns:
         raise ConfigError(
-            f"source {name!r} has decode, members, missing, tokens, map or filter, or consists of sources itself",
-            remedy='write Joined(sources, decode={"cap.txt": "text"}, ...).map(function), which is for all members',
+            f"source {name!r} has decode, members, missing, tokens, map or filter, or consists of "
+            "sources itself",
+            remedy='write Joined(sources, decode={"cap.txt": "text"}, ...).map(function), which is '
+            "for all members",
         )
-    if reader._settings.stage is not None:
-        raise ConfigError(f"source {name!r} yields groups of samples", remedy="join samples, and pack those of Joined")
-    if reader is not first and reader.manifest.choices is not None:
-        raise ConfigError(f"source {name!r} is a selection", remedy="select among the samples of Joined")
+    if source.stage is not None:
+        raise ConfigError(
+            f"source {name!r} yields groups of samples",
+            remedy="join samples, and pack those of Joined",
+        )
+    if source is not first and source.manifest.choices is not None:
+        raise ConfigError(
+            f"source {name!r} is a selection", remedy="select among the samples of Joined"
+        )
 
 
-def _column(prefix: str, first: ShardReader[Any], other: ShardReader[Any], pipeline: Pipeline) -> Column:
-    """Return another source's shards as they are read beside the first's: by the keys in the tables of both.
+def _column(prefix: str, first: DatasetParts, other: DatasetParts, pipeline: Pipeline) -> Column:
+    """Return another source's shards as they are read beside the first's, by their keys.
 
-    Without tables, the nth shards are paired if there are as many, as long as a sample without a partner raises there.
-    Raises ConfigError if the tables are needed and missing, or are those of other shards.
+    Without tables, the nth shards are paired if there are as many, as long as a sample without a
+    partner raises there. Raises ConfigError if the tables are needed and missing, or are those of
+    other shards.
     """
     try:
         return _by_tables(prefix, first, other)
     except _NO_TABLE as exn:
-        own, others = len(first.manifest), len(other.manifest)
+        own = len(first.manifest)
+        others = len(other.manifest)
         is_missing = not isinstance(exn, ConfigError) or isinstance(exn.__cause__, NotFoundError)
-        is_missing = is_missing or not all(map(is_index, (*first._urls, *other._urls)))
+        is_missing = is_missing or not all(map(is_index, (*first.urls, *other.urls)))
         is_silent = pipeline.view(0, prefix).unmatched != "error"
         if is_missing and own == others and not is_silent:
             return Column(prefix, other.manifest)
         reason = f"{own} shards are joined with {others} by the tables of their keys"
         if is_missing and own == others:
-            reason = f"missing={pipeline.missing!r} needs the tables of keys, as partners may be in any shard"
+            reason = (
+                f"missing={pipeline.decode.missing!r} needs the tables of keys, as partners may be "
+                "in any shard"
+            )
         raise ConfigError(
             f"{reason}: {exn.message}",
             url=exn.url,
-            remedy="write them next to both index files: shardcache index URL... -o index.json --samples",
+            remedy="write them next to both index files: shardcache index URL... -o index.json "
+            "--samples",
         ) from exn
 
 
-def _by_tables(prefix: str, first: ShardReader[Any], other: ShardReader[Any]) -> Column:
+def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> Column:
     if len(first.manifest) == len(other.manifest) and _are_paired(first, other):
         return Column(prefix, other.manifest)
     alone = {url: (number,) for number, url in enumerate(other.manifest.shards.urls)}
@@ -182,14 +282,16 @@ def _by_tables(prefix: str, first: ShardReader[Any], other: ShardReader[Any]) ->
             repeated[earlier].add(key)
             repeated[entry.url].add(key)
 
-    select(other.manifest, other._rows_of_tables(), note_other)
-    select(first.manifest, first._rows_of_tables(), note_own)
+    select(other.manifest, table_rows(other), note_other)
+    select(first.manifest, table_rows(first), note_own)
     pairs = tuple(tuple(sorted(beside[url])) for url in urls)
-    return Column(prefix, other.manifest, pairs, repeated=tuple(frozenset(repeated[url]) for url in urls))
+    return Column(
+        prefix, other.manifest, pairs, repeated=tuple(frozenset(repeated[url]) for url in urls)
+    )
 
 
-def _are_paired(first: ShardReader[Any], other: ShardReader[Any]) -> bool:
-    """Return True if the nth shards of both have the same keys in the same order, and no key comes twice.
+def _are_paired(first: DatasetParts, other: DatasetParts) -> bool:
+    """Return True if the nth shards of both have the same keys in order, and none comes twice.
 
     That is the usual case, and takes a fraction of the time and memory of a table of all keys.
     """
@@ -197,8 +299,8 @@ def _are_paired(first: ShardReader[Any], other: ShardReader[Any]) -> bool:
         return False
     hashes = array("q")
     with (
-        closing(rows_by_shard(first.manifest, first._rows_of_tables())) as own,
-        closing(rows_by_shard(other.manifest, other._rows_of_tables())) as others,
+        closing(rows_by_shard(first.manifest, table_rows(first))) as own,
+        closing(rows_by_shard(other.manifest, table_rows(other))) as others,
     ):
         for theirs, mine in zip_longest(others, own):
             if mine is None or theirs is None:

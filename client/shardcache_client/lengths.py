@@ -1,4 +1,4 @@
-"""`batch_by_length`: batches of samples of similar length, for speech and text, the same number on every rank."""
+"""`batch_by_length`: batches of samples of similar length, for speech and text."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,11 +8,21 @@ from typing import Any, Generic
 from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, B_co, T_co, checked, instance, whole
+from shardcache_client.arguments.values import (
+    FUNCTION,
+    SECONDS,
+    Accepts,
+    B_co,
+    T_co,
+    checked,
+    instance,
+    whole,
+)
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.loading.loader import ShardLoader
-from shardcache_client.ranks.distributed import MeetingPlace, agreement_of
+from shardcache_client.ranks.agreement import agreement_of
+from shardcache_client.ranks.key_value_store import MeetingPlace
 from shardcache_client.stages.by_length import ByLength
 
 _made: Counter[str] = Counter()
@@ -42,45 +52,52 @@ def batch_by_length(
         ds = ShardDataset(urls, shuffle=True, decode=tokenize)
         loader = batch_by_length(ds, 16_000, len, collate=pad).loader(num_workers=8)
 
-    It reads `sort_buffer` samples at a time, sorts them, and cuts them into as few batches as `max_tokens` allows, or a
-    few more if another rank needs more: every rank yields the same number of batches, and those of one step have
-    similar lengths. The batches of a buffer come in an order shuffled by seed and epoch.
+    It reads `sort_buffer` samples at a time, sorts them, and cuts them into as few batches as
+    `max_tokens` allows, or a few more if another rank needs more: every rank yields the same number
+    of batches, and those of one step have similar lengths. The batches of a buffer come in an order
+    shuffled by seed and epoch.
 
-    Each sample comes once, with one exception: if a rank has fewer samples in a buffer than batches to make, the
-    shortest is repeated. This happens only if it reads fewer samples than another rank, or many are too long.
+    Each sample comes once, with one exception: if a rank has fewer samples in a buffer than batches
+    to make, the shortest is repeated. This happens only if it reads fewer samples than another
+    rank, or many are too long.
 
     Args:
         dataset: a `ShardDataset` or `Mixture`.
-        max_tokens: maximum padded size of a batch: number of samples times length of the longest, in any unit.
-        length: returns a sample's length in that unit, always the same for the same sample; random changes of length
-            belong in `collate`. A length below 1 counts as 1.
-        sort_buffer: number of samples that are kept in memory; by each worker, if a plain DataLoader reads the batches.
-            Larger buffers mean less padding.
+        max_tokens: maximum padded size of a batch: number of samples times length of the longest,
+            in any unit.
+        length: returns a sample's length in that unit, always the same for the same sample; random
+            changes of length belong in `collate`. A length below 1 counts as 1.
+        sort_buffer: number of samples that are kept in memory; by each worker, if a plain
+            DataLoader reads the batches. Larger buffers mean less padding.
         collate: makes a batch from a list of samples. Default: the list itself.
-        on_error: called with the SampleError of a sample that is longer than `max_tokens`, or whose length is not a
-            whole number. See `handlers`.
+        on_error: called with the SampleError of a sample that is longer than `max_tokens`, or whose
+            length is not a whole number. See `handlers`.
         timeout_s: how long a rank waits for the others to fill their buffers.
 
     Raises:
-        ConfigError: an argument is invalid, or the dataset has `global_batch_size`; or, when iterating, the ranks share
-            no key-value store over which to agree, or one of them has no samples at all.
+        ConfigError: an argument is invalid, or the dataset has `global_batch_size`; or, when
+            iterating, the ranks share no key-value store over which to agree, or one of them has no
+            samples at all.
         RankTimeoutError, RanksError: a rank does not answer.
     """
     if dataset.has_global_batches:
         raise ConfigError(
-            "the dataset has global_batch_size, and batches by length have different numbers of samples",
+            "the dataset has global_batch_size, and batches by length have different numbers of "
+            "samples",
             remedy="omit global_batch_size",
         )
     kind = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
     _made[kind] += 1
     # The same name on all ranks, as they create these objects in the same order.
     agreement = partial(agreement_of, f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
-    stage = ByLength(max_tokens, length, sort_buffer, collate or list, handler_of(on_error), agreement)
+    stage = ByLength(
+        max_tokens, length, sort_buffer, collate or list, handler_of(on_error), agreement
+    )
     return LengthBatches(dataset, dataset.regrouped(stage))
 
 
 class LengthBatches(IterableDataset[B_co], Generic[B_co]):
-    """The batches of `batch_by_length`: as they are, for `DataLoader(..., batch_size=None)`, or by `loader()`.
+    """The batches of `batch_by_length`: for `DataLoader(..., batch_size=None)`, or by `loader()`.
 
     A `set_epoch` or `load_state_dict` of the dataset holds for them, too.
     """
@@ -94,7 +111,9 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
 
     def __len__(self) -> int:
         """Raise TypeError: the number of batches depends on lengths that have not been read yet."""
-        raise TypeError("the number of batches by length is unknown until the samples have been read")
+        raise TypeError(
+            "the number of batches by length is unknown until the samples have been read"
+        )
 
     def _followed(self) -> ShardDataset[Any]:
         """Return what reads the batches, where the dataset was set to."""
@@ -110,33 +129,35 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
         return self._followed().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration reads, including those in running DataLoader workers."""
+        """Set the epoch that the next iteration reads, also in running DataLoader workers."""
         self._followed().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch: a few numbers, and no samples.
 
-        These are the place at which the current buffer begins, the number of batches given from it, and one bit for
-        each of its samples that was in them.
+        These are the place at which the current buffer begins, the number of batches given from it,
+        and one bit for each of its samples that was in them.
         """
         return self._followed().state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Resume the next iteration from a state, or any structure that contains states, as a StatefulDataLoader's.
+        """Resume the next iteration from a state, or any structure that contains states.
 
-        The same ranks and workers read their buffers again and continue with exactly the next batch. With other ranks
-        or workers, the states of all ranks resume with exactly those samples that were in no batch yet; the state of
-        one rank makes them re-read the other ranks' current buffers from the start, so at most `sort_buffer` samples
-        per reader come twice, and none is lost. Where a handler, `missing="skip"` or a filter may leave out samples
-        before they are batched, and for uncounted shards, other ranks refuse it with a ConfigError.
+        The same ranks and workers read their buffers again and continue with exactly the next
+        batch; one rank's state is enough for that. Other ranks or workers resume with exactly those
+        samples that were in no batch yet, from the states of all ranks; from one rank's alone if
+        it was taken between two buffers, or else the next iteration raises a ConfigError. Where a
+        handler, `missing="skip"` or a filter may leave out samples before they are batched, one
+        rank's state says nothing of the others. Uncounted shards stay with their ranks.
         """
         self._followed().load_state_dict(state)
 
     def loader(self, **options: Any) -> ShardLoader[B_co]:
-        """Return a loader of these batches, as `ShardDataset.loader` does, which describes the arguments.
+        """Return a loader of these batches; `ShardDataset.loader` describes the arguments.
 
-        Its workers decode samples; this process sorts and collates them. So the batches are the same for any number
-        and kind of workers. It takes no `batch_size` and no `collate_fn`: the batches are made already.
+        Its workers decode samples; this process sorts and collates them. So the batches are the
+        same for any number and kind of workers. It takes no `batch_size` and no `collate_fn`: the
+        batches are made already.
         """
         for name in ("batch_size", "collate_fn", "drop_last"):
             if options.get(name) is not None:

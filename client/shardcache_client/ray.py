@@ -22,23 +22,27 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardcache.errors import NoDaemonError
-from shardcache.protocol import patterns_from_here
-from shardcache.unix_socket import cached_urls
+from shardcache.shared.local_urls import patterns_from_here
+from shardcache.shared.unix_socket import cached_urls
 from shardcache_client.batches.maker import Bad
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import Reading
-from shardcache_client.daemon.choice import DaemonChoice, Fallback, Patience, ensure_started
+from shardcache_client.daemon.choice import DaemonChoice, Fallback
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import SessionPool, resolve
-from shardcache_client.decoding import Pipeline
+from shardcache_client.daemon.patience import Patience
+from shardcache_client.daemon.private_start import ensure_started
+from shardcache_client.daemon.reader_sessions import ReaderSessions
+from shardcache_client.daemon.session import resolve
+from shardcache_client.daemon.session_pool import SessionPool
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.order.deal import Assignment
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Resume
 from shardcache_client.ranks.environment import job_name
-from shardcache_client.reading.place_reader import SampleForm
+from shardcache_client.reading.epochs.epoch_plans import SampleForm
+from shardcache_client.stages.pipeline import Pipeline
 
 _BLOCK_BYTES = 64 << 20
 _STATUS_TIMEOUT_S = 60.0
@@ -53,17 +57,18 @@ def read_shards(
     override_num_blocks: int | None = None,
     num_cpus: float | None = None,
 ) -> ray.data.Dataset:
-    """Return the samples of tar shards as a Ray Data dataset, read through the daemons of the cluster's nodes.
+    """Return the samples of tar shards as a Ray Data dataset, read through the nodes' daemons.
 
-    A row has `__key__` and `__url__` (string), and each member under its extension (binary, null if missing). A shard
-    is read on a node that has it cached; all others are dealt so that nodes read equal numbers of bytes. If a node is
-    lost, its shards are read on other nodes.
+    A row has `__key__` and `__url__` (string), and each member under its extension (binary, null if
+    missing). A shard is read on a node that has it cached; all others are dealt so that nodes read
+    equal numbers of bytes. If a node is lost, its shards are read on other nodes.
 
     Args:
-        urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
-            these.
+        urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local
+            path, or a list of these.
         on_error: as for ShardDataset; called in the reading task.
-        fallback: as for ShardDataset: "private" reads through a private daemon while the node's cannot serve.
+        fallback: as for ShardDataset: "private" reads through a private daemon while the node's
+            cannot serve.
         timeout_s: how long to wait for a shard, or for a lost daemon to come back.
         override_num_blocks: number of reading tasks. Default: Ray's; at most one per shard.
         num_cpus: of a reading task. Default: Ray's, 1.
@@ -77,28 +82,39 @@ def read_shards(
     read = partial(_read, on_error=on_error, fallback=fallback, timeout_s=timeout_s)
     parts = []
     for node, shards in assign(manifest, cached).items():
-        tasks = override_num_blocks and max(1, round(override_num_blocks * len(shards) / len(manifest)))
-        # If the node is lost, anywhere. A label with a fallback, which is to replace this in Ray 2.64, also falls back
-        # while the node is merely busy: shards would then be fetched by one node after the other.
+        tasks = override_num_blocks and max(
+            1, round(override_num_blocks * len(shards) / len(manifest))
+        )
+        # If the node is lost, anywhere. A label with a fallback, which is to replace this in Ray
+        # 2.64, also falls back while the node is merely busy: shards would then be fetched by one
+        # node after the other.
         where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RayDeprecationWarning)
             parts.append(
                 ray.data.read_datasource(
-                    ShardDatasource(shards, read), override_num_blocks=tasks, num_cpus=num_cpus, ray_remote_args=where
+                    ShardDatasource(shards, read),
+                    override_num_blocks=tasks,
+                    num_cpus=num_cpus,
+                    ray_remote_args=where,
                 )
             )
     return parts[0].union(*parts[1:]) if len(parts) > 1 else parts[0]
 
 
 def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[str, Manifest]:
-    """Return the shards that each node is to read, given the urls that it has cached; only nodes that read any."""
+    """Return the shards that each node is to read, given the urls that it has cached.
+
+    Nodes that read none are left out.
+    """
     load = dict.fromkeys(cached, 0)
     shares: dict[str, list[int]] = {node: [] for node in cached}
     known = {node: frozenset(urls) for node, urls in cached.items()}
     homes = [[node for node in known if shard.url in known[node]] for shard in manifest]
     # Those with the least choice first: the others can make up for uneven shares.
-    for number in sorted(range(len(manifest)), key=lambda number: len(homes[number]) or len(known) + 1):
+    for number in sorted(
+        range(len(manifest)), key=lambda number: len(homes[number]) or len(known) + 1
+    ):
         node = min(homes[number] or load, key=lambda node: load[node])
         load[node] += manifest[number].size_bytes or 1
         shares[node].append(number)
@@ -106,9 +122,11 @@ def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[st
 
 
 class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types where it is not installed
-    """The samples of a manifest's shards, read through the daemon of whichever node a task runs on."""
+    """The samples of a manifest's shards, read through the daemon of each task's node."""
 
-    def __init__(self, manifest: Manifest, read: Callable[[Manifest], Iterator[pyarrow.Table]]) -> None:
+    def __init__(
+        self, manifest: Manifest, read: Callable[[Manifest], Iterator[pyarrow.Table]]
+    ) -> None:
         super().__init__()
         self._manifest = manifest
         self._read = read
@@ -125,13 +143,19 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[ReadTask]:
         """Return tasks that read consecutive shards each, in the order of the manifest."""
-        count, tasks = len(self._manifest), max(1, min(parallelism, len(self._manifest)))
+        count = len(self._manifest)
+        tasks = max(1, min(parallelism, count))
         cuts = [count * number // tasks for number in range(tasks + 1)]
         parts = [self._manifest.of_some(range(*cut)) for cut in pairwise(cuts)]
         return [
             ReadTask(
                 partial(self._read, part),
-                BlockMetadata(part.samples, _size_bytes(part), None, input_files=tuple(shard.url for shard in part)),
+                BlockMetadata(
+                    part.samples,
+                    _size_bytes(part),
+                    None,
+                    input_files=tuple(shard.url for shard in part),
+                ),
                 per_task_row_limit=per_task_row_limit,
             )
             for part in parts
@@ -143,7 +167,9 @@ def _size_bytes(manifest: Manifest) -> int | None:
     return sum(sizes) if len(sizes) == len(manifest) else None
 
 
-def _look(patterns: list[str], fallback: Fallback, timeout_s: float) -> tuple[Manifest, dict[str, Collection[str]]]:
+def _look(
+    patterns: list[str], fallback: Fallback, timeout_s: float
+) -> tuple[Manifest, dict[str, Collection[str]]]:
     """Return the shards that the patterns name, and those cached on each node that has a daemon.
 
     With a fallback, nodes without a daemon count as nodes that have cached nothing.
@@ -161,8 +187,12 @@ def _look(patterns: list[str], fallback: Fallback, timeout_s: float) -> tuple[Ma
             continue
     if not cached:
         remedy = "start one on each node: shardcache serve --cache-dir DIR --capacity SIZE"
-        raise NoDaemonError(f"none of the {len(nodes)} nodes of the Ray cluster has a daemon", remedy=remedy)
-    manifest: Manifest = ray.get(_on(next(iter(cached)), _resolve_here).remote(patterns, fallback, timeout_s))
+        raise NoDaemonError(
+            f"none of the {len(nodes)} nodes of the Ray cluster has a daemon", remedy=remedy
+        )
+    manifest: Manifest = ray.get(
+        _on(next(iter(cached)), _resolve_here).remote(patterns, fallback, timeout_s)
+    )
     return manifest, cached
 
 
@@ -180,16 +210,23 @@ def _cached_here() -> Collection[str]:
 
 
 def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> Manifest:
-    return resolve(DaemonChoice.of(fallback=fallback), ReaderIdentity(job_name()), patterns, timeout_s)
+    return resolve(
+        DaemonChoice.of(fallback=fallback), ReaderIdentity(job_name()), patterns, timeout_s
+    )
 
 
-def _read(manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_s: float) -> Iterator[pyarrow.Table]:
+def _read(
+    manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_s: float
+) -> Iterator[pyarrow.Table]:
     """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
-    sessions = SessionPool(DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True)
-    # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
+    sessions = SessionPool(
+        DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True
+    )
+    # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is
+    # not replaced.
     deal = Assignment(even=None).deal(manifest, counted=False)
-    identity = ReaderIdentity(job_name())
-    reading = Reading(deal, SampleForm(manifest), Pipeline(), sessions, identity, on_error, epochs=1)
+    reader = ReaderSessions(sessions, ReaderIdentity(job_name()))
+    reading = Reading(deal, SampleForm(manifest), Pipeline(), reader, on_error, epochs=1)
     chunks = RankChunks(reading, Resume(Progress()), Topology(), size=1)
     samples = (item for _, item in chunks.placed(Bad(), deque()))
     yield from map(_table, _batches(samples))
@@ -203,7 +240,8 @@ def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
         size_bytes += sum(map(len, sample.values()))
         if size_bytes >= _BLOCK_BYTES:
             yield batch
-            batch, size_bytes = [], 0
+            batch = []
+            size_bytes = 0
     if batch:
         yield batch
 

@@ -1,6 +1,7 @@
 """Hugging Face's Trainer over ShardDatasets, resumed exactly, also by another number of processes.
 
-    from shardcache_client.transformers import ShardTrainer  # in place of: from transformers import Trainer
+    from shardcache_client.transformers import ShardTrainer  # in place of: from transformers import
+    Trainer
 
 Needs the package transformers, which shardcache itself does not depend on.
 """
@@ -13,7 +14,13 @@ from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 
 try:
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import (
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
     from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import has_length
 except ImportError as exn:
@@ -23,23 +30,29 @@ except ImportError as exn:
 
 
 class ShardTrainer(Trainer):  # type: ignore[misc]
-    """`transformers.Trainer` with the loaders of its ShardDatasets and Mixtures; other datasets are left to Trainer.
+    """`transformers.Trainer` with the loaders of its ShardDatasets and Mixtures.
 
-    Trainer would shard the samples of its own loaders a second time. To resume, it drops as many batches as it has
-    trained on, which are other samples if the number of processes has changed. ShardTrainer saves the loader's position
-    in each checkpoint, as part of `trainer_state.json`, and `train(resume_from_checkpoint=…)` continues from there: the
-    rest of the epoch comes exactly once, on any number of processes.
+    Other datasets are left to Trainer.
 
-    Trainer computes epoch and learning rate from the number of steps, so the steps of a resumed run must have as many
-    samples as before: with half the processes, set twice the `gradient_accumulation_steps`. With
-    `ignore_data_skip=True`, the epoch begins again; checkpoints of such a run have no position.
+    Trainer would shard the samples of its own loaders a second time. To resume, it drops as many
+    batches as it has trained on, which are other samples if the number of processes has changed.
+    ShardTrainer saves the loader's position in each checkpoint, as part of `trainer_state.json`,
+    and `train(resume_from_checkpoint=…)` continues from there: the rest of the epoch comes exactly
+    once, on any number of processes.
 
-    Of the arguments for loaders, `dataloader_num_workers`, `dataloader_pin_memory`, `dataloader_prefetch_factor` and
-    `dataloader_drop_last` apply, and `auto_find_batch_size`. Training workers persist.
+    Trainer computes epoch and learning rate from the number of steps, so the steps of a resumed run
+    must have as many samples as before: with half the processes, set twice the
+    `gradient_accumulation_steps`. With `ignore_data_skip=True`, the epoch begins again; checkpoints
+    of such a run have no position.
+
+    Of the arguments for loaders, `dataloader_num_workers`, `dataloader_pin_memory`,
+    `dataloader_prefetch_factor` and `dataloader_drop_last` apply, and `auto_find_batch_size`.
+    Training workers persist.
 
     Another subclass of Trainer comes second: `class MyTrainer(ShardTrainer, Seq2SeqTrainer)`.
 
-    Raises ConfigError: `train` resumes from a checkpoint without a loader's position, or of steps of another size.
+    Raises ConfigError: `train` resumes from a checkpoint without a loader's position, or of steps
+    of another size.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -48,11 +61,14 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         """Return the loader for `train`."""
-        self._batches: Iterator[Any] = iter(())  # without the workers of an attempt with larger batches
+        # Without the workers of an attempt with larger batches.
+        self._batches: Iterator[Any] = iter(())
         self._loader = self._loader_of(self.train_dataset, self._train_batch_size)
         self._asked: Iterator[Any] | None = None
         self._epoch: int | None = None
-        return super().get_train_dataloader() if self._loader is None else self._loader
+        if self._loader is None:
+            return super().get_train_dataloader()
+        return self._loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the loader for `evaluate`."""
@@ -60,14 +76,23 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
         if isinstance(found, str):
             found = self.eval_dataset[found]
         loader = self._loader_of(found, self.args.eval_batch_size, persistent_workers=False)
-        return super().get_eval_dataloader(eval_dataset) if loader is None else loader
+        if loader is None:
+            return super().get_eval_dataloader(eval_dataset)
+        return loader
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return the loader for `predict`."""
         loader = self._loader_of(test_dataset, self.args.eval_batch_size, persistent_workers=False)
-        return super().get_test_dataloader(test_dataset) if loader is None else loader
+        if loader is None:
+            return super().get_test_dataloader(test_dataset)
+        return loader
 
-    def _loader_of(self, dataset: object, batch_size: int, **options: Any) -> ShardLoader[Any] | None:
+    def _loader_of(
+        self,
+        dataset: object,
+        batch_size: int,
+        **options: Any,
+    ) -> ShardLoader[Any] | None:
         if not isinstance(dataset, ShardDataset):
             return None
         return dataset.loader(
@@ -84,28 +109,39 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
         """Return the loader's next batches, for one step.
 
         Args:
-            epoch_iterator: Trainer's own; in a resumed epoch, it would drop the first batches that are left.
+            epoch_iterator: Trainer's own; in a resumed epoch, it would drop the first batches that
+                are left.
         """
         if self._loader is None:
             return super().get_batch_samples(epoch_iterator, *args)
         if epoch_iterator is not self._asked:  # the next epoch
             self._asked = epoch_iterator
             self._epoch = self._loader.epoch if self._epoch is None else self._epoch + 1
-            if self._loader.epoch != self._epoch:  # Trainer counts from 0 again if the loader's length is unknown
+            # Trainer counts from 0 again if the loader's length is unknown.
+            if self._loader.epoch != self._epoch:
                 self._loader.set_epoch(self._epoch)
             self._batches = iter(self._loader)
         return super().get_batch_samples(self._batches, *args)
 
 
 class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """The position of the training loader, which Trainer saves in each checkpoint. ShardTrainer adds it."""
+    """The position of the training loader, which Trainer saves in each checkpoint.
+
+    ShardTrainer adds it.
+    """
 
     def __init__(self) -> None:
         self._loader: ShardLoader[Any] | None = None
         self._steps: dict[str, int] = {}
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, train_dataloader: Any, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        train_dataloader: Any,
+        **_: Any,
     ) -> None:
         """Load the position from the checkpoint that the run resumes from, if any."""
         self._loader = train_dataloader if isinstance(train_dataloader, ShardLoader) else None
@@ -113,42 +149,52 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         self._steps = _steps(train_dataloader, args.gradient_accumulation_steps)
         # Trainer saves the state of the callbacks that it finds there.
-        saved = state.stateful_callbacks.setdefault(type(self).__name__, {}).get("attributes", {})
+        own = state.stateful_callbacks.setdefault(type(self).__name__, {})
+        saved = own.get("attributes", {})
         if not state.global_step:
             return
-        if args.ignore_data_skip:  # from now on, Trainer's number of steps does not say where an epoch ends
+        # From now on, Trainer's number of steps does not say where an epoch ends.
+        if args.ignore_data_skip:
             self._loader = None
             return
         if "position" not in saved:
             raise ConfigError(
                 f"the checkpoint of step {state.global_step} has no loader position",
-                remedy="resume from one that a ShardTrainer saved; or read its epoch again, with ignore_data_skip=True",
+                remedy="resume from one that a ShardTrainer saved; or read its epoch again, with "
+                "ignore_data_skip=True",
             )
         _check(saved["steps"], self._steps)
         self._loader.load_state_dict(saved["position"])
 
     def state(self) -> dict[str, Any]:
         """Return the position after the last step."""
-        found = {} if self._loader is None else {"position": self._loader.state_dict(), "steps": self._steps}
+        found: dict[str, Any] = {}
+        if self._loader is not None:
+            found = {"position": self._loader.state_dict(), "steps": self._steps}
         return {"args": {}, "attributes": found}
 
 
 def _steps(loader: Any, accumulated: int) -> dict[str, int]:
-    """Return the number of samples in a step of all processes and, if it is known, that of steps in an epoch."""
-    found = {"samples per step": loader.batch_size * accumulated * loader.dataset.topology().world_size}
+    """Return the number of samples in a step of all processes, and of steps in an epoch.
+
+    The latter is left out if it is not known.
+    """
+    processes = loader.dataset.topology().world_size
+    found = {"samples per step": loader.batch_size * accumulated * processes}
     if has_length(loader):
         found["steps per epoch"] = -(-len(loader) // accumulated)
     return found
 
 
 def _check(saved: dict[str, int], now: dict[str, int]) -> None:
-    """Raise ConfigError if Trainer would count other steps than the run that saved the checkpoint."""
+    """Raise ConfigError if Trainer would count other steps than the run of the checkpoint."""
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:
             raise ConfigError(
-                f"the checkpoint is from a run of {saved[name]} {name}, and this one has {now[name]}: Trainer would "
-                "resume in another epoch and end at another step",
-                remedy="set gradient_accumulation_steps or per_device_train_batch_size so that number of processes × "
-                f"batch size × accumulation is {saved['samples per step']} as before; or read its epoch again, "
-                "with ignore_data_skip=True",
+                f"the checkpoint is from a run of {saved[name]} {name}, and this one has "
+                f"{now[name]}: Trainer would resume in another epoch and end at another step",
+                remedy="set gradient_accumulation_steps or per_device_train_batch_size so that "
+                "number of processes × batch size × accumulation is "
+                f"{saved['samples per step']} as before; or read its epoch again, with "
+                "ignore_data_skip=True",
             )

@@ -1,6 +1,10 @@
-"""A drop-in replacement for `webdataset.WebDataset`: the same arguments and stages, with shards from the node's daemon.
+"""A drop-in replacement for `webdataset.WebDataset`, with shards from the node's daemon.
 
-    from shardcache_client.webdataset import WebDataset  # in place of: from webdataset import WebDataset
+    from shardcache_client.webdataset import WebDataset
+
+in place of
+
+    from webdataset import WebDataset
 
 Needs the package webdataset, which shardcache itself does not depend on.
 """
@@ -8,24 +12,38 @@ Needs the package webdataset, which shardcache itself does not depend on.
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import local_path, patterns_from_here
-from shardcache_client.arguments import FUNCTION, OTHER_WORDS, checked, instance
+from shardcache.shared.local_urls import local_path, patterns_from_here
+from shardcache_client.arguments.other_words import OTHER_WORDS
+from shardcache_client.arguments.values import (
+    FUNCTION,
+    TEXT,
+    URLS,
+    Accepts,
+    checked,
+    instance,
+)
 from shardcache_client.dataset import ShardDataset
-from shardcache_client.files import Sample
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.ranks.group import Epochs
-from shardcache_client.reader import ARGUMENTS
+from shardcache_client.loading.torch_runtime import TorchRuntime
+from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.parts.dataset_arguments import ARGUMENTS
+from shardcache_client.ranks.group import Epochs, RankGroup
+from shardcache_client.samples.slicing import Sample
 
 try:
     import webdataset as wds
-    from webdataset import WebDataset as Theirs  # still the original if the drop-in is patched over it
+    from webdataset import (
+        WebDataset as Theirs,  # still the original if the drop-in is patched over it
+    )
     from webdataset.shardlists import envsubst
 except ImportError as exn:
-    raise ImportError("shardcache_client.webdataset needs webdataset: pip install webdataset", name=exn.name) from exn
+    raise ImportError(
+        "shardcache_client.webdataset needs webdataset: pip install webdataset", name=exn.name
+    ) from exn
 
 log = logging.getLogger("shardcache")
 
@@ -33,12 +51,25 @@ Splitter = Callable[..., Any] | None
 
 _NAMES = ("__key__", "__url__", "__local_path__")  # keys of a sample that are not members
 _ITEM_BY_ITEM = (
-    *("associate", "decode", "extract_keys", "info", "log_keys", "map", "map_dict", "map_tuple", "rename"),
+    *(
+        "associate",
+        "decode",
+        "extract_keys",
+        "info",
+        "log_keys",
+        "map",
+        "map_dict",
+        "map_tuple",
+        "rename",
+    ),
     *("rename_keys", "rsample", "select", "slice", "to_tuple", "xdecode"),
 )
 """webdataset's stages that yield at most one item per item taken, before they take the next."""
 
-_OURS = (wds.single_node_only, wds.split_by_node)  # ShardDataset does to samples what these do to shards
+_OURS = (
+    wds.single_node_only,
+    wds.split_by_node,
+)  # ShardDataset does to samples what these do to shards
 
 
 _WORDS = {
@@ -46,44 +77,64 @@ _WORDS = {
     "on_error": "write handler=...",
     "transform": "write .map(function) after it",
 }
-_OPTIONS = {name: rule for name, rule in ARGUMENTS.items() if name not in ("urls", "shuffle", "on_error")}
+
+
+def _parts_or_urls(value: Any) -> Any:
+    """Return urls as they are kept; a mixture in a dict as it is, for an error of its own."""
+    return value if isinstance(value, Mapping) else URLS.converted(value)
+
+
+_OPTIONS = {
+    name: rule for name, rule in ARGUMENTS.items() if name not in ("urls", "shuffle", "on_error")
+}
 
 
 class WebDataset(Theirs):  # type: ignore[misc]
-    """A webdataset pipeline whose first stage is a ShardDataset, available as the attribute `source`.
+    """A webdataset pipeline whose first stage is a ShardDataset, its attribute `source`.
 
-    Stages that process samples are webdataset's own code: `.decode()`, `.to_tuple()`, `.map()`, `.batched()`,
-    `.shuffle()`, `.with_epoch()`. Stages that process shards are replaced by the node's daemon and ShardDataset.
+    Stages that process samples are webdataset's own code: `.decode()`, `.to_tuple()`, `.map()`,
+    `.batched()`, `.shuffle()`, `.with_epoch()`. Stages that process shards are replaced by the
+    node's daemon and ShardDataset.
 
     Args:
-        urls: as for webdataset (braces, "::", `${VAR}` from $WDS_VAR, local paths and `file:` urls, lists) or for
-            ShardDataset. `pipe:` is refused. Samples of local shards have `__local_path__`.
+        urls: as for webdataset (braces, "::", `${VAR}` from $WDS_VAR, local paths and `file:` urls,
+            lists) or for ShardDataset. `pipe:` is refused. Samples of local shards have
+            `__local_path__`.
         handler: called for shards and samples that cannot be read. Stages have their own handlers.
-        mode, resampled: "resampled" yields samples endlessly, for `.with_epoch()`: in rounds of the whole dataset, each
-            in a different order, whereas webdataset draws shards with replacement.
-        shardshuffle: false keeps the shards in order; any other value permutes all of them, differently in each epoch,
-            by `seed` alone: the same on all ranks and in every run, like `detshuffle`.
-        nodesplitter: `split_by_node` and the default divide samples, not shards, evenly among all ranks. With None,
-            every rank reads everything, in the same order.
+        mode, resampled: "resampled" yields samples endlessly, for `.with_epoch()`: in rounds of the
+            whole dataset, each in a different order, whereas webdataset draws shards with
+            replacement.
+        shardshuffle: false keeps the shards in order; any other value permutes all of them,
+            differently in each epoch, by `seed` alone: the same on all ranks and in every run, like
+            `detshuffle`.
+        nodesplitter: `split_by_node` and the default divide samples, not shards, evenly among all
+            ranks. With None, every rank reads everything, in the same order.
         workersplitter: only the default; samples are also divided among workers.
-        select_files: called for each member of a sample with "key.extension", the extension in lower case.
+        select_files: called for each member of a sample with "key.extension", the extension in
+            lower case.
         seed: default: $WDS_SEED, else 0.
         cache_dir, cache_size, url_to_name: no effect; the daemon does the caching.
-        empty_check: no effect; a dataset without samples is refused, a worker without samples is not.
+        empty_check: no effect; a dataset without samples is refused, a worker without samples is
+            not.
         repeat, verbose: no effect, as in webdataset.
-        options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`. `shuffle_window` is 0 by
-            default, so that `.shuffle()` mixes as in webdataset. For exact resuming, set it and drop that stage, and
-            let the DataLoader batch: `.batched()` takes one sample more than it yields.
+        options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`.
+            `shuffle_window` is 0 by default, so that `.shuffle()` mixes as in webdataset. For exact
+            resuming, set it and drop that stage, and let the DataLoader batch: `.batched()` takes
+            one sample more than it yields.
 
     Raises:
-        ConfigError: an argument is not supported over shardcache, such as `rename_files` or a yaml file.
+        ConfigError: an argument is not supported over shardcache, such as `rename_files` or a yaml
+            file.
         ShardcacheError: as ShardDataset.
     """
 
     @checked(
         OTHER_WORDS | _WORDS,
         _OPTIONS,
+        urls=Accepts(URLS.what, _parts_or_urls),
         handler=ARGUMENTS["on_error"],
+        mode=TEXT.or_none(),
+        shardshuffle=instance("True, False, or a number of shards", bool, int).or_none(),
         cache_size=instance("a number of bytes", int, float),
         select_files=FUNCTION.or_none(),
         **_OPTIONS,
@@ -110,14 +161,11 @@ class WebDataset(Theirs):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         endless = resampled or mode == "resampled"
-        _refuse(mode not in (None, "resampled"), f"mode={mode!r}", "omit it; urls that end in / need no mode")
-        _refuse(
-            rename_files is not None,
-            "rename_files",
-            "rename with the stages .rename(), .rename_keys() or .map(); samples are grouped when a shard is indexed",
-        )
+        _check_unsupported(mode, rename_files)
         if cache_dir is not None or cache_size > 0:
-            log.warning("WebDataset: cache_dir and cache_size are ignored; the daemon does the caching")
+            log.warning(
+                "WebDataset: cache_dir and cache_size are ignored; the daemon does the caching"
+            )
         options = {"shuffle_window": 0} | _deal(nodesplitter, workersplitter, endless) | options
         patterns = _patterns(urls)
         self.source = (_Endless if endless else ShardDataset)(
@@ -146,7 +194,9 @@ class WebDataset(Theirs):  # type: ignore[misc]
         self.source.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the source. Samples that `.shuffle()` or `.batched()` holds back count as read.
+        """Return the position of the source.
+
+        Samples that `.shuffle()` or `.batched()` holds back count as read.
 
         Raises ConfigError for a pipeline with a stage that may yield several items per sample.
         """
@@ -154,37 +204,51 @@ class WebDataset(Theirs):  # type: ignore[misc]
         return self.source.state_dict()
 
     def _check_stages(self) -> None:
-        """Raise ConfigError if the source's position does not determine how many items the last stage has yielded."""
+        """Raise ConfigError if the source's position does not tell what the last stage yields."""
         for stage in self.pipeline:
             _refuse(
                 not (isinstance(stage, _Begin) or _is_item_by_item(stage) or _holds_samples(stage)),
                 f"a state with the stage {_named(stage)}, which may yield several items per sample",
-                "write a stage that yields one item per sample as .map() or .select(); split samples after the "
+                "write a stage that yields one item per sample as .map() or .select(); split "
+                "samples after the "
                 "loader, or let .map() return all items of a sample together",
             )
 
     def load_state_dict(self, state: object) -> None:
-        """Resume where the state was taken; see ShardDataset. Raises ConfigError as `state_dict` does."""
+        """Resume where the state was taken; see ShardDataset.
+
+        Raises ConfigError as `state_dict` does.
+        """
         self._check_stages()
         if any(_holds_samples(stage) for stage in self.pipeline):
             log.warning(
-                "WebDataset: samples that .shuffle() or .batched() held when the state was saved are skipped; "
-                "to skip none, use shuffle_window instead of .shuffle(), and let the DataLoader batch"
+                "WebDataset: samples that .shuffle() or .batched() held when the state was saved "
+                "are skipped; "
+                "to skip none, use shuffle_window instead of .shuffle(), and let the DataLoader "
+                "batch"
             )
         self.source.load_state_dict(state)
 
 
-class _Endless(ShardDataset[Any]):
-    """The rounds of an endless stream, which has no epochs: each rank counts for itself."""
+class _EndlessRuntime(TorchRuntime):
+    """A program that reads an endless stream, which has no epochs: each rank counts for itself."""
 
-    def _new_epochs(self) -> Epochs:
+    def epochs(self, group: RankGroup, dealing: Assignment) -> Epochs:
+        """Return the count of rounds of this rank alone."""
         return Epochs()
+
+
+class _Endless(ShardDataset[Any]):
+    """The rounds of an endless stream."""
+
+    _runtime = _EndlessRuntime()
 
 
 class _Begin:
     """The first stage: begins a pass over the source, shared by all pipelines derived from one.
 
-    webdataset would begin it at the first sample, but the source's state may be requested before that.
+    webdataset would begin it at the first sample, but the source's state may be requested before
+    that.
     """
 
     def __init__(self, source: ShardDataset) -> None:
@@ -205,6 +269,20 @@ class _Begin:
 def _refuse(condition: bool, what: str, remedy: str) -> None:
     if condition:
         raise ConfigError(f"WebDataset over shardcache does not support {what}", remedy=remedy)
+
+
+def _check_unsupported(mode: str | None, rename_files: object) -> None:
+    _refuse(
+        mode not in (None, "resampled"),
+        f"mode={mode!r}",
+        "omit it; urls that end in / need no mode",
+    )
+    _refuse(
+        rename_files is not None,
+        "rename_files",
+        "rename with the stages .rename(), .rename_keys() or .map(); samples are grouped when "
+        "a shard is indexed",
+    )
 
 
 def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -240,9 +318,10 @@ def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> di
 
 
 def _locate(samples: Iterable[Any]) -> Iterator[Any]:
-    """Add the paths of local shards, as webdataset does, to samples that are still dicts after `decode`."""
+    """Add the paths of local shards, as webdataset does, to samples that are still dicts."""
     for sample in samples:
-        if isinstance(sample, dict) and (path := local_path(sample.get("__url__", ""))):
+        path = local_path(sample.get("__url__", "")) if isinstance(sample, dict) else None
+        if path:
             sample["__local_path__"] = path
         yield sample
 
@@ -251,7 +330,11 @@ def _select(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> Iterat
     """Yield the samples with only the members to keep; drop samples that have none."""
     for sample in samples:
         named = {name: sample[name] for name in _NAMES if name in sample}
-        kept = {ext: value for ext, value in sample.items() if ext not in named and keep(f"{sample['__key__']}.{ext}")}
+        kept = {
+            ext: value
+            for ext, value in sample.items()
+            if ext not in named and keep(f"{sample['__key__']}.{ext}")
+        }
         if kept:
             yield named | kept
 
@@ -268,4 +351,7 @@ def _named(stage: Any) -> str:
 
 
 def _holds_samples(stage: Any) -> bool:
-    return isinstance(stage, wds.detshuffle) or getattr(stage, "f", None) in (wds.shuffle.f, wds.batched.f)
+    return isinstance(stage, wds.detshuffle) or getattr(stage, "f", None) in (
+        wds.shuffle.f,
+        wds.batched.f,
+    )

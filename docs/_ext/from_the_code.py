@@ -23,12 +23,12 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from shardcache import config
 from shardcache.cli.main import app as shardcache
 from shardcache.cli.serve import serve
+from shardcache.config import settings as config
 from shardcache.errors import ShardcacheError
-from shardcache.metrics import Histogram, Measures
-from shardcache.server.prometheus import measured, page_metrics
+from shardcache.server.metrics.prometheus import measured, page_metrics
+from shardcache.telemetry.metrics import Histogram, Measures
 
 DOCS = Path(__file__).parents[1]
 
@@ -84,7 +84,7 @@ class Commands(Entries):
 
 
 class Settings(Entries):
-    """The fields of a model of `shardcache.config`."""
+    """The fields of a model of `shardcache.config.settings`."""
 
     required_arguments = 1
 
@@ -92,7 +92,7 @@ class Settings(Entries):
         """Return the list of fields."""
         model: type[BaseModel] = getattr(config, self.arguments[0])
         flags = {param.name: param for param in serve.get_params(click.Context(serve))}
-        prefix = str(model.model_config.get("env_prefix", ""))
+        prefix = config.VARIABLE_PREFIX if model is config.Settings else ""  # tables are in the file alone
         fields = ((name, field, _ways(name, flags, prefix)) for name, field in model.model_fields.items())
         return [nodes.definition_list("", *(self._field(*field) for field in fields))]
 
@@ -203,7 +203,19 @@ def _enter_sections(_app: Sphinx, doctree: nodes.document) -> None:
     for entry in doctree.findall(addnodes.index):
         if isinstance(entry.parent, nodes.section):
             section = entry.parent["ids"][0]
+            for target in {target for _, _, target, _, _ in entry["entries"]}:
+                if target.startswith("index-"):  # others are those of what is described
+                    _drop_anchor(entry.parent, target)
             entry["entries"] = [(kind, word, section, main, key) for kind, word, _, main, key in entry["entries"]]
+
+
+def _drop_anchor(section: nodes.Element, anchor: str) -> None:
+    """Remove the anchor that an entry had for itself: a table after it would have the same one twice."""
+    for node in list(section.findall(nodes.Element)):
+        if anchor in node.get("ids", ()):
+            node["ids"].remove(anchor)
+        if isinstance(node, nodes.target) and node.get("refid") == anchor:
+            node.parent.remove(node)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -13,7 +13,7 @@ import os
 from datasets import Image, load_dataset
 from datasets.distributed import split_dataset_by_node
 
-from shardcache_client.paths import cached_paths
+from shardcache_client.files.paths import cached_paths
 
 BATCH = 4
 EPOCHS = 3

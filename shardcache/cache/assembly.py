@@ -3,18 +3,25 @@
 import asyncio
 from dataclasses import dataclass
 
-from shardcache.access import AllowList
+from shardcache.access.rules import AllowList
 from shardcache.cache.bulk.counting import Counting
 from shardcache.cache.bulk.warming import Warming
-from shardcache.cache.disk_health import Health
+from shardcache.cache.disk_health import DiskHealth
+from shardcache.cache.fetching.companions import Companions
 from shardcache.cache.fetching.fetcher import Fetcher
 from shardcache.cache.fetching.leasing import Leasing
+from shardcache.cache.fetching.part_filler import PartFiller
 from shardcache.cache.fetching.prefetcher import Prefetcher
 from shardcache.cache.fetching.publisher import Publisher
+from shardcache.cache.fetching.shard_indexing import ShardIndexing
 from shardcache.cache.fetching.transfers import Transfers
-from shardcache.cache.listings.manifests import Manifests
+from shardcache.cache.listings.manifests import ListingLimits, Manifests
+from shardcache.cache.objects.known_objects import KnownObjects
+from shardcache.cache.objects.object_reads import ObjectReads
+from shardcache.cache.objects.objects import Objects
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.readers import Readers
+from shardcache.cache.readers.services import Shared
 from shardcache.cache.scrubber import Scrubber
 from shardcache.cache.space.pins import Pins
 from shardcache.cache.space.residency import Residency
@@ -23,8 +30,9 @@ from shardcache.cache.versions.revalidation import Revalidation
 from shardcache.cache.views.live_view import LiveView
 from shardcache.cache.views.reasons import Reasons
 from shardcache.cache.views.status_page import StatusPage
+from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.turns import Turns
-from shardcache.config import Settings
+from shardcache.config.settings import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.store.indexing.indexers import Indexers
@@ -32,124 +40,246 @@ from shardcache.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What is known of shards, keeps them, and fetches them."""
+class Given:
+    """Parts from outside of which a cache is made.
 
-    turns: Turns
+    Attributes:
+        group: in which its tasks run.
+    """
+
+    settings: Settings
+    store: Store
+    origins: Origins
+    downloader: Downloader
+    indexers: Indexers
+    group: asyncio.TaskGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Knowledge of shards, and the services that keep them.
+
+    Attributes:
+        changed: notified when anything has changed that a transfer or a reader waits for.
+    """
+
     allow: AllowList
+    turns: Turns
+    changed: Signal
     # What is known of shards
     history: History
+    planner: Planner
     manifests: Manifests
     revalidation: Revalidation
     # What is kept
     pins: Pins
     residency: Residency
-    health: Health
+    health: DiskHealth
     scrubber: Scrubber
-    # What is fetched
-    transfers: Transfers
-    prefetcher: Prefetcher
-    leasing: Leasing
 
 
-def assemble(
-    settings: Settings,
-    store: Store,
-    origins: Origins,
-    downloader: Downloader,
-    indexers: Indexers,
-    group: asyncio.TaskGroup,
-) -> Parts:
-    """Build the parts of a cache; its transfers and revalidations will run in `group`."""
+def assemble_kept(given: Given) -> Kept:
+    """Build what is known of shards, and what keeps them."""
+    settings = given.settings
+    store = given.store
+    origins = given.origins
+    downloader = given.downloader
     counters = downloader.counters
     ttl_s = settings.listing_ttl_s
-    turns = Turns()
     allow = AllowList(settings.allow)
+    turns = Turns()
+    changed = Signal()
 
     history = History(store)
     planner = Planner(store.shards)
-    unplanned_bytes = settings.plan_memory // 2
-    manifests = Manifests(origins, downloader, history, allow, ttl_s, unplanned_bytes)
-    revalidation = Revalidation(store, origins, planner, counters, group, ttl_s)
+    listing_limits = ListingLimits(ttl_s, memory_bytes=settings.plan_memory // 2)
+    revalidation = Revalidation(store, origins, planner, counters, given.group, ttl_s)
+    manifests = Manifests(
+        origins,
+        downloader,
+        history,
+        revalidation,
+        allow,
+        listing_limits,
+    )
 
     pins = Pins(store, turns, settings.max_pinned)
-    residency = Residency(store, planner, pins, counters)
-    health = Health(residency)
-    scrubber = Scrubber(residency, health, settings.scrub_rate, settings.scrub_pause_s)
-
-    publisher = Publisher(residency, origins, history, indexers)
-    fetcher = Fetcher(residency, health, origins, downloader, publisher, settings.part_size)
-    transfers = Transfers(fetcher.fetch, downloader.scheduler.deal, residency, group)
-    prefetcher = Prefetcher(residency, health, transfers, settings.max_transfers)
-    leasing = Leasing(residency, transfers, health, history, revalidation)
-
-    return Parts(
-        turns=turns,
+    residency = Residency(store, planner, pins, counters, changed)
+    health = DiskHealth(store, residency, changed)
+    scrubber = Scrubber(
+        store,
+        health,
+        residency.parts,
+        changed,
+        settings.scrub_rate,
+        settings.scrub_pause_s,
+    )
+    return Kept(
         allow=allow,
+        turns=turns,
+        changed=changed,
         history=history,
+        planner=planner,
         manifests=manifests,
         revalidation=revalidation,
         pins=pins,
         residency=residency,
         health=health,
         scrubber=scrubber,
-        transfers=transfers,
-        prefetcher=prefetcher,
-        leasing=leasing,
+    )
+
+
+def _part_filler(given: Given, kept: Kept) -> PartFiller:
+    settings = given.settings
+    return PartFiller(
+        given.store,
+        kept.residency,
+        given.downloader,
+        kept.changed,
+        settings.range_part_size,
+        settings.whole_from_percent / 100,
     )
 
 
 @dataclass(frozen=True, slots=True)
+class Fetching:
+    """Services that fetch shards, and find those that are cached."""
+
+    transfers: Transfers
+    prefetcher: Prefetcher
+    leasing: Leasing
+
+
+def assemble_fetching(given: Given, kept: Kept) -> Fetching:
+    """Build what fetches shards; its transfers will run in the group."""
+    settings = given.settings
+    store = given.store
+    origins = given.origins
+    downloader = given.downloader
+    counters = downloader.counters
+    planner = kept.planner
+    residency = kept.residency
+    health = kept.health
+    history = kept.history
+    changed = kept.changed
+
+    companions = Companions(origins, downloader)
+    indexing = ShardIndexing(origins, given.indexers, companions)
+    publisher = Publisher(store, residency, indexing, history, changed)
+    filler = _part_filler(given, kept)
+    fetcher = Fetcher(
+        store,
+        planner,
+        residency,
+        health,
+        origins,
+        downloader,
+        publisher,
+        filler,
+        settings.part_size,
+        counters,
+        changed,
+    )
+    reconsider = downloader.scheduler.deal
+    transfers = Transfers(fetcher.fetch, reconsider, planner, counters, changed, given.group)
+
+    at_once = settings.max_transfers
+    prefetcher = Prefetcher(store, planner, residency, health, transfers, at_once, changed)
+    revalidation = kept.revalidation
+    leasing = Leasing(
+        store,
+        planner,
+        residency,
+        transfers,
+        health,
+        history,
+        revalidation,
+        counters,
+    )
+    return Fetching(transfers, prefetcher, leasing)
+
+
+@dataclass(frozen=True, slots=True)
 class Uses:
-    """Who asks for shards, and what is shown of that."""
+    """Services that ask for shards."""
 
     readers: Readers
+    objects: Objects
     warming: Warming
     counting: Counting
-    reasons: Reasons
-    live_view: LiveView
-    status_page: StatusPage
 
 
-def assemble_uses(
-    parts: Parts,
-    settings: Settings,
-    store: Store,
-    origins: Origins,
-    downloader: Downloader,
-    indexers: Indexers,
-) -> Uses:
-    """Build what uses a cache's parts."""
+def _objects(given: Given, kept: Kept, leasing: Leasing) -> Objects:
+    store = given.store
+    downloader = given.downloader
+    known = KnownObjects(kept.manifests, store, given.settings.listing_ttl_s)
+    reads = ObjectReads(leasing, kept.residency, store.layout, downloader.counters)
+    return Objects(reads, known, given.origins, downloader, kept.allow)
+
+
+def assemble_uses(given: Given, kept: Kept, fetching: Fetching) -> Uses:
+    """Build what asks for shards."""
+    settings = given.settings
+    store = given.store
+    origins = given.origins
+    downloader = given.downloader
+    transfers = fetching.transfers
+    leasing = fetching.leasing
+
+    shared = Shared(
+        kept.planner,
+        kept.residency,
+        transfers,
+        leasing,
+        downloader.counters,
+        kept.turns,
+        kept.changed,
+    )
+    readers = Readers(shared, settings.plan_memory)
     at_once = settings.max_transfers
-    turns = parts.turns
-    history = parts.history
-    residency = parts.residency
-    transfers = parts.transfers
-    prefetcher = parts.prefetcher
-    leasing = parts.leasing
-
-    readers = Readers(residency, transfers, leasing, turns, settings.plan_memory)
     warming = Warming(store, transfers, leasing, origins, downloader, at_once)
     counting = Counting(
         store,
         transfers,
         leasing,
-        history,
+        kept.history,
         origins,
         downloader,
-        indexers,
+        given.indexers,
         at_once,
     )
+    return Uses(readers, _objects(given, kept, leasing), warming, counting)
 
-    reasons = Reasons(readers, transfers, residency, downloader)
-    live_view = LiveView(readers, transfers, residency, reasons, turns)
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Views of the cache."""
+
+    reasons: Reasons
+    live_view: LiveView
+    status_page: StatusPage
+
+
+def assemble_views(given: Given, kept: Kept, fetching: Fetching, readers: Readers) -> Views:
+    """Build what is shown."""
+    store = given.store
+    downloader = given.downloader
+    planner = kept.planner
+    residency = kept.residency
+    transfers = fetching.transfers
+
+    reasons = Reasons(readers, transfers, residency, store.space, downloader)
+    live_view = LiveView(store, planner, readers, transfers, reasons, kept.turns)
     status_page = StatusPage(
+        store,
+        planner,
+        downloader.counters,
         readers,
         transfers,
-        prefetcher,
+        fetching.prefetcher,
         residency,
         downloader,
-        origins,
+        given.origins,
         reasons,
     )
-    return Uses(readers, warming, counting, reasons, live_view, status_page)
+    return Views(reasons, live_view, status_page)

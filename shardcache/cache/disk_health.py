@@ -12,6 +12,7 @@ from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.signals import Signal
 from shardcache.errors import CorruptShardError, DiskError, DiskFullError, ExhaustedError
 from shardcache.store.shard import Shard
+from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
@@ -22,17 +23,23 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 
 
-class Health:
+class DiskHealth:
     """Health of the cache disk: checked periodically, right after errors, and while it fails.
 
     Attributes:
         error: the disk's present error. With one, cached shards are served but none is fetched.
     """
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, store: Store, residency: Residency, changed: Signal) -> None:
+        """Begin with a disk that is well.
+
+        Args:
+            changed: notified when the disk fails or recovers.
+        """
         self.error: DiskError | None = None
+        self._store = store
         self._residency = residency
-        self._store = residency.store
+        self._changed = changed
         self._since_s = time.monotonic()  # start of the present state
         self._suspicion = asyncio.Event()  # set until the disk is checked by writing
         self._suspicion.set()
@@ -42,7 +49,7 @@ class Health:
 
     def __repr__(self) -> str:
         state = "well" if self.error is None else repr(self.error.code)
-        return f"Health({state})"
+        return f"DiskHealth({state})"
 
     def check(self, url: str) -> None:
         """Raise the disk's present error, if any, naming the url that cannot be fetched."""
@@ -95,7 +102,11 @@ class Health:
 
     async def lost(self) -> None:
         """Return once the cache folder was found deleted with the folder around it."""
-        while not self._store.folder.is_lost:
+        await self.until(lambda: self._store.folder.is_lost)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once a condition holds; it is tried after each look at the disk."""
+        while not condition():
             await self._looked.wait()
 
     async def run(self) -> None:
@@ -156,7 +167,7 @@ class Health:
         self.error = error
         if type(previous) is type(error):
             return
-        self._residency.changed.notify()
+        self._changed.notify()
         now_s = time.monotonic()
         lasted_s = now_s - self._since_s
         self._since_s = now_s

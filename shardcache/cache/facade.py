@@ -2,12 +2,21 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from shardcache.access import Peer, canonical
-from shardcache.cache.assembly import assemble, assemble_uses
+from shardcache.access.rules import Peer
+from shardcache.access.urls import canonical
+from shardcache.cache.assembly import (
+    Given,
+    assemble_fetching,
+    assemble_kept,
+    assemble_uses,
+    assemble_views,
+)
 from shardcache.cache.background import BackgroundTasks
 from shardcache.cache.bulk.round import Round, Send, reporting
 from shardcache.cache.bulk.warming import CACHED
@@ -16,20 +25,22 @@ from shardcache.cache.fetching.prefetcher import Prefetcher
 from shardcache.cache.listings.matching import matcher
 from shardcache.cache.space.pins import pinned_by
 from shardcache.cache.versions.history import History
-from shardcache.config import Settings
-from shardcache.errors import CorruptShardError, ExhaustedError
+from shardcache.config.settings import Settings
+from shardcache.errors import CacheError, CorruptShardError, ExhaustedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
-from shardcache.protocol import Json, ShardRef, Wanted
 from shardcache.redact import redact
+from shardcache.shared.protocol import Json, ShardRef, Wanted
+from shardcache.shared.temporary_keys import TemporaryKeys
+from shardcache.shared.url_names import may_name_index
 from shardcache.store.folder.pins_file import Pin
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.keys import shard_key
+from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 from shardcache.tarindex.contents import TokenMember
-from shardcache.url_names import INDEX_SUFFIX
 
 _AT_ONCE = 256  # shards or pins: a hundred thousand would block the event loop
 
@@ -49,30 +60,42 @@ class Cache:
         indexers: Indexers,
         group: asyncio.TaskGroup,
     ) -> None:
-        parts = assemble(settings, store, origins, downloader, indexers, group)
-        uses = assemble_uses(parts, settings, store, origins, downloader, indexers)
+        given = Given(settings, store, origins, downloader, indexers, group)
+        kept = assemble_kept(given)
+        fetching = assemble_fetching(given, kept)
+        uses = assemble_uses(given, kept, fetching)
+        views = assemble_views(given, kept, fetching, uses.readers)
         self.layout = store.layout
+        self.counters = downloader.counters
         self.bills = downloader.counters.bills
         self.measures = downloader.counters.measures
-        self.turns = parts.turns
-        self.manifests = parts.manifests
+        self.turns = kept.turns
+        self.manifests = kept.manifests
         self.readers = uses.readers
-        self.reasons = uses.reasons
-        self.live_view = uses.live_view
+        self.objects = uses.objects
+        self.reasons = views.reasons
+        self.live_view = views.live_view
         self._store = store
+        self._handed = origins.handed
         self._downloader = downloader
-        self._allow = parts.allow
-        self._revalidation = parts.revalidation
-        self._pins = parts.pins
-        self._residency = parts.residency
-        self._health = parts.health
-        self._scrubber = parts.scrubber
-        self._transfers = parts.transfers
+        self._allow = kept.allow
+        self._revalidation = kept.revalidation
+        self._pins = kept.pins
+        self._residency = kept.residency
+        self._health = kept.health
+        self._scrubber = kept.scrubber
+        self._transfers = fetching.transfers
         self._warming = uses.warming
         self._counting = uses.counting
-        self._status_page = uses.status_page
+        self._status_page = views.status_page
         self._background = BackgroundTasks(group)
-        self._start(parts.history, parts.prefetcher, origins)
+        self._start(kept.history, fetching.prefetcher, origins)
+
+    def take_keys(self, variables: Mapping[str, Any], peer: Peer) -> None:
+        """Read object stores with the temporary keys of this daemon's own user, if given any."""
+        keys = TemporaryKeys.of(variables)
+        if keys is not None and peer.uid == os.geteuid():
+            self._handed.add(keys)
 
     def _start(self, history: History, prefetcher: Prefetcher, origins: Origins) -> None:
         """Start what runs in the background."""
@@ -118,7 +141,7 @@ class Cache:
 
         Raises OriginError.
         """
-        has_index = any(INDEX_SUFFIX in pattern for pattern in patterns)
+        has_index = any(map(may_name_index, patterns))
         is_listed = not has_index  # which may be older than the shards
         async with self._found(patterns, peer, send, "samples", max_age_s=0) as refs:
             await self._counting.count(refs, send, listed=is_listed, member=member)
@@ -225,18 +248,32 @@ class Cache:
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix that the user may see.
 
+        They are followed by the objects of which parts are cached, so far as `cached_bytes` says.
         Raises ConfigError for a prefix of an unknown protocol.
         """
         await Origins.check_protocols([prefix])
-        async for shard, facts in self._shards(self._under(prefix, peer)):
+        is_meant = self._under(prefix, peer)
+        async for shard, facts in self._shards(is_meant):
             yield {
                 "url": facts.url,
                 "version": facts.version,
                 "size_bytes": facts.size_bytes,
+                "cached_bytes": facts.size_bytes,
                 "samples": facts.samples,
                 "leases": shard.leases,
                 "pinned": shard.pinned,
                 "used_at_s": shard.used_at_s,
+            }
+        async for file, url in self._part_files(is_meant):
+            yield {
+                "url": url,
+                "version": file.partial.obj.version,
+                "size_bytes": file.partial.obj.size_bytes,
+                "cached_bytes": file.kept_parts_bytes,
+                "samples": None,
+                "leases": file.leases.total(),
+                "pinned": False,
+                "used_at_s": file.used_at_s,
             }
 
     def _under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
@@ -265,6 +302,18 @@ class Cache:
             if is_meant(facts.url) and self._store.shards.get(shard.key) is shard:
                 yield shard, facts
 
+    async def _part_files(
+        self,
+        is_meant: Callable[[str], bool],
+    ) -> AsyncGenerator[tuple[PartFile, str], None]:
+        """Yield the objects of which parts are cached, with their urls, if these are meant."""
+        for number, file in enumerate(list(self._store.part_files.values())):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            url = redact(file.partial.obj.url)
+            if file.is_own and is_meant(url):
+                yield file, url
+
     async def named_path(self, shard: Shard, facts: Facts) -> Path:
         """Return a path of a leased shard that ends with its object's name: libraries go by it."""
         return await self._store.named_path(shard, facts)
@@ -280,7 +329,11 @@ class Cache:
         evicted: list[str] = []
         kept: list[Json] = []
         freed_bytes = 0
-        async for shard, facts in self._shards(lambda url: matches(url) and visible(url)):
+
+        def is_meant(url: str) -> bool:
+            return matches(url) and visible(url)
+
+        async for shard, facts in self._shards(is_meant):
             if shard.stays:
                 kept.append({"url": facts.url, "reason": self._why_it_stays(shard, facts)})
             elif await self._residency.evict(shard):
@@ -289,6 +342,14 @@ class Cache:
             else:
                 reason = "a process still has it open, or a hard link to it exists"
                 kept.append({"url": facts.url, "reason": reason})
+
+        async for file, url in self._part_files(is_meant):
+            parts_bytes = await self._residency.parts.evict_all(file)
+            freed_bytes += parts_bytes
+            if parts_bytes:
+                evicted.append(url)
+            else:
+                kept.append({"url": url, "reason": "ranges of it are being read"})
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
     def _why_it_stays(self, shard: Shard, facts: Facts) -> str:
@@ -306,34 +367,50 @@ class Cache:
         """
         await Origins.check_protocols([prefix])
         shards = [found async for found in self._shards(self._under(prefix, peer))]
+        files = [found async for found in self._part_files(self._under(prefix, peer))]
         total_bytes = sum(shard.size_bytes for shard, _ in shards)
-        yield {"event": "start", "shards": len(shards), "total_bytes": total_bytes}
+        total_bytes += sum(file.kept_parts_bytes for file, _ in files)
+        count = len(shards) + len(files)
+        yield {"event": "start", "shards": count, "total_bytes": total_bytes}
+        done_shards = 0
         done_bytes = 0
         corrupt = 0
-        for number, (shard, facts) in enumerate(shards, 1):
-            error = await self._verify(shard)
+        async for url, size_bytes, error in self._verified(shards, files):
             if isinstance(error, CorruptShardError):
                 corrupt += 1
-            done_bytes += shard.size_bytes
-            result: Json = {"event": "shard", "url": facts.url, "ok": error is None}
+            done_shards += 1
+            done_bytes += size_bytes
+            result: Json = {"event": "shard", "url": url, "ok": error is None}
             if error is not None:
                 result["error"] = error.to_json()
             yield result
             yield {
                 "event": "progress",
-                "done_shards": number,
-                "shards": len(shards),
+                "done_shards": done_shards,
+                "shards": count,
                 "done_bytes": done_bytes,
                 "total_bytes": total_bytes,
             }
         refused = len(self._status_page.refused(self._under(prefix, peer)))
         yield {
             "event": "done",
-            "shards": len(shards),
+            "shards": count,
             "corrupt": corrupt,
             "refused": refused,
             "bytes": done_bytes,
         }
+
+    async def _verified(
+        self,
+        shards: Sequence[tuple[Shard, Facts]],
+        files: Sequence[tuple[PartFile, str]],
+    ) -> AsyncIterator[tuple[str, int, CacheError | CorruptShardError | None]]:
+        """Read shards and parts again; yield the url and size of each, and what is wrong."""
+        for shard, facts in shards:
+            yield facts.url, shard.size_bytes, await self._verify(shard)
+        for file, url in files:
+            size_bytes = file.kept_parts_bytes
+            yield url, size_bytes, await self._verify_parts(file, url)
 
     async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
         if self._store.shards.get(shard.key) is not shard:
@@ -346,6 +423,23 @@ class Cache:
                 await self._health.found(shard, exn)
             return exn
         return None
+
+    async def _verify_parts(
+        self,
+        file: PartFile,
+        url: str,
+    ) -> CacheError | CorruptShardError | None:
+        if self._store.part_files.get(file.partial.key) is not file:
+            return None  # evicted since it was listed, or being completed
+        try:
+            damaged = await self._residency.parts.verify(file)
+        except CacheError as exn:
+            return exn
+        if not damaged:
+            return None
+        numbers = ", ".join(map(str, damaged))
+        what = f"parts {numbers} of the cached file {file.partial.path} are damaged; dropped"
+        return CorruptShardError(what, url=url)
 
     # State
 
@@ -361,6 +455,10 @@ class Cache:
     async def lost(self) -> None:
         """Return once the cache folder was found deleted with the folder around it."""
         await self._health.lost()
+
+    async def unreachable(self, socket: Path) -> None:
+        """Return once the daemon's socket was found deleted."""
+        await self._health.until(lambda: not socket.exists())
 
     def health(self) -> Json:
         """Return `status` (`ok` or `degraded`) and the state of the disk.

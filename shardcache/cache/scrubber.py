@@ -1,4 +1,4 @@
-"""Scrubbing: the slow re-reading of all shards, as disks do not report bit errors."""
+"""Scrubbing: the slow re-reading of all shards and parts, as disks do not report bit errors."""
 
 import asyncio
 import time
@@ -6,11 +6,19 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Self
 
-from shardcache.cache.disk_health import Health
-from shardcache.cache.space.residency import Residency
-from shardcache.errors import CorruptShardError
+import structlog
+
+from shardcache.cache.disk_health import DiskHealth
+from shardcache.cache.space.part_residency import PartResidency
+from shardcache.cache.waiting.signals import Signal
+from shardcache.errors import CorruptShardError, DiskError
+from shardcache.redact import redact
 from shardcache.store.keys import is_key
+from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Shard
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
 
 _KIND = "scrub"  # of the row in the catalogue
 
@@ -62,21 +70,29 @@ def _is_time(value: float) -> bool:
 
 
 class Scrubber:
-    """Checks one shard after another, at a bounded rate; 0 disables it.
+    """Checks one shard after another, then the parts of objects, at a bounded rate; 0 disables it.
 
     Rounds are at least `pause_s` apart.
     """
 
     def __init__(
         self,
-        residency: Residency,
-        health: Health,
+        store: Store,
+        health: DiskHealth,
+        parts: PartResidency,
+        changed: Signal,
         rate_bytes_per_s: int,
         pause_s: float,
     ) -> None:
-        self._store = residency.store
-        self._changed = residency.changed
+        """Begin before the first round.
+
+        Args:
+            changed: notified when shards have come or the disk has recovered.
+        """
+        self._store = store
         self._health = health
+        self._parts = parts
+        self._changed = changed
         self._rate_bytes_per_s = rate_bytes_per_s
         self._pause_s = pause_s
         self._progress = ScrubProgress()
@@ -108,7 +124,8 @@ class Scrubber:
         while True:
             await asyncio.sleep(self._pause_left_s())
             keys = sorted(self._store.shards)
-            if keys and self._health.error is None:
+            has_any = bool(keys or self._store.part_files)
+            if has_any and self._health.error is None:
                 await self._round(keys)
             else:
                 await self._changed.wait()
@@ -133,10 +150,37 @@ class Scrubber:
             progress.key = key
             if time.monotonic() - self._saved_s > _SAVE_S:
                 await self._save(progress)
+        if not await self._check_parts():
+            return
         ended = ScrubProgress(ended_s=time.time())
         await self._save(ended)
         # Shown only once saved: a restart must not repeat a round already reported as complete.
         self._progress = ended
+
+    async def _check_parts(self) -> bool:
+        """Check the parts of objects; False if the disk itself has failed."""
+        for file in list(self._store.part_files.values()):
+            for part in file.kept:
+                if self._store.part_files.get(file.partial.key) is not file:
+                    break  # evicted, or taken over by a transfer of the whole
+                if not await self._check_part(file, part):
+                    return False
+        return True
+
+    async def _check_part(self, file: PartFile, part: int) -> bool:
+        """Check one part; False if the disk itself has failed."""
+        size_bytes = max(_MIN_BYTES, file.partial.size_of(part))
+        await asyncio.sleep(size_bytes / self._rate_bytes_per_s)
+        try:
+            damaged = await self._parts.verify_part(file, part)
+        except DiskError:
+            return await self._health.examine()
+        self._read_bytes += size_bytes
+        self._found += len(damaged)
+        if damaged:
+            url = redact(file.partial.obj.url)
+            log.error("a part of a cached object is damaged; dropped", shard=url, part=part)
+        return True
 
     async def _check(self, shard: Shard) -> bool:
         """Check one shard; False if the disk itself has failed."""

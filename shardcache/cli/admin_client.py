@@ -1,6 +1,7 @@
 """The admin API over the daemon's Unix socket, as the commands use it."""
 
 import json
+import os
 import shlex
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -11,14 +12,18 @@ from typing import Any
 from urllib.parse import quote
 
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
-from shardcache.private import tool_socket
-from shardcache.protocol import Json
 from shardcache.redact import printable
-from shardcache.unix_socket import connected, credentials, health
+from shardcache.shared.private import node_has_daemon, tool_socket
+from shardcache.shared.protocol import Json
+from shardcache.shared.temporary_keys import TemporaryKeys
+from shardcache.shared.unix_socket import connected, credentials, health
 
-# Close it, as with `contextlib.closing`: a caller that stops reading early frees the connection
-# that way.
 Lines = Generator[Json, None, None]
+"""Lines of an answer as they arrive.
+
+To be closed, as by `contextlib.closing`: the connection of a caller that stops reading early is
+freed that way.
+"""
 
 _CONNECT_LIMIT_S = 10.0
 
@@ -31,19 +36,23 @@ class AdminClient:
     itself returns.
 
     Args:
-        socket: path of the daemon's socket; None for the default one.
+        path: of the daemon's socket; None for the default one.
         silence_s: how long the daemon may be silent, even about its health. Work that lasts, such
             as warming a whole dataset, has no limit while the daemon is alive.
     """
 
-    def __init__(self, socket: Path | None = None, silence_s: float = 10.0) -> None:
-        self.socket = tool_socket(socket)
-        self._chosen = socket is not None
+    def __init__(self, path: Path | None = None, silence_s: float = 10.0) -> None:
+        self._path = tool_socket(path)
+        self._is_default_path = path is None
         self._silence_s = silence_s
 
     def status(self) -> Json:
         """Return the daemon's status page."""
         return self._json("GET", "/v1/status")
+
+    def credentials(self) -> Json:
+        """Return keys of this user for the S3 endpoint, as a credential_process prints them."""
+        return self._json("POST", "/v1/credentials")
 
     def evict(self, urls: Sequence[str]) -> Json:
         """Evict the shards that match; return those evicted, and those kept with the reason."""
@@ -70,13 +79,15 @@ class AdminClient:
         return self._until_done("/v1/warm", {"urls": urls})
 
     def index(self, urls: Sequence[str], tokens: str | None = None) -> Lines:
-        """Yield events until the samples of `urls`, and those of the member `tokens`, are counted
-        in every shard.
+        """Yield events until the samples of `urls` are counted in every shard.
+
+        Args:
+            tokens: name of the member whose tokens are counted as well, if any.
         """
-        return self._until_done(
-            "/v1/index",
-            {"urls": urls} | ({} if tokens is None else {"tokens": tokens}),
-        )
+        body: Json = {"urls": urls}
+        if tokens is not None:
+            body["tokens"] = tokens
+        return self._until_done("/v1/index", body)
 
     def verify(self, prefix: str) -> Lines:
         """Yield events until every cached shard below `prefix` has been verified."""
@@ -84,71 +95,77 @@ class AdminClient:
 
     def _json(self, method: str, path: str, body: Json | None = None) -> Json:
         with self._request(method, path, body) as response:
-            answer: Json = shown(json.loads(response.read()))
+            answer: Json = _printable_json(json.loads(response.read()))
             return answer
 
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
-        # it may fetch something, which takes this process's own credentials
-        if method == "POST" and not self._chosen:
-            self.socket = tool_socket(fetches=True)
+        # Work may fetch something: the default daemon is then the one that has the credentials of
+        # this process.
+        if method == "POST" and self._is_default_path:
+            self._path = tool_socket(fetches=True)
+            keys = TemporaryKeys.of(os.environ)
+            if keys is not None and not node_has_daemon():
+                body = {**(body or {}), "temporary_keys": keys.variables}
         with self._request(method, path, body) as response:
             for line in _lines_of(response):
-                event = shown(json.loads(line))
+                event = _printable_json(json.loads(line))
                 if event.get("event") == "failed":
                     raise from_json(event["error"])
                 yield event
 
     def _until_done(self, path: str, body: Json) -> Lines:
-        event: Json = {}
+        """Yield the events of work, of which the last is `done` unless the daemon stopped."""
+        is_done = False
         with closing(self._lines("POST", path, body)) as events:
             for event in events:
                 yield event
-        if event.get("event") != "done":
+                is_done = event.get("event") == "done"
+        if not is_done:
             raise NoDaemonError(
                 "the daemon stopped before the request was done",
-                url=str(self.socket),
+                url=str(self._path),
             )
 
     @contextmanager
     def _request(self, method: str, path: str, body: Json | None) -> Iterator[HTTPResponse]:
-        """Yield the answer to a request.
+        """Yield the answer to a request, of which only the head has been read.
 
-        Turn the errors of its connection into errors that the user can act on.
+        Errors of the connection, and of what the block reads, become ones that the user can act on.
         """
-        where = str(self.socket)
-        content = {} if body is None else {"Content-Type": "application/json"}
-        with closing(HTTPConnection("shardcache")) as connection:
+        where = str(self._path)
+        content: bytes | None = None
+        headers: dict[str, str] = {}
+        if body is not None:
+            content = json.dumps(body).encode()
+            headers = {"Content-Type": "application/json"}
+        with closing(HTTPConnection("shardcache")) as connection:  # the name goes into Host alone
             try:
-                connection.sock = self._connected()
+                connection.sock = self._connect()
                 # a daemon that refuses a connection answers and closes without reading
                 with suppress(BrokenPipeError):
-                    connection.request(
-                        method,
-                        path,
-                        None if body is None else json.dumps(body).encode(),
-                        content,
-                    )
+                    connection.request(method, path, content, headers)
                 with connection.getresponse() as response:
                     if response.status >= 400:
-                        raise error_of(response.status, response.reason, response.read())
+                        raise _error_of(response.status, response.reason, response.read())
                     yield response
             except TimeoutError as exn:
                 raise NoDaemonError(
                     "the daemon accepts connections but does not answer within "
                     f"{self._silence_s:g} s",
                     url=where,
-                    remedy=self._how_to_end_it(),
+                    remedy=self._how_to_end_the_daemon(),
                 ) from exn
             except (HTTPException, ConnectionError) as exn:
                 reason = f"the connection to the daemon broke: {exn or type(exn).__name__}"
                 raise NoDaemonError(reason, url=where) from exn
-            except ValueError as exn:
+            except ValueError as exn:  # of `json.loads` in the block
                 raise ProtocolError(f"the daemon's answer is not JSON: {exn}", url=where) from exn
 
-    def _connected(self) -> socket:
-        where = str(self.socket)
+    def _connect(self) -> socket:
+        """Return a connection to the daemon. Raises DaemonError, NoDaemonError."""
+        where = str(self._path)
         try:
-            sock = connected(self.socket, _CONNECT_LIMIT_S)
+            sock = connected(self._path, _CONNECT_LIMIT_S)
         except PermissionError as exn:
             remedy = f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again"
             raise DaemonError(
@@ -156,22 +173,27 @@ class AdminClient:
                 url=where,
                 remedy=remedy,
             ) from exn
-        except BlockingIOError as exn:
+        except BlockingIOError as exn:  # its queue of connections is full
             reason = "a daemon listens at the socket, but accepts no connections"
-            raise NoDaemonError(reason, url=where, remedy=self._how_to_end_it()) from exn
+            remedy = self._how_to_end_the_daemon()
+            raise NoDaemonError(reason, url=where, remedy=remedy) from exn
         except OSError as exn:
-            flag = f"--socket {shlex.quote(where)} " if self._chosen else ""
-            command = f"shardcache serve {flag}--cache-dir /path/on/local/disk --capacity 500GB"
             raise NoDaemonError(
                 "no daemon listens at the socket",
                 url=where,
-                remedy=f"start it: {command}",
+                remedy=f"start it: {self._start_command()}",
             ) from exn
-        return _WatchedConnection(sock, self.socket, self._silence_s)
+        return _WatchedConnection(sock, self._path, self._silence_s)
 
-    def _how_to_end_it(self) -> str:
-        with suppress(OSError), connected(self.socket, _CONNECT_LIMIT_S) as sock:
-            pid = credentials(sock)[0]
+    def _start_command(self) -> str:
+        options = "--cache-dir /path/on/local/disk --capacity 500GB"
+        if not self._is_default_path:
+            options = f"--socket {shlex.quote(str(self._path))} {options}"
+        return f"shardcache serve {options}"
+
+    def _how_to_end_the_daemon(self) -> str:
+        with suppress(OSError), connected(self._path, _CONNECT_LIMIT_S) as sock:
+            pid, _, _ = credentials(sock)
             if pid:  # 0 in another PID namespace
                 return f"look for a disk that hangs (dmesg), or end it: kill -9 {pid}"
         return "look for a disk that hangs (dmesg), or end its process"
@@ -187,8 +209,9 @@ class _WatchedConnection(socket):
     def __init__(self, connection: socket, path: Path, silence_s: float) -> None:
         super().__init__(fileno=connection.detach())
         self._path = path
-        self._step_s = silence_s / 2
-        self.settimeout(self._step_s)
+        # Half of the silence passes before the question for its health, the other half after it.
+        self._half_silence_s = silence_s / 2
+        self.settimeout(self._half_silence_s)
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Receive bytes into a buffer, as `socket.recv_into` does."""
@@ -200,15 +223,15 @@ class _WatchedConnection(socket):
 
     def _check_alive(self) -> None:
         try:
-            health(self._path, self._step_s)
+            health(self._path, self._half_silence_s)
         except ValueError:
             pass  # an answer other than its health is a sign of life, too
         except OSError as exn:
             raise TimeoutError from exn
 
 
-def shown(value: Any) -> Any:
-    """Return JSON without terminal control sequences.
+def _printable_json(value: Any) -> Any:
+    """Return a JSON value whose texts have no terminal control sequences.
 
     Urls, names and reasons come from other users.
     """
@@ -216,9 +239,9 @@ def shown(value: Any) -> Any:
         case str():
             return printable(value)
         case list():
-            return list(map(shown, value))
+            return list(map(_printable_json, value))
         case dict():
-            return {name: shown(inner) for name, inner in value.items()}
+            return {name: _printable_json(inner) for name, inner in value.items()}
     return value
 
 
@@ -235,12 +258,10 @@ def _lines_of(response: HTTPResponse) -> Iterator[bytes]:
         yield rest
 
 
-def error_of(status: int, reason: str, body: bytes) -> Exception:
-    """Return the error that an answer's body holds, or a ProtocolError that says what it holds
-    instead.
-    """
+def _error_of(status: int, reason: str, body: bytes) -> Exception:
+    """Return the error that an answer's body holds, or a ProtocolError that quotes the body."""
     try:
-        return from_json(shown(json.loads(body)["error"]))
+        return from_json(_printable_json(json.loads(body)["error"]))
     except (ValueError, KeyError, TypeError, AttributeError):
-        text = shown(body.decode(errors="replace")).strip()[:200]
-        return ProtocolError(f"the daemon answered {status} {shown(reason)}: {text}")
+        text = printable(body.decode(errors="replace")).strip()[:200]
+        return ProtocolError(f"the daemon answered {status} {printable(reason)}: {text}")

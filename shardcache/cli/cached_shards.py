@@ -7,12 +7,12 @@ from operator import itemgetter
 from pathlib import Path
 
 import click
-import humanize
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.protocol import Json, from_here
-from shardcache.units import size, user_name
+from shardcache.shared.local_urls import from_here
+from shardcache.shared.protocol import Json
+from shardcache.shared.units import age, size, user_name
 
 
 @common.examples("warm s3://bucket/train/index.json", "warm --json 's3://bucket/train/*.tar'")
@@ -70,6 +70,7 @@ def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path 
 def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     """List the cached shards whose url starts with PREFIX.
 
+    An object of which only ranges were read is listed with the share of it that is cached.
     PREFIX is the beginning of a url or of a path; a path and its file:// url are the same.
     With --json, prints one line of JSON per shard.
     """
@@ -95,7 +96,7 @@ def _prefix(text: str) -> str:
 
 def _show_shards(lines: Iterable[Json]) -> bool:
     """Print a table of shards; return False, and print nothing, if there are none."""
-    numbers = ("size", "samples", "leases")
+    numbers = ("size", "cached", "samples", "leases")
     rows = []
     now_s = time.time()
     for row in sorted(lines, key=itemgetter("url")):
@@ -104,15 +105,22 @@ def _show_shards(lines: Iterable[Json]) -> bool:
             (
                 row["url"],
                 size(row["size_bytes"]),
+                _cached_share(row),
                 "" if row["samples"] is None else f"{row['samples']:,}",
                 f"{row['leases']:,}",
                 "pinned" if row["pinned"] else "",
-                humanize.naturaltime(age_s),
+                age(age_s),
             ),
         )
     if rows:
         common.print_table(("url", *numbers, "pinned", "last used"), rows, numbers)
     return bool(rows)
+
+
+def _cached_share(row: Json) -> str:
+    if row["cached_bytes"] == row["size_bytes"]:
+        return "all"
+    return f"{row['cached_bytes'] / row['size_bytes']:.1%}"
 
 
 @common.examples("evict s3://bucket/train/shard-000000.tar", "evict s3://bucket/val/")
@@ -217,9 +225,10 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     """Read every cached shard and check it against its checksums.
 
     With PREFIX, which is as for `ls`, checks only the shards whose url starts with it. A corrupt
-    shard is quarantined, and re-fetched when it is needed next. Exits 1 if one was found. Shards
-    that were refused on arrival are not cached, only counted: `shardcache doctor` names them. With
-    --json, prints one line of JSON per event.
+    shard is quarantined, and re-fetched when it is needed next. Of an object of which only ranges
+    were read, the parts read since the daemon started are checked, and damaged ones dropped. Exits
+    1 if damage was found. Shards that were refused on arrival are not cached, only counted:
+    `shardcache doctor` names them. With --json, prints one line of JSON per event.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt; {refused:,} refused on arrival"
     common.carry_out(AdminClient(socket).verify(_prefix(prefix)), as_json, "verifying", summary)

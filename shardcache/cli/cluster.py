@@ -25,7 +25,7 @@ from shardcache.cli.cluster_options import (
     tls_of,
 )
 from shardcache.errors import ConfigError, DaemonError
-from shardcache.units import size
+from shardcache.shared.units import size
 
 if TYPE_CHECKING:
     from shardcache.cluster.tier_status import NodeReport
@@ -173,7 +173,7 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
 
     from shardcache.cluster.node_tier import NodeTier
     from shardcache.cluster.waiting import end_waiting, run_when_usable
-    from shardcache.server.service_notifier import ServiceNotifier
+    from shardcache.server.process.service_notifier import ServiceNotifier
 
     if options["nodes"] == "-":
         raise ConfigError(

@@ -12,8 +12,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
-from shardcache.protocol import Json, from_here
-from shardcache.units import size
+from shardcache.shared.local_urls import from_here
+from shardcache.shared.protocol import Json
+from shardcache.shared.units import size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +72,7 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 
 def parse_size(text: str) -> int:
     """Parse an option's size into bytes. Raises click.BadParameter."""
-    from shardcache.config import Amount
+    from shardcache.config.amounts import Amount
 
     try:
         found = Amount.parse(text)

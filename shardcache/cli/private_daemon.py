@@ -20,26 +20,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import CacheDirError, DaemonError, NoDaemonError, ShardcacheError, from_json
-from shardcache.private import (
+from shardcache.shared.private import (
     PrivatePlace,
     digest,
     is_digest,
+    is_file_limit,
     is_listening,
     locked,
     secured,
     try_lock,
 )
-from shardcache.protocol import Json
+from shardcache.shared.protocol import Json
 from shardcache.store.disk.mounts import free_bytes, mount_of
 
 if TYPE_CHECKING:
-    from shardcache.config import Settings
+    from shardcache.config.settings import Settings
     from shardcache.store.store import Store
 
 _IDLE_EXIT_S = 600.0
 # A user's daemons on one node that do not see each other's sockets, as in containers, or that have
 # other credentials.
 _MAX_FOLDERS = 16
+_BASE_LOCK = "folders.lock"  # locked by who chooses one of them, until a daemon holds it
 _OLD_S = 86_400.0
 _MAX_LOG_BYTES = 1024 * 1024
 # A service manager's variables are for the process that it started, which is this one's ancestor.
@@ -73,6 +75,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache;
     DaemonError if the daemon ends before it serves; NoDaemonError if it was killed.
     """
+    _raise_limits()
     place = PrivatePlace.find()
     env = dict(os.environ)
     if "cache_dir" in flags:
@@ -82,7 +85,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
         name = digest(base)
     with ExitStack() as stack:
         lock = stack.enter_context(locked(place.lock, is_inherited=True))
-        base_lock = stack.enter_context(locked(base, is_inherited=True))
+        base_lock = stack.enter_context(locked(base / _BASE_LOCK, is_inherited=True))
         if is_listening(place.socket):
             if not place.shows_cache():
                 raise NoDaemonError(
@@ -101,6 +104,13 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
             _serve(settings, place, writer, (lock, base_lock))
         os.close(writer)
         return _outcome(reader, place, pid)
+
+
+def _raise_limits() -> None:
+    """Leave the soft limits of the job that starts the daemon, before anything is written."""
+    for kind in _LIMITS:
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (hard, hard))
 
 
 def cache_base(env: Mapping[str, str]) -> Path:
@@ -135,6 +145,8 @@ def _errors_of_cache() -> Iterator[None]:
     try:
         yield
     except DaemonError as exn:
+        if is_file_limit(exn.__cause__):  # wherever the folder is
+            raise
         raise CacheDirError(
             f"no place for the cache: {exn.message}",
             remedy="export SHARDCACHE_CACHE_DIR=…, a folder of your own on a local disk",
@@ -188,7 +200,8 @@ def _settings(
 
     Those of a config file, which may be the node's, count but for those of place and size.
     """
-    from shardcache.config import VARIABLE_PREFIX, Settings
+    from shardcache.config.option_sources import VARIABLE_PREFIX
+    from shardcache.config.settings import Settings
 
     prefix = VARIABLE_PREFIX.lower()
     given = {name.lower().removeprefix(prefix) for name in os.environ} | flags.keys()
@@ -225,7 +238,7 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
     _detach(place.log)
     gc.disable()  # until the daemon serves: a tenth of the time that its imports take
     try:
-        from shardcache.daemon import serve
+        from shardcache.daemon.running import serve
 
         serve(settings, on_ready)
     except ShardcacheError as exn:
@@ -238,8 +251,7 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
 def _detach(log: Path) -> None:
     """Leave what only concerns the process that started this one.
 
-    These are the terminal, the process group, the CPUs, the niceness, the soft limits and the
-    service manager.
+    These are the terminal, the process group, the CPUs, the niceness and the service manager.
     """
     os.setsid()
     os.chdir("/")
@@ -250,9 +262,6 @@ def _detach(log: Path) -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     with suppress(OSError):  # only some users may become less nice
         os.setpriority(os.PRIO_PROCESS, 0, 0)
-    for kind in _LIMITS:
-        _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (hard, hard))
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     if os.fstat(output).st_size > _MAX_LOG_BYTES:
         os.ftruncate(output, 0)
@@ -295,7 +304,9 @@ def _remove_old(own: Path) -> None:
     Temporary credentials come only once.
     """
     for other in own.parent.iterdir():
-        if other == own or not is_digest(other.name.partition(".")[0]):
+        # The sockets' folder may be the same: its files have such names, too.
+        is_cache = is_digest(other.name.partition(".")[0]) and other.is_dir()
+        if other == own or not is_cache:
             continue
         written_s = max(
             path.stat().st_mtime

@@ -21,16 +21,18 @@ import click
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError
-from shardcache.private import PrivatePlace
-from shardcache.protocol import Json, socket_path
 from shardcache.redact import HIDDEN, redact
-from shardcache.units import size
-from shardcache.unix_socket import connected, credentials
+from shardcache.shared.private import PrivatePlace
+from shardcache.shared.protocol import Json
+from shardcache.shared.socket_paths import socket_path
+from shardcache.shared.units import size
+from shardcache.shared.unix_socket import connected, credentials
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from shardcache.config import Settings, Sources
+    from shardcache.config.option_sources import Sources
+    from shardcache.config.settings import Settings
 
 
 _ANSWER_S = 10.0
@@ -42,7 +44,7 @@ class SettingsCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the declared parameters and those of `Settings`."""
-        from shardcache.config import Settings
+        from shardcache.config.settings import Settings
 
         declared = super().get_params(ctx)
         return [_option(n, f) for n, f in Settings.model_fields.items() if _fits_flag(f)] + declared
@@ -135,8 +137,8 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
     """
     options = given(flags)
     if not private:
-        from shardcache.config import Settings
-        from shardcache.daemon import serve as run_daemon
+        from shardcache.config.settings import Settings
+        from shardcache.daemon.running import serve as run_daemon
 
         run_daemon(Settings.load(options, config))
         return
@@ -259,7 +261,8 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     Takes the options of `serve`, and shows their effect. Secrets are redacted: passwords in urls,
     and the values of storage_options.
     """
-    from shardcache.config import Settings, Sources, config_file, unknown_variables
+    from shardcache.config.option_sources import Sources
+    from shardcache.config.settings import Settings, config_file, unknown_variables
 
     options = given(flags)
     settings = Settings.load(options, config)
@@ -293,8 +296,8 @@ def _json(value: object) -> Any:
     """
     from pydantic import BaseModel
 
-    from shardcache.access import AllowRule
-    from shardcache.config import Amount
+    from shardcache.access.rules import AllowRule
+    from shardcache.config.amounts import Amount
 
     match value:
         case Amount():
@@ -330,7 +333,7 @@ def _hidden(value: object) -> Any:
 def _print_options(rows: list[Json], unknown: list[Json]) -> None:
     from rich.text import Text
 
-    from shardcache.config import Settings
+    from shardcache.config.settings import Settings
 
     console = common.make_console()
     table = common.make_table("option", "value", "source")
@@ -381,7 +384,7 @@ def check(file: Path | None, as_json: bool) -> None:
     are ignored. For the effects of valid options on this node, run `shardcache doctor --config
     FILE`.
     """
-    from shardcache.config import Settings, config_file
+    from shardcache.config.settings import Settings, config_file
 
     path = config_file(file)
     settings = Settings.read(path)

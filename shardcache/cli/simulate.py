@@ -18,8 +18,8 @@ import click
 from shardcache.cli import common
 from shardcache.errors import CapacityError, ConfigError
 from shardcache.plan.replay import Read, Replay, Sizes, furthest_next, misses
-from shardcache.protocol import Json
-from shardcache.units import duration, size
+from shardcache.shared.protocol import Json
+from shardcache.shared.units import duration, size
 
 POLICIES = ("shardcache", "MIN", "LRU", "none")
 _PART_BYTES = 8 * 1024 * 1024
@@ -35,7 +35,7 @@ _UNITS: dict[str, Any] = {
 class Run(SimpleNamespace):
     """A training run, by its options.
 
-    A sample takes each rank a second; jobs begin evenly staggered.
+    A sample takes each rank a second. Jobs begin together, or spread evenly over an epoch.
     """
 
     def size_bytes(self, shard: str) -> int:
@@ -47,9 +47,9 @@ class Run(SimpleNamespace):
 
         The worker processes of a rank visit the same shards, at nearly the same times.
         """
-        from shardcache_client.order.deal import Assignment
+        from shardcache_client.order.dealing.assignment import Assignment
         from shardcache_client.order.rank_epoch import RankEpoch
-        from shardcache_client.order.rounds import Shuffle, Topology
+        from shardcache_client.order.sequences.rounds import Shuffle, Topology
 
         deals = []
         for seed in range(self.jobs):
@@ -61,7 +61,8 @@ class Run(SimpleNamespace):
 
         found = list[Read]()
         for epoch, (job, deal) in product(range(self.epochs), enumerate(deals)):
-            begin_s = epoch_s * (epoch + job / self.jobs)
+            late_epochs = 0.0 if self.together else job / self.jobs
+            begin_s = epoch_s * (epoch + late_epochs)
             for session, rank in enumerate(ranks, job * self.ranks):
                 share = deal.share(epoch, 0, Topology(rank, world_size))
                 for position, visit in enumerate(RankEpoch(share, self.manifest).visits()):
@@ -140,7 +141,8 @@ class Run(SimpleNamespace):
         """Return a policy's. With a tier, the store sends each shard once, and nodes own equal
         parts of it.
         """
-        from shardcache.config import Settings, rule_of
+        from shardcache.config.origin_table import table_of
+        from shardcache.config.settings import Settings
 
         has_tier = self.tier and name != POLICIES[-1]
         sent = Counter(set(fetched)) if has_tier else fetched
@@ -158,7 +160,7 @@ class Run(SimpleNamespace):
             "store_bytes": store_bytes,
             "requests": requests,
             "between_nodes_bytes": round(all_bytes * (1 - 1 / self.nodes)) if has_tier else 0,
-            "cost": rule_of(Settings.load({}).origin, self.manifest[0].url).cost(
+            "cost": table_of(Settings.load({}).origin, self.manifest[0].url).cost(
                 store_bytes,
                 requests,
             ),
@@ -194,9 +196,9 @@ class Run(SimpleNamespace):
 
 
 def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
-    from shardcache import shardlist
-    from shardcache.shards import Shards
-    from shardcache_client.order.manifest import Manifest
+    from shardcache.shared import shardlist
+    from shardcache.shared.shard_columns import Shards
+    from shardcache_client.order.shards.manifest import Manifest
 
     try:
         manifest = Manifest(Shards.of_columns(shardlist.read(index.read_bytes())))
@@ -257,6 +259,11 @@ def _draw(run: Run, picture: Path) -> None:
     type=_COUNT,
     default=1,
     help="Jobs on the same nodes, with different seeds.",
+)
+@click.option(
+    "--together",
+    is_flag=True,
+    help="All jobs begin at the same time, and not spread evenly over an epoch.",
 )
 @click.option("--tier", is_flag=True, help="With a tier: the nodes' disks hold each shard once.")
 @click.option("--shuffle/--no-shuffle", default=True, help="The dataset's shuffle.")

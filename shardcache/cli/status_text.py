@@ -19,8 +19,8 @@ from rich.text import Text
 from shardcache.cli.common import count, make_table, one_line
 from shardcache.cluster.tier_config import expiry_warning
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import Json
-from shardcache.units import duration, size, user_name
+from shardcache.shared.protocol import Json
+from shardcache.shared.units import duration, size, user_name
 
 Row = Mapping[str, Any]
 Columns = dict[str, list[RenderableType]]
@@ -44,7 +44,8 @@ _NUMBERS = (
     "needed in",
     "waiting",
 )
-# Given up one after another until the rest fits.
+# Given up one after another until the rest fits. If all stayed, 80 columns would show of four
+# waiting jobs neither `user` nor `ahead` nor `waiting now`, and 120 cut 14 cells.
 _DISPENSABLE = ("waited", _BAR, "shards/s", "waits", "readers")
 # Cut rather than given up, down to this width.
 _ELASTIC = "waiting now"
@@ -189,6 +190,7 @@ def _facts(moment: Moment, *, is_cut: bool) -> Table:
         ("origin", _origin(counters, rates)),
         ("limits", _limits(page.get("limits", []))),
         ("tier", _tier(page)),
+        ("S3 endpoint", _s3(page)),
         ("leases", _leases(counters, rates)),
         ("bill", page.get("bill", {}).get("text")),
         ("since start", _troubles(counters)),
@@ -221,7 +223,7 @@ def _bar(done: float, total: float | None, width: int) -> ProgressBar | str:
 
 
 def _fill(cache: Row) -> str:
-    held = {"leased_bytes": "leased", "reserved_bytes": "reserved"}
+    held = {"leased_bytes": "leased", "reserved_bytes": "reserved", "parts_bytes": "in parts"}
     parts = [
         f"{size(cache['used_bytes'])} of {size(cache['capacity_bytes'])}",
         count(cache["shards"], "shard"),
@@ -282,6 +284,15 @@ def _tier(page: Row) -> Text | None:
     failures = f" · {counters['tier_failures']:,} failed" if counters["tier_failures"] else ""
     found = [trouble for each in page["tiers"] for trouble in _tier_troubles(each)]
     return Text.assemble(delivered, failures, *((f" · {trouble}", "red") for trouble in found))
+
+
+def _s3(page: Row) -> str | None:
+    """Describe what S3 clients read; None without an endpoint."""
+    if not page.get("s3"):
+        return None
+    counters = page["counters"]
+    sent = f"{size(counters['s3_bytes'])} in {count(counters['s3_requests'], 'request')}"
+    return f"{page['s3']} · {sent} since start"
 
 
 def _tier_troubles(state: Row) -> Iterator[str]:

@@ -14,7 +14,7 @@ _MAX_LOG_BYTES = 64 * MIB
 
 
 @dataclass(slots=True)
-class Figures:
+class TierFigures:
     """Requests that a node served as an owner since its tier was started, and its cached parts.
 
     Attributes:
@@ -44,7 +44,7 @@ class Figures:
             self.from_tier_bytes += _number(row["sent_bytes"])
         else:
             self.misses += 1
-            # One number for each server that nginx asked, separated by commas or colons.
+            # nginx writes one number for each server that it asked, after commas or colons.
             received = str(row["received_bytes"]).replace(":", ",")
             self.from_store_bytes += sum(map(_number, received.split(",")))
 
@@ -80,8 +80,8 @@ class AccessLog:
         self._owner_port = str(owner_port)
         self._position = path.stat().st_size if path.exists() else 0
 
-    def read(self, figures: Figures) -> None:
-        """Add the lines since the last call."""
+    def read(self, figures: TierFigures) -> None:
+        """Add the requests since the last call to `figures`."""
         for line in self._lines():
             with suppress(ValueError):  # the disk was full in the middle of a line
                 row = json.loads(line)
@@ -89,7 +89,10 @@ class AccessLog:
                     figures.add(row)
 
     def rotate(self) -> bool:
-        """Set the log aside if it is large; nginx has to reopen it then. Call it after `read`."""
+        """Rename the log if it is large, and return whether that was done.
+
+        nginx has to reopen it then. Call it after `read`.
+        """
         if not self._path.exists() or self._path.stat().st_size < _MAX_LOG_BYTES:
             return False
         self._path.replace(self._path.with_name(self._path.name + ".1"))
@@ -103,8 +106,8 @@ class AccessLog:
             file.seek(self._position)
             data = file.read(_READ_BYTES)
             while b"\n" in data:
-                whole, end, _beginning = data.rpartition(b"\n")
-                self._position += len(whole + end)
+                whole, newline, _beginning = data.rpartition(b"\n")
+                self._position += len(whole + newline)
                 file.seek(self._position)
                 yield from whole.splitlines()
                 data = file.read(_READ_BYTES)

@@ -19,9 +19,8 @@ from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier_config import MAX_COMMON_NAME, MIB, PEER_NAME, Tier, Upstream
 from shardcache.errors import ConfigError
 from shardcache.origin.tier.tier_state import QUESTION
-from shardcache.unix_socket import MAX_SOCKET_BYTES
+from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
-_IDLE_S = 5
 _LEASES_MIB = 16  # room for some 50,000 parts that are in hand at the same time
 # Share of the time that a permission is good in which the owners of parts have it from another
 # node.
@@ -151,8 +150,6 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "owner": owner,
         "scheme": scheme,
         "peers": json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}),
-        "idle_s": _IDLE_S,
-        "pooled_s": _IDLE_S - 1,
         **time_limits(tier.stall_timeout_s),
     }
 

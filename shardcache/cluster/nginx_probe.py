@@ -10,7 +10,7 @@ node.
 import sys
 from pathlib import Path
 
-from shardcache.front import FRONT, PEERS, WAITING, page
+from shardcache.shared.front import FRONT, PEERS, WAITING, page
 
 _LIMIT_S = 5.0
 _FAILED = 1

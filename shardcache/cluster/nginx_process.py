@@ -13,7 +13,7 @@ from threading import get_native_id
 
 from shardcache.cluster.nginx_probe import answer_of
 from shardcache.errors import ConfigError
-from shardcache.unix_socket import connected
+from shardcache.shared.unix_socket import connected
 
 _LUA = re.compile("(ndk|lua)_(http_)?module|lua_|resty")
 _PR_SET_PDEATHSIG = 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event
 
 from shardcache.cluster import nginx_process, tier_folder
-from shardcache.cluster.access_log import AccessLog, Figures
+from shardcache.cluster.access_log import AccessLog, TierFigures
 from shardcache.cluster.nginx_conf import render
 from shardcache.cluster.tier_config import Tier, Tls
 from shardcache.errors import ConfigError, ShardcacheError
@@ -55,7 +55,7 @@ class NodeTier:
         self._folder = self._tier.cache(self._node)
         self._run = self._tier.run(self._node)
         self._config = self._run / "nginx.conf"
-        self._figures = Figures()
+        self._figures = TierFigures()
         self._started_s = time.time()
         # The reason that nginx does not use the sources as they are now.
         self._stale: str | None = None

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from shardcache.cluster.node_list import Node, is_address
 from shardcache.errors import ConfigError
-from shardcache.front import FRONT
-from shardcache.units import duration
+from shardcache.shared.front import FRONT
+from shardcache.shared.units import duration
 
 MIB = 1024 * 1024
 

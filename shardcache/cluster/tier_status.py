@@ -10,7 +10,7 @@ import aiohttp
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier_config import Tls, expiry_warning
 from shardcache.errors import ConfigError
-from shardcache.front import PEERS, STATUS
+from shardcache.shared.front import PEERS, STATUS
 
 # Nodes that are down are many at once, and the others do not wait for them: at most these are asked
 # at a time.

@@ -5,7 +5,7 @@ from pathlib import Path
 from threading import Event
 
 from shardcache.errors import ConfigError
-from shardcache.front import WAITING
+from shardcache.shared.front import WAITING
 
 _RETRY_S = 5.0
 

@@ -3,35 +3,35 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from shardcache.access import store_of
-from shardcache.config import Settings
+from shardcache.access.urls import store_of
+from shardcache.config.settings import Settings
 from shardcache.errors import (
     OriginUnavailableError,
     OutdatedError,
     ShardcacheError,
     ShardChangedError,
 )
-from shardcache.fetch.bandwidth import Bandwidth
 from shardcache.fetch.etags import Etags
-from shardcache.fetch.hedging import HEDGED_SHARE, MAX_PARTS
-from shardcache.fetch.origin_states import Limit
+from shardcache.fetch.limits.bandwidth import Bandwidth
+from shardcache.fetch.limits.hedging import HEDGED_SHARE, MAX_PARTS
+from shardcache.fetch.limits.origin_states import Limit
+from shardcache.fetch.limits.scheduler import Scheduler
+from shardcache.fetch.limits.slot_claims import AskPriority, Claim
 from shardcache.fetch.reads import Coming, PausableRead
 from shardcache.fetch.requests import Requests, RequestSpan
 from shardcache.fetch.retry import BACKOFF, Backoff, FailedAttempt, Retry
-from shardcache.fetch.scheduler import Scheduler
 from shardcache.fetch.shard_download import ShardDownload
-from shardcache.fetch.slot_claims import AskPriority, Claim
-from shardcache.fetch.tier_requests import TierFirst
-from shardcache.metrics import Counters
+from shardcache.fetch.tier.tier_requests import TierFirst
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.disk.disk_errors import disk_error
 from shardcache.store.partial import Partial
-from shardcache.transport.flow import Received
-from shardcache.transport.parts import PartFileError, PartSums
+from shardcache.telemetry.metrics import Counters
+from shardcache.transport.between.flow import Received
+from shardcache.transport.between.parts import PartFileError, PartSums
 
 T = TypeVar("T")
 
@@ -42,6 +42,10 @@ _MAX_ANSWERS = 10_000
 _PRIMING = 4
 # Concurrent requests for sizes and versions.
 _QUESTIONS = 16
+
+
+def _unnoted(done_bytes: int) -> None:
+    """Stand in for a progress that nobody notes."""
 
 
 class Downloader:
@@ -73,7 +77,7 @@ class Downloader:
         self._bandwidth = Bandwidth(settings.max_bandwidth)
         stall_timeout_s = settings.stall_timeout_s
         requests = Requests(self.scheduler, self._bandwidth, counters, stall_timeout_s)
-        self._requests = TierFirst(requests)
+        self._requests = TierFirst(requests, self.scheduler, counters, stall_timeout_s)
         self._etags = Etags()
         self._priming = 0  # number of first parts requested ahead, which have no slot
         self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
@@ -115,10 +119,10 @@ class Downloader:
 
     async def stat_all(
         self,
-        origin: Callable[[str], Origin],
+        stat: Callable[[str], Awaitable[RemoteObject]],
         urls: Iterable[str],
     ) -> dict[str, RemoteObject]:
-        """Return the object of each url, by url, and keep it as `stat_ahead` does.
+        """Return the object of each url, by url, as `stat` returns it.
 
         Those whose request failed are missing: their transfers report the error.
         """
@@ -128,7 +132,7 @@ class Downloader:
         async def ask() -> None:
             for url in left:  # shared: a task for each of many urls would block the event loop
                 try:
-                    found[url] = await self.stat_ahead(origin(url), url)
+                    found[url] = await stat(url)
                 except ShardcacheError:
                     continue
 
@@ -245,6 +249,25 @@ class Downloader:
         except OSError as exn:
             raise disk_error(exn, partial.path) from exn
 
+    async def fetch_parts(
+        self,
+        origin: Origin,
+        partial: Partial,
+        parts: range,
+        *,
+        priority: AskPriority,
+        coming: Coming,
+    ) -> AsyncIterator[int]:
+        """Fetch consecutive parts by one request; yield the number of each that is in the file.
+
+        The origin checks the object's version for every request. Raises as `download` does, but for
+        what only the whole object can show.
+        """
+        download = ShardDownload(origin, partial, priority, _unnoted, coming, tuple)
+        async for finished in self._request(download, parts):
+            for part in finished:
+                yield part
+
     async def _fetch(self, download: ShardDownload, missing: list[int]) -> None:
         """Fetch missing parts over several connections; the first error ends all of them."""
         download.start(missing)
@@ -253,7 +276,8 @@ class Downloader:
 
         async def work() -> None:
             for parts in requests:  # shared by all workers
-                await self._run(download, parts)
+                async for _ in self._request(download, parts):
+                    pass
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -278,8 +302,11 @@ class Downloader:
         in_time = int(_REQUEST_S * bytes_per_s / download.partial.part_bytes)
         return max(1, min(missing // connections, in_time, MAX_PARTS))
 
-    async def _run(self, download: ShardDownload, parts: range) -> None:
-        """Fetch consecutive parts with one request; after a failure, part by part."""
+    async def _request(self, download: ShardDownload, parts: range) -> AsyncIterator[range]:
+        """Fetch consecutive parts with one request; after a failure, part by part.
+
+        Yields those that are finished, and recorded.
+        """
         # A new claim ranks after those of earlier parts.
         claim = Claim(download.priority, store_of(download.obj.url))
         count = len(parts)
@@ -294,6 +321,7 @@ class Downloader:
         while parts:
             finished = await self._retry.call(download.obj.url, attempt)
             download.record(finished)
+            yield parts[: len(finished)]
             parts = parts[len(finished) :]
 
     async def _attempt(self, download: ShardDownload, span: RequestSpan) -> list[PartSums]:
@@ -302,7 +330,7 @@ class Downloader:
                 return await self._requests.fetch(span)
             except OriginUnavailableError:
                 # An origin may close a paused connection; that is not a failure.
-                if not span.claim.paused:
+                if not span.claim.was_paused:
                     raise
             except PartFileError as exn:
                 raise disk_error(exn.cause, download.partial.path) from exn.cause

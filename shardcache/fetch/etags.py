@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from shardcache.access import store_of
+from shardcache.access.urls import store_of
 from shardcache.errors import CorruptShardError
-from shardcache.logs import SharedLogger
 from shardcache.origin.objects import MD5, RemoteObject, digest_of
+from shardcache.telemetry.logs import SharedLogger
 
 log = SharedLogger()
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from shardcache.errors import OriginUnavailableError
 from shardcache.fetch.stopwatch import Stopwatch, now_s
-from shardcache.transport.flow import Flow, Received, nothing
+from shardcache.transport.between.flow import Flow, Received, nothing
 
 Grant: TypeAlias = Callable[[float], Awaitable[float]]
 """Waits for byte credit and returns it, given the number of bytes wanted."""
@@ -142,7 +142,7 @@ class PausableRead(Flow):
         """Continue after `halt`."""
         self._has_slot.set()
 
-    # transport.flow.Flow
+    # transport.between.flow.Flow
 
     def received(self, count: int) -> None:
         """Count received bytes, and restart the timer when they are enough."""

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardcache.errors import OriginError
-from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.hedging import LOOK_AGAIN
+from shardcache.fetch.limits.bandwidth import Bandwidth
+from shardcache.fetch.limits.hedging import LOOK_AGAIN
+from shardcache.fetch.limits.scheduler import Scheduler
+from shardcache.fetch.limits.slot_claims import Claim
 from shardcache.fetch.race import race
 from shardcache.fetch.reads import PausableRead
-from shardcache.fetch.scheduler import Scheduler
-from shardcache.fetch.slot_claims import Claim
-from shardcache.metrics import Counters
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
-from shardcache.transport.flow import Commit, Received
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.telemetry.metrics import Counters
+from shardcache.transport.between.flow import Commit, Received
+from shardcache.transport.between.parts import Parts, PartSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Requests:
         counters: Counters,
         stall_timeout_s: float,
     ) -> None:
-        self.scheduler = scheduler
-        self.counters = counters
-        self.stall_timeout_s = stall_timeout_s
+        self._scheduler = scheduler
         self._bandwidth = bandwidth
+        self._counters = counters
+        self._stall_timeout_s = stall_timeout_s
         self._reads: dict[PausableRead, str] = {}  # in flight, with their origins
 
     async def fetch(self, span: RequestSpan, count: Received) -> list[PartSums]:
@@ -61,11 +61,13 @@ class Requests:
 
         Raises what the origin raises for the first request, and PartFileError.
         """
-        hedging = self.scheduler.origin(span.claim.origin).hedging
+        hedging = self._scheduler.origin(span.claim.origin_name).hedging
         size_bytes = span.parts.size_bytes
         with self.reading(span, span.claim, count) as read:
             span.begun(read)
-            patience_s = hedging.patience_s(size_bytes) if span.obj.ranges else None
+            patience_s = (
+                hedging.patience_s(size_bytes, span.parts.count) if span.obj.ranges else None
+            )
             first = self._read(span, read, None)
             if patience_s is None:
                 sums = await first
@@ -75,10 +77,10 @@ class Requests:
                 sums, is_first = await race(first, patience_s, second)
 
         took_s = read.worked.elapsed_s
-        self.scheduler.took(span.claim, size_bytes, took_s)
+        self._scheduler.took(span.claim, size_bytes, took_s)
         hedging.took(size_bytes, took_s, span.parts.count)
         if not is_first:
-            self.counters.hedged_bytes += read.received_bytes
+            self._counters.hedged_bytes += read.received_bytes
         assert sums is not None
         return sums
 
@@ -94,7 +96,7 @@ class Requests:
         None unless they arrive within `limit_s`. The request needs no slot of its own: the other
         one, which has a slot, is none to the origin.
         """
-        if self.scheduler.origin(span.claim.origin).aimd.is_lowered:
+        if self._scheduler.origin(span.claim.origin_name).aimd.is_lowered:
             return None
 
         async def commit() -> bool:
@@ -112,14 +114,14 @@ class Requests:
         """Provide the read of one request; during the block its claim can be paused."""
         read = PausableRead(
             span.obj.url,
-            self.stall_timeout_s,
+            self._stall_timeout_s,
             count,
             span.parts.size_bytes,
             partial(self._bandwidth.grant, claim),
-            prompt=claim.priority().alone,
+            prompt=claim.ask_priority().alone,
         )
         claim.work = read
-        self._reads[read] = claim.origin
+        self._reads[read] = claim.origin_name
         try:
             yield read
         finally:
@@ -137,7 +139,7 @@ class Requests:
 
     def observe(self, place: str, read: PausableRead) -> None:
         """Record the time of a finished read from an origin or the tier."""
-        measures = self.counters.measures
+        measures = self._counters.measures
         took_s = read.worked.elapsed_s
         first_byte_s = took_s if read.first_byte_s is None else read.first_byte_s
         measures.part.of(place).observe(took_s)
@@ -152,7 +154,7 @@ class Requests:
         end_first: Commit,
     ) -> list[PartSums] | None:
         """Send a hedged request once it is likely to bring the bytes sooner than the first."""
-        origin = self.scheduler.origin(span.claim.origin)
+        origin = self._scheduler.origin(span.claim.origin_name)
         await first.worked.reaches(patience_s)
         while True:
             due_s = origin.hedging.due_s(
@@ -169,7 +171,7 @@ class Requests:
         if origin.aimd.is_lowered or not origin.hedging.spend(span.parts.count):
             return None
         claim = span.claim.again()
-        return await self._again(span, count, claim, self.scheduler.hold(claim), end_first)
+        return await self._again(span, count, claim, self._scheduler.hold(claim), end_first)
 
     async def _again(
         self,
@@ -193,7 +195,7 @@ class Requests:
 
         try:
             async with slot:
-                self.counters.hedges += 1
+                self._counters.hedges += 1
                 sums = await self._read_hedge(span, count, claim, commit)
         except OriginError:
             if first_has_ended:
@@ -214,7 +216,7 @@ class Requests:
                 sums = await self._read(span, read, commit)
             finally:
                 if sums is None:
-                    self.counters.hedged_bytes += read.received_bytes
+                    self._counters.hedged_bytes += read.received_bytes
         return sums
 
     async def _read(
@@ -223,8 +225,8 @@ class Requests:
         read: PausableRead,
         commit: Commit | None,
     ) -> list[PartSums] | None:
-        self.counters.fetched(span.obj.url, 0, 1)
+        self._counters.fetched(span.obj.url, 0, 1)
         async with read.limit():
             sums = await span.origin.fetch(span.obj, span.parts, read, commit)
-        self.observe(span.claim.origin, read)
+        self.observe(span.claim.origin_name, read)
         return sums

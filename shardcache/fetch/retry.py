@@ -13,9 +13,9 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.logs import SharedLogger
-from shardcache.metrics import Counters
 from shardcache.redact import redact
+from shardcache.telemetry.logs import SharedLogger
+from shardcache.telemetry.metrics import Counters
 
 log = SharedLogger()
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from shardcache.fetch.limits.slot_claims import AskPriority, Claim
 from shardcache.fetch.reads import Coming
 from shardcache.fetch.requests import RequestSpan
-from shardcache.fetch.slot_claims import AskPriority, Claim
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import DIGESTS, RemoteObject, digest_of
 from shardcache.store.partial import Partial
-from shardcache.transport.checksums import ALGORITHMS, checksum_function, combined
-from shardcache.transport.parts import PartSums
+from shardcache.transport.between.checksums import ALGORITHMS, checksum_function, combined
+from shardcache.transport.between.parts import PartSums
 
 
 @dataclass(slots=True)

@@ -1,20 +1,21 @@
 """Interface between the cache and its origins."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from shardcache.access import AllowList
-from shardcache.config import OriginTable
+from shardcache.access.rules import AllowList
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ConfigError
-from shardcache.origin.objects import RemoteObject
+from shardcache.origin.handed_keys import HandedKeys
+from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.tier.tier_state import Route, TierState
-from shardcache.transport.checksums import Data
-from shardcache.transport.flow import Commit, Flow, Received
-from shardcache.transport.messages import Answer
-from shardcache.transport.parts import Parts, PartSums, write_parts
-from shardcache.transport.workers import Workers
+from shardcache.transport.between.checksums import Data
+from shardcache.transport.between.flow import Commit, Flow, Received
+from shardcache.transport.between.messages import Answer
+from shardcache.transport.between.parts import Parts, PartSums, write_parts
+from shardcache.transport.worker_pool import Workers
 
 WRITABLE = "write to a folder, s3://, or another object store"
 """Remedy for a url that nothing can be written to."""
@@ -29,6 +30,7 @@ class Setup:
         table: options for its urls.
         max_connections: of its own; those of `workers` are limited by the caller.
         redirect_guard: None for a process that reads with its own user's rights.
+        handed: temporary keys of this user's sessions, which go before those of the environment.
     """
 
     protocol: str
@@ -36,6 +38,7 @@ class Setup:
     max_connections: int
     redirect_guard: AllowList | None
     workers: Workers
+    handed: HandedKeys = field(default_factory=HandedKeys)
 
 
 class Origin(Protocol):
@@ -94,6 +97,24 @@ class Origin(Protocol):
             flat: True for only those up to the next "/", and folders: urls that end in "/", of no
                 version and size.
         """
+
+    async def list_page(self, wanted: PageRequest) -> ListedPage:
+        """Return one page of a listing. Raises as `list_prefix`; ConfigError if there are none."""
+        raise ConfigError(
+            "this kind of url cannot be listed by pages",
+            url=wanted.prefix,
+            remedy="list it with: shardcache ls",
+        )
+
+    async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
+        """Return start and end of a part that an object was uploaded in; None if it has no such.
+
+        Args:
+            number: 1 for the first part.
+
+        Raises the errors of `stat`.
+        """
+        return (0, obj.size_bytes) if number == 1 else None
 
     async def close(self) -> None:
         """Close connections."""

@@ -6,13 +6,13 @@ import importlib
 from pathlib import Path
 
 from shardcache import errors
-from shardcache.access import row_of
+from shardcache.access.protocols import row_of
 from shardcache.origin.base import Origin, Setup
-from shardcache.origin.objects import RemoteObject
+from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.tier.tier_state import Route
-from shardcache.transport.flow import Commit, Flow, Received
-from shardcache.transport.messages import Answer
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.between.flow import Commit, Flow, Received
+from shardcache.transport.between.messages import Answer
+from shardcache.transport.between.parts import Parts, PartSums
 
 _EXPECT_S = 30.0
 
@@ -83,6 +83,14 @@ class DeferredOrigin(Origin):
     ) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""
         return await (await self.loaded()).list_prefix(prefix, received, flat=flat)
+
+    async def list_page(self, wanted: PageRequest) -> ListedPage:
+        """As `Origin.list_page`."""
+        return await (await self.loaded()).list_page(wanted)
+
+    async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
+        """As `Origin.part_span`."""
+        return await (await self.loaded()).part_span(obj, number)
 
     async def credentials(self, url: str) -> str:
         """As `Origin.credentials`."""

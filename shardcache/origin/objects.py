@@ -92,6 +92,7 @@ class RemoteObject:
         joinable: True if one read may fetch several parts, because its bytes are written as they
             arrive; otherwise all of them are in memory at once.
         reported_s: when the origin reported this, by the monotonic clock.
+        modified_s: when it was stored, in seconds since the Unix epoch; None if that is not known.
     """
 
     url: str
@@ -102,3 +103,38 @@ class RemoteObject:
     guarded: bool = field(default=True, compare=False)
     joinable: bool = field(default=False, compare=False)
     reported_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
+    modified_s: float | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage:
+    """One page of a listing, in the order of the keys.
+
+    Attributes:
+        objects: the objects.
+        folders: what several urls begin with, up to the delimiter.
+        next_token: what the next page is requested with; empty if this is the last one.
+    """
+
+    objects: list[RemoteObject]
+    folders: list[str]
+    next_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Request for a page of a listing.
+
+    Attributes:
+        prefix: of the urls.
+        delimiter: urls that have it after the prefix are shown as their folder; empty for none.
+        after: key after which the first page begins; empty for the first key.
+        token: of the page before; empty for the first page.
+        max_keys: maximum number of objects and folders.
+    """
+
+    prefix: str
+    delimiter: str = ""
+    after: str = ""
+    token: str = ""
+    max_keys: int = 1000

@@ -6,9 +6,9 @@ import os
 from shardcache.errors import CorruptShardError
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import DIGESTS, RemoteObject, digest_of_bytes
-from shardcache.transport.checksums import ALGORITHMS, combined
-from shardcache.transport.flow import Flow
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.between.checksums import ALGORITHMS, combined
+from shardcache.transport.between.flow import Flow
+from shardcache.transport.between.parts import Parts, PartSums
 
 _READ_BYTES = 4 * 1024**2
 

@@ -90,8 +90,8 @@ class Schedule(Timeline[Session]):
             resident = self._residents.get(self._aliases.key(name))
             if resident is None or resident.held:
                 continue
-            # It may stay in another plan's queue: its place there is no sooner than its soonest
-            # use.
+            # If another plan has it queued, it stays there: no use by that plan is sooner than its
+            # soonest use by any, and `_furthest_planned` moves it when it matters.
             if resident.plan is None or resident.plan.ended:
                 self._queue(resident)
 
@@ -101,7 +101,7 @@ class Schedule(Timeline[Session]):
         if plan is not None:
             self._orphans += self._queues.pop(plan, ())
             if len(self._orphans) > 2 * len(self._residents) + _SLACK:
-                # No victim was needed for a long time.
+                # Entries are dropped when victims are looked for, which was long ago.
                 self._orphans = [entry for entry in set(self._orphans) if self._is_lost(entry[1])]
         return plan
 
@@ -217,7 +217,10 @@ class Schedule(Timeline[Session]):
         return resident is not None and resident.plan is not None and resident.plan.ended
 
     def _settle(self) -> None:
-        """Queue a batch of shards again whose plan has ended: all would block the event loop."""
+        """Queue a batch of the shards whose plan has ended again.
+
+        All of them at once would block the event loop.
+        """
         for _, key in self._orphans[-_BATCH:]:
             if self._is_lost(key):
                 self._queue(self._residents[key])
@@ -248,6 +251,7 @@ class Schedule(Timeline[Session]):
         chosen: list[Resident] = []
         for resident, use_s in self._furthest():
             # 1. No shard that is needed before the incoming one, or at the same time: that would
+            #    only move the miss.
             if use_s <= needed_at_s:
                 return None
             # 2. No planned shard too early: one read in between may be a better victim.
@@ -257,7 +261,7 @@ class Schedule(Timeline[Session]):
             chosen.append(resident)
             missing_bytes -= resident.size_bytes
             if missing_bytes <= 0:
-                return _without_the_needless(chosen, -missing_bytes)
+                return _without_spare(chosen, -missing_bytes)
         return None
 
     def _furthest(self) -> Iterator[tuple[Resident, float]]:
@@ -278,7 +282,7 @@ class Schedule(Timeline[Session]):
 
         What was yielded is back in its queue at the end.
         """
-        given: dict[str, tuple[ReaderPlan, tuple[int, str]]] = {}  # by key, queue and entry
+        given: dict[str, tuple[ReaderPlan, tuple[int, str]]] = {}  # the queue and entry, by key
         try:
             while True:
                 end = self._furthest_end()
@@ -311,10 +315,10 @@ class Schedule(Timeline[Session]):
         return furthest
 
 
-def _without_the_needless(chosen: list[Resident], spare_bytes: int) -> list[str]:
-    """Return the keys of the chosen, but for those whose bytes are not needed.
+def _without_spare(chosen: list[Resident], spare_bytes: int) -> list[str]:
+    """Return the keys of the chosen shards, without those whose bytes are not needed.
 
-    The soonest needed are spared first.
+    Those with the soonest next use are spared first.
     """
     kept: list[str] = []
     for resident in reversed(chosen):

@@ -9,13 +9,13 @@ import structlog
 from aiohttp import web
 
 from shardcache import errors
-from shardcache.access import Peer
+from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import Json, parse, take
 from shardcache.server.peer import peer_of
-from shardcache.server.process_load import process_stats
+from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
+from shardcache.shared.protocol import Json, parse, take
 from shardcache.tarindex.contents import TokenMember
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -123,6 +123,14 @@ async def index(request: web.Request) -> web.StreamResponse:
     return await _fetch(request, partial(Cache.index, member=member))
 
 
+async def no_endpoint(request: web.Request) -> web.StreamResponse:
+    """Refuse keys for an S3 endpoint, of a daemon that has none."""
+    raise errors.ConfigError(
+        "the daemon has no S3 endpoint",
+        remedy="start it with --s3 127.0.0.1:9099",
+    )
+
+
 async def _fetch(
     request: web.Request,
     do: Callable[[Cache, list[str], Peer, Send], Awaitable[None]],
@@ -200,8 +208,12 @@ async def _urls(request: web.Request) -> list[str]:
 async def _body(request: web.Request) -> Json:
     try:
         async with asyncio.timeout(_BODY_S):
-            return parse(await request.read())
+            body = parse(await request.read())
     except TimeoutError:  # a connection that its client holds for nothing
         raise errors.ProtocolError(
             f"the request's body did not arrive within {_BODY_S:g} s",
         ) from None
+    keys = body.get("temporary_keys")
+    if isinstance(keys, dict):
+        request.app[SERVICE].cache.take_keys(keys, peer_of(request))
+    return body

@@ -8,19 +8,21 @@ from contextlib import ExitStack, asynccontextmanager
 from aiohttp import web
 
 from shardcache.cache.facade import Cache
-from shardcache.protocol import SESSION_PATH
 from shardcache.server import api, dashboard
-from shardcache.server.drain import Drain
 from shardcache.server.listening.acceptor import Acceptor
 from shardcache.server.listening.limits import Limits
+from shardcache.server.listening.s3_listener import S3Options
 from shardcache.server.listening.tcp_listener import TCP_LIMITS, Listener
 from shardcache.server.peer import peer_of
+from shardcache.server.process.drain import Drain
 from shardcache.server.reader_session import handle_session
 from shardcache.server.service import SERVICE, Service
 from shardcache.server.tcp_guard import TOKEN_HASH, guard, harden
+from shardcache.shared.protocol import SESSION_PATH
 
 # Grace period of connections that are still open after the drain.
 _CLOSE_S = 0.5
+_NO_S3 = S3Options()
 
 
 @asynccontextmanager
@@ -29,25 +31,58 @@ async def serving(
     sock: socket.socket,
     limits: Callable[[], Limits],
     listener: Listener,
+    s3: S3Options = _NO_S3,
 ) -> AsyncIterator[Drain]:
-    """Serve on a listening socket, and over TCP by the listener, until the block exits.
+    """Serve on a listening socket, over TCP by the listener, and S3 clients, until the block exits.
 
     `limits` returns those of the socket. Yields the Drain, which lets requests in progress finish;
     after that, the socket still answers health and status.
     """
-    service = Service(cache, limits)
+    service = Service(cache, limits, s3.address)
+    async with (
+        _serving_s3(cache, service.drain, s3) as credentials,
+        _serving_socket(service, sock, listener, credentials),
+    ):
+        yield service.drain
+
+
+@asynccontextmanager
+async def _serving_s3(
+    cache: Cache,
+    drain: Drain,
+    options: S3Options,
+) -> AsyncIterator[api.Handler]:
+    """Serve S3 clients, if there are to be any; yields what answers those who ask for keys."""
+    if not options.sockets:
+        yield api.no_endpoint
+        return
+    # Imported with an endpoint alone: a private daemon, whose reader waits for it, has none.
+    from shardcache.server.s3.serving import serving_s3
+
+    async with serving_s3(cache, drain, options) as credentials:
+        yield credentials
+
+
+@asynccontextmanager
+async def _serving_socket(
+    service: Service,
+    sock: socket.socket,
+    listener: Listener,
+    credentials: api.Handler,
+) -> AsyncIterator[None]:
     app = _application(service, listener.token_hash)
+    app.router.add_post("/v1/credentials", credentials)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     assert runner.server is not None
-    locally = Acceptor(runner.server, limits)
+    locally = Acceptor(runner.server, service.limits)
     over_tcp = Acceptor(runner.server, lambda: TCP_LIMITS)
     try:
         with ExitStack() as accepting:
             accepting.enter_context(locally.accepting(sock))
             for tcp_sock in listener.sockets:
                 accepting.enter_context(over_tcp.accepting(tcp_sock))
-            yield service.drain
+            yield
     finally:
         await runner.cleanup()
         service.writer.shutdown(wait=False)
@@ -75,7 +110,7 @@ async def _measuring(app: web.Application) -> AsyncIterator[None]:
 
 async def _metrics(request: web.Request) -> web.Response:
     # Imported by the first scrape: 25 ms, which a daemon that nobody scrapes need not spend.
-    from shardcache.server.prometheus import metrics
+    from shardcache.server.metrics.prometheus import metrics
 
     return await metrics(request)
 

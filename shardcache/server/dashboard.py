@@ -7,11 +7,12 @@ import asyncio
 import hashlib
 import json
 import mimetypes
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from aiohttp import web
 
-from shardcache.access import Peer
+from shardcache.access.rules import Peer
 from shardcache.server.peer import peer_of
 from shardcache.server.service import SERVICE, Service
 
@@ -19,7 +20,8 @@ PAGE = "index.html"
 STATIC_PATH = "/dashboard/static/"
 LIVE_PATH = "/dashboard/live"
 
-# Any page on the web may send a browser to an address on this node.
+# Any page on the web may send a browser to an address on this node, so these have browsers use what
+# is here for the page alone.
 BROWSER_HEADERS = {
     "Content-Security-Policy": "; ".join(
         (
@@ -37,17 +39,18 @@ _LIVE_HEADERS = BROWSER_HEADERS | {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-store",
 }
-_PERIOD_S = 1.0
-# A TCP connection may last a minute: the page reconnects before it is cut off in the middle of an
-# event.
-_LASTS_S = 45.0
+_EVENT_INTERVAL_S = 1.0
+# A TCP connection may last a minute, and is cut off then: a stream ends before, between two events,
+# and the page begins another.
+_STREAM_LIMIT_S = 45.0
 
 
-class Files:
+class PageFiles:
     """All files of the page, in memory.
 
     Attributes:
-        version: hash over all of them, so that browsers can cache them.
+        version: hash over all of them. It is in their addresses, so that browsers may keep a file
+            for ever.
     """
 
     def __init__(self) -> None:
@@ -55,16 +58,17 @@ class Files:
         entries = [entry for entry in folder.iterdir() if entry.is_file()]
         self._contents = {entry.name: entry.read_bytes() for entry in entries}
         self.version = _version_of(self._contents)
-        # Addresses are relative: a proxy may serve the page below any path.
-        static = f"{STATIC_PATH}{self.version}/".removeprefix("/")
-        page = self._contents[PAGE]
-        self._contents[PAGE] = page.replace(b'"static/', f'"{static}'.encode())
+        # The page names its files as "static/…", and gets their addresses instead: relative ones,
+        # as a proxy may serve the page below any path.
+        versioned_path = f"{STATIC_PATH}{self.version}/".removeprefix("/")
+        html = self._contents[PAGE]
+        self._contents[PAGE] = html.replace(b'"static/', f'"{versioned_path}'.encode())
 
-    async def page(self, request: web.Request) -> web.Response:
+    async def serve_page(self, request: web.Request) -> web.Response:
         """Serve the page itself."""
         return self._answer(request, PAGE, "no-cache")
 
-    async def static(self, request: web.Request) -> web.Response:
+    async def serve_file(self, request: web.Request) -> web.Response:
         """Serve one of the page's files.
 
         Raises HTTPNotFound for an unknown name or another version.
@@ -75,14 +79,15 @@ class Files:
             raise web.HTTPNotFound
         return self._answer(request, name, "public, max-age=31536000, immutable")
 
-    def _answer(self, request: web.Request, name: str, keep: str) -> web.Response:
-        headers = BROWSER_HEADERS | {"Cache-Control": keep, "ETag": f'"{self.version}"'}
-        if any(tag.value == self.version for tag in request.if_none_match or ()):
+    def _answer(self, request: web.Request, name: str, cache_control: str) -> web.Response:
+        headers = BROWSER_HEADERS | {"Cache-Control": cache_control, "ETag": f'"{self.version}"'}
+        browser_has_it = any(tag.value == self.version for tag in request.if_none_match or ())
+        if browser_has_it:
             return web.Response(status=304, headers=headers)
-        kind, _ = mimetypes.guess_type(name)
+        content_type, _ = mimetypes.guess_type(name)
         return web.Response(
             body=self._contents[name],
-            content_type=kind or "application/octet-stream",
+            content_type=content_type or "application/octet-stream",
             charset="utf-8",
             headers=headers,
         )
@@ -95,67 +100,85 @@ def _version_of(contents: dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-class Live:
-    """The page's contents as JSON text, serialized once for all users who may see the same."""
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Texts of one refresh of the view, serialized once for all who see the same."""
+
+    refresh: int  # the number of the refresh
+    by_peer: dict[Peer, str] = field(default_factory=dict)
+
+
+class LiveTexts:
+    """The page's contents as JSON text, serialized once for all pages that may show the same."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._view = service.cache.live_view
-        self._moments: tuple[int, dict[Peer, str]] = 0, {}  # number of the look, and its texts
-        self._maps: tuple[int, dict[Peer, str]] = 0, {}
+        self._moments = _Texts(0)
+        self._maps = _Texts(0)
 
     async def moment(self, peer: Peer) -> str:
         """Return the daemon's current state, at most a second old."""
         await self._view.look()
-        if self._moments[0] != self._view.looks:
-            self._moments = self._view.looks, {}
-        texts = self._moments[1]
+        if self._moments.refresh != self._view.looks:
+            self._moments = _Texts(self._view.looks)
+        texts = self._moments.by_peer
         if peer not in texts:
             outlook = self._view.outlook(self._service.cache.visible_to(peer))
             texts[peer] = _compact(self._service.status(peer) | outlook)
         return texts[peer]
 
-    async def map(self, peer: Peer, seen: int) -> tuple[str, int]:
-        """Return the map of cached shards and its number; no text if that is `seen` already."""
-        if self._maps[0] != self._view.maps:
-            self._maps = self._view.maps, {}
-        number, texts = self._maps
-        if number == seen:
+    async def map_after(self, seen: int, peer: Peer) -> tuple[str, int]:
+        """Return the map of cached shards, and its number: those of the last refresh.
+
+        The text is empty if that is the one of number `seen`.
+        """
+        if self._maps.refresh != self._view.maps:
+            self._maps = _Texts(self._view.maps)
+        maps = self._maps
+        if maps.refresh == seen:
             return "", seen
-        if peer not in texts:
+        if peer not in maps.by_peer:
             cells = await self._view.map(self._service.cache.visible_to(peer))
-            texts[peer] = _compact(cells)
-        return texts[peer], number
+            maps.by_peer[peer] = _compact(cells)
+        return maps.by_peer[peer], maps.refresh
 
 
 def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-LIVE: web.AppKey[Live] = web.AppKey("LIVE", Live)
+LIVE_TEXTS: web.AppKey[LiveTexts] = web.AppKey("LIVE_TEXTS", LiveTexts)
 
 
-async def live(request: web.Request) -> web.StreamResponse:
+async def stream_live(request: web.Request) -> web.StreamResponse:
     """Stream a `moment` event each second, and a `map` event whenever the map is refreshed."""
-    found = request.app[LIVE]
     peer = peer_of(request)
-    seen = 0
     response = web.StreamResponse(headers=_LIVE_HEADERS)
+    limit = asyncio.timeout(_STREAM_LIMIT_S)
     try:
         await response.prepare(request)
-        async with asyncio.timeout(_LASTS_S) as limit:
-            while not request.app[SERVICE].drain.began:
-                await response.write(_event("moment", await found.moment(peer)))
-                cells, seen = await found.map(peer, seen)
-                if cells:
-                    await response.write(_event("map", cells))
-                await asyncio.sleep(_PERIOD_S)
+        async with limit:
+            await _send_events(request.app, peer, response)
     except TimeoutError:
-        if not limit.expired():
+        if not limit.expired():  # another one, which is an error
             raise
     except ConnectionError:
         pass  # the page was closed
     return response
+
+
+async def _send_events(app: web.Application, peer: Peer, response: web.StreamResponse) -> None:
+    """Send events until the daemon is about to stop."""
+    texts = app[LIVE_TEXTS]
+    seen_map = 0
+    while not app[SERVICE].drain.began:
+        moment = await texts.moment(peer)
+        await response.write(_event("moment", moment))
+        cells, seen_map = await texts.map_after(seen_map, peer)
+        if cells:
+            await response.write(_event("map", cells))
+        await asyncio.sleep(_EVENT_INTERVAL_S)
 
 
 def _event(name: str, data: str) -> bytes:
@@ -164,8 +187,8 @@ def _event(name: str, data: str) -> bytes:
 
 def add_to(app: web.Application) -> None:
     """Add the page to an application that has its service."""
-    page = Files()
-    app[LIVE] = Live(app[SERVICE])
-    app.router.add_get("/", page.page)
-    app.router.add_get(STATIC_PATH + "{version}/{name}", page.static)
-    app.router.add_get(LIVE_PATH, live)
+    page_files = PageFiles()
+    app[LIVE_TEXTS] = LiveTexts(app[SERVICE])
+    app.router.add_get("/", page_files.serve_page)
+    app.router.add_get(STATIC_PATH + "{version}/{name}", page_files.serve_file)
+    app.router.add_get(LIVE_PATH, stream_live)

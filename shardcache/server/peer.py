@@ -5,8 +5,8 @@ import struct
 
 from aiohttp import web
 
-from shardcache.access import Peer
-from shardcache.unix_socket import credentials
+from shardcache.access.rules import Peer
+from shardcache.shared.unix_socket import credentials
 
 _GID = struct.Struct("I")
 _GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups

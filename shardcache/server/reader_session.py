@@ -5,27 +5,32 @@ The reader's plan and leases end with the session.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import structlog
 from aiohttp import WSMsgType, web
 
-from shardcache import __version__, protocol
-from shardcache.access import Peer
+from shardcache import __version__
+from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
 from shardcache.cache.readers.connected_reader import Reader
+from shardcache.cache.readers.held_ranges import HeldRange
 from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.leases import Lease
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError, internal_error
-from shardcache.logs import about
-from shardcache.protocol import REQUESTS, Json, take
 from shardcache.redact import redact
+from shardcache.server.outbox import Outbox
 from shardcache.server.peer import peer_of
 from shardcache.server.service import SERVICE, Service
+from shardcache.shared import protocol, versions
+from shardcache.shared.protocol import REQUESTS, Json, take
+from shardcache.shared.units import user_name
+from shardcache.store.partial import Partial
 from shardcache.store.shard import Facts
-from shardcache.units import user_name
+from shardcache.telemetry.logs import about
 
 log = structlog.get_logger()
 
@@ -75,12 +80,13 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
     Raises ShardcacheError if it cannot be understood or may not have a session.
     """
     hello = await _hello(socket)
-    agreed = protocol.agree(
-        daemon=protocol.Release(__version__, protocol.SPOKEN),
-        client=protocol.Release.of(hello),
+    agreed = versions.agree(
+        daemon=versions.Release(__version__, versions.SPOKEN),
+        client=versions.Release.of(hello),
     )
     REQUESTS["hello"].check(hello)  # not earlier: that of another version may have other fields
 
+    service.cache.take_keys(hello.get("temporary_keys", {}), peer)
     with about(job=hello["job"], uid=peer.uid):
         # Remembered for status pages, which must not wait for it.
         await asyncio.to_thread(user_name, peer.uid)
@@ -104,6 +110,7 @@ async def _welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> 
         "protocol": agreed,
         "version": __version__,
         "cache_dir": str(cache.layout.root),
+        "bundles": True,
     }
     with suppress(ConnectionError):
         await socket.send_str(protocol.written(welcome).decode())
@@ -132,7 +139,7 @@ def _loader(hello: Json) -> Loader | None:
 
 
 def _first(message: Json) -> tuple[int, int] | None:
-    """Return start and end of the bytes of a file that a reader needs first."""
+    """Return start and end of the range that a reader wants."""
     if "start" not in message or "beyond" not in message:
         return None
     return message["start"], message["beyond"] + 1
@@ -165,70 +172,91 @@ class ReaderSession:
         self._resolving = asyncio.Lock()
         # Holds the turn in which this reader, and no other of its user, sends a list.
         self._turn = AsyncExitStack()
+        self._running: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup
         self._resolving_id = 0  # id of the latest `resolve`
         self._resolving_urls: list[str] = []  # and its urls
         self._room = asyncio.Semaphore(_MAX_AT_ONCE)
-        self._gone = False
+        self._outbox = Outbox(socket, bundles=hello.get("bundles", False))
 
     async def run(self) -> None:
         """Handle messages until the connection ends; requests still waiting are cancelled."""
-        async with self._turn, asyncio.TaskGroup() as tasks:
-            running: set[asyncio.Task[None]] = set()
+        async with self._turn, asyncio.TaskGroup() as self._tasks:
             async for text in self._texts():
                 # Backpressure: a client with too many unanswered requests is not read any further.
                 await self._room.acquire()
                 if len(text) > _LONG_CHARS:
                     await self._cache.turns.wait()
-                task = tasks.create_task(self._handle(text))
-                running.add(task)
-                task.add_done_callback(running.discard)
+                self._start(self._handle(text))
                 # Buffered messages arrive without a pause: let other sessions run in between.
                 await asyncio.sleep(0)
-            for task in running:
+            for task in self._running:
                 task.cancel()
+
+    def _start(self, handling: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.create_task(handling)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def _texts(self) -> AsyncIterator[str | bytes]:
         with suppress(ConnectionError):  # the reader disconnected between its ping and our pong
             async for message in self._socket:
-                if self._gone:
+                if self._outbox.is_gone:
                     break  # nobody needs the reader's remaining requests
                 if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                     yield message.data
 
     async def _handle(self, text: str | bytes) -> None:
-        request_id: int | None = None
+        """Answer what a message asks for, which has taken room."""
         try:
             try:
-                message = protocol.parse(text)
-                request = REQUESTS.get(str(message.get("type")), protocol.UNKNOWN)
-                if "id" in request.fields:
-                    request_id = take(message, "id", int)
-                request.check(message)
-                answer = await self._answer_in_order(message, request_id or 0)
-            except ShardcacheError as exn:
-                answer = {"type": "error", "error": exn.to_json()}
-            except Exception as exn:
-                # A top-level guard, as of transfers: the reader must not wait for nothing.
-                log.exception("unexpected error in a reader's request")
-                answer = {"type": "error", "error": internal_error(exn).to_json()}
-            if answer is not None:
-                await self._send({**answer, "id": request_id})
+                messages = protocol.unbundled(protocol.parse(text))
+            except ProtocolError as exn:
+                await self._outbox.send([{"type": "error", "error": exn.to_json(), "id": None}])
+                return
+            if len(messages) == 1:
+                await self._handle_one(messages[0])
+            else:
+                await self._handle_bundle(messages)
         finally:
             # Not earlier: answers that the client does not read would pile up in memory.
             self._room.release()
 
-    async def _send(self, answer: Json) -> None:
-        if self._gone or self._socket.closed:
-            return
-        try:
-            data = protocol.written(answer)
-            if "packed" in answer:
-                await self._socket.send_bytes(data)
+    async def _handle_bundle(self, messages: Sequence[Json]) -> None:
+        """Answer at once what takes no waiting, and everything else as if it had come by itself."""
+        granted: list[Json] = []
+        for message in messages:
+            if message.get("type") in ("need", "release"):
+                await self._handle_one(message)
+                continue
+            grant = self._grant_at_hand(message)
+            if grant is None:
+                self._start(self._handle_apart(message))
             else:
-                await self._socket.send_str(data.decode())
-        except ConnectionError:
-            log.debug("reader disconnected before its answer")
-            self._gone = True
+                granted.append(grant)
+        if granted:
+            await self._outbox.send(granted)
+
+    async def _handle_apart(self, message: Json) -> None:
+        async with self._room:
+            await self._handle_one(message)
+
+    async def _handle_one(self, message: Json) -> None:
+        request_id: int | None = None
+        try:
+            request = REQUESTS.get(str(message.get("type")), protocol.UNKNOWN)
+            if "id" in request.fields:
+                request_id = take(message, "id", int)
+            request.check(message)
+            answer = await self._answer_in_order(message, request_id or 0)
+        except ShardcacheError as exn:
+            answer = {"type": "error", "error": exn.to_json()}
+        except Exception as exn:
+            # A top-level guard, as of transfers: the reader must not wait for nothing.
+            log.exception("unexpected error in a reader's request")
+            answer = {"type": "error", "error": internal_error(exn).to_json()}
+        if answer is not None:
+            await self._outbox.send([{**answer, "id": request_id}])
 
     async def _answer_in_order(self, message: Json, request_id: int) -> Json | None:
         """Answer plans one after the other, and each other request after the plans before it."""
@@ -332,6 +360,27 @@ class ReaderSession:
 
     # Leases
 
+    def _grant_at_hand(self, message: Json) -> Json | None:
+        """Return the grant of a range that is cached; None for anything else, and for an error."""
+        if message.get("type") != "lease" or self._planning.locked():
+            return None
+        try:
+            REQUESTS["lease"].check(message)
+            span = _first(message)
+            if span is None:
+                return None
+            lease = self._reader.lease_at_hand(
+                message["id"],
+                message["position"],
+                span,
+                needed=message.get("needed", False),
+            )
+        except ShardcacheError:
+            return None
+        if lease is None:
+            return None
+        return self._granted(lease) | {"id": message["id"]}
+
     async def _lease(self, request_id: int, message: Json) -> Json:
         position = message["position"]
         async with self._waiting(request_id, position):
@@ -342,6 +391,7 @@ class ReaderSession:
                 partial=message.get("partial", False),
                 unpublished=message.get("unpublished", False),
                 latest=message.get("latest", False),
+                needed=message.get("needed", False),
             )
             names = await self._names(lease) if message.get("named") else {}
             return self._granted(lease) | names
@@ -349,7 +399,7 @@ class ReaderSession:
     async def _more(self, request_id: int, message: Json) -> Json:
         number = message["lease"]
         async with self._waiting(request_id, self._reader.position(number)):
-            lease = await self._reader.more(number, message["beyond"], _first(message))
+            lease = await self._reader.more(number, message["beyond"])
             return self._granted(lease)
 
     async def _release(self, message: Json) -> None:
@@ -392,8 +442,11 @@ class ReaderSession:
             answer["damaged"] = damaged
         if lease.is_whole and lease.facts is not None:
             return {"type": "leased"} | answer | self._whole(lease, lease.facts)
+        if isinstance(lease.granted, HeldRange):
+            return {"type": "arriving"} | answer | self._file(lease.granted.file.partial, 0)
         assert isinstance(lease.granted, Arrival)  # a lease is for a published or an arriving shard
-        return {"type": "arriving"} | answer | self._beginning(lease.granted)
+        arriving = lease.granted
+        return {"type": "arriving"} | answer | self._file(arriving.partial, arriving.ready_bytes)
 
     def _whole(self, lease: Lease, facts: Facts) -> Json:
         return {
@@ -414,8 +467,7 @@ class ReaderSession:
         return {"path": str(files.tar), "index_path": str(files.sidecar), "inode": files.inode}
 
     @staticmethod
-    def _beginning(arriving: Arrival) -> Json:
-        partial = arriving.partial
+    def _file(partial: Partial, ready_bytes: int) -> Json:
         obj = partial.obj
         return {
             "url": redact(obj.url),
@@ -423,7 +475,7 @@ class ReaderSession:
             "path": str(partial.path),
             "inode": partial.inode,
             "size_bytes": obj.size_bytes,
-            "ready_bytes": arriving.ready_bytes,
+            "ready_bytes": ready_bytes,
         }
 
     def _explain(self, of: int) -> Json:

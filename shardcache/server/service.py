@@ -8,21 +8,32 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from shardcache import __version__
-from shardcache.access import Peer
+from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
-from shardcache.protocol import Json
 from shardcache.server.audit import Audit
-from shardcache.server.drain import Drain
 from shardcache.server.listening.limits import Limits
-from shardcache.server.process_load import LoopLag
+from shardcache.server.process.drain import Drain
+from shardcache.server.process.process_load import LoopLag
+from shardcache.shared.protocol import Json
 
 
 class Service:
-    """One server's parts; `limits` returns the present limits of the Unix socket."""
+    """One server's parts.
 
-    def __init__(self, cache: Cache, limits: Callable[[], Limits]) -> None:
+    Args:
+        limits: returns the present limits of the Unix socket.
+        s3_address: HOST:PORT of the S3 endpoint; None if there is none.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        limits: Callable[[], Limits],
+        s3_address: str | None = None,
+    ) -> None:
         self.cache = cache
         self.limits = limits
+        self.s3_address = s3_address
         self.audit = Audit()
         self.drain = Drain()
         self.loop_lag = LoopLag()
@@ -39,6 +50,7 @@ class Service:
             "pid": os.getpid(),
             "draining": self.drain.began,
             "loop_lag": self.loop_lag.to_json(),
+            "s3": self.s3_address,
         } | self.cache.status(peer)
 
 

@@ -1,16 +1,16 @@
-"""What requests over TCP may do: read what is public on the node, or carry the token."""
+"""Guard of requests over TCP: they may read what is public on the node, or carry the token."""
 
 import os
 import socket
 
 from aiohttp import web
 
-from shardcache.access import Peer
+from shardcache.access.rules import Peer
 from shardcache.errors import NotAllowedError
 from shardcache.server.api import Handler
 from shardcache.server.dashboard import BROWSER_HEADERS, LIVE_PATH, STATIC_PATH
+from shardcache.server.listening.tcp_token import carries
 from shardcache.server.peer import PEER, socket_of
-from shardcache.server.tcp_token import carries
 
 TOKEN_HASH: web.AppKey[bytes | None] = web.AppKey("TOKEN_HASH")
 """Hash of the token that requests over TCP must carry; None without a token file."""

@@ -65,7 +65,11 @@ Parse = Callable[[Any], Any]
 
 
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
-    """JSONDisk that refuses pickled rows, which could execute code, whoever wrote them."""
+    """JSONDisk whose keys are text, and which refuses pickled rows: they could execute code.
+
+    JSONDisk compresses keys as well as values. As text, many rows are found by one statement, and
+    counted by the beginning of their keys.
+    """
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> Any:
         """Return the JSON value of a row."""
@@ -74,7 +78,7 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
         return super().fetch(mode, filename, value, read)
 
     def put(self, key: object) -> tuple[str, bool]:
-        """Return a key as stored in a row: JSON, too short for compression to pay."""
+        """Return a key as stored in a row."""
         return json.dumps(key), True
 
     def get(self, key: str, raw: bool) -> Any:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.shared.units import size
+from shardcache.shared.url_names import compression_of
 from shardcache.store.disk.disk_errors import disk_errors
-from shardcache.transport.checksums import crc32c
-from shardcache.transport.parts import write_all
-from shardcache.units import size
-from shardcache.url_names import compression_of
+from shardcache.store.optional_codecs import BrotliStream, snappy_block
+from shardcache.transport.between.checksums import crc32c
+from shardcache.transport.between.parts import write_all
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -40,6 +41,8 @@ class Codec(enum.Enum):
     ZSTD = "zstd"
     BZIP2 = "bzip2"
     XZ = "xz"
+    BROTLI = "brotli"
+    SNAPPY = "snappy"
 
     def open(self, path: Path) -> BinaryIO:
         """Return the decompressed stream of a file, all members or frames in one.
@@ -61,6 +64,10 @@ class Codec(enum.Enum):
                 )
             case Codec.XZ:
                 return io.BufferedReader(_XzStreams(path), _CHUNK_BYTES)
+            case Codec.BROTLI:
+                return io.BufferedReader(BrotliStream(path), _CHUNK_BYTES)
+            case Codec.SNAPPY:
+                return snappy_block(path)
 
 
 def codec_of(url: str) -> Codec | None:
@@ -134,13 +141,20 @@ def inflate(
     Returns:
         the size of `dst`, and the CRC32C of each of its pieces.
     """
+    with disk_errors(dst), codec_errors(codec, url), codec.open(src) as stream:
+        return write_pieces(stream, dst, part_bytes, reserve)
+
+
+def write_pieces(
+    stream: BinaryIO,
+    dst: Path,
+    part_bytes: int,
+    reserve: Callable[[int], None],
+) -> tuple[int, list[int]]:
+    """Write a stream to `dst`. Blocks. See `inflate`; errors of both files are left as they are."""
     size_bytes = 0
     crcs: list[int] = []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(disk_errors(dst))
-        file = stack.enter_context(open(dst, "wb"))
-        stack.enter_context(codec_errors(codec, url))
-        stream = stack.enter_context(codec.open(src))
+    with open(dst, "wb") as file:
         while piece := stream.read(part_bytes):
             reserve(len(piece))
             write_all(file.fileno(), memoryview(piece), size_bytes)
@@ -171,5 +185,6 @@ def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
         raise CorruptShardError(
             f"the {codec.value} data cannot be decompressed ({exn})",
             url=url,
-            remedy="check that the file's suffix matches its compression, then write and upload it again",
+            remedy="check that the file's suffix matches its compression, then write and upload "
+            "it again",
         ) from exn

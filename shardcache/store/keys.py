@@ -2,7 +2,7 @@
 
 import hashlib
 
-from shardcache.url_names import compression_of
+from shardcache.shared.url_names import is_stored_as_is
 
 KEY_CHARS = 32
 
@@ -23,6 +23,9 @@ def is_key(name: str) -> bool:
 def place_of(url: str, *, is_file: bool) -> str:
     """Return the url, or other text, that a shard or file is cached under.
 
-    It is the url, except for a compressed shard's own bytes: no url is like theirs.
+    It is the url, except for the own bytes of a shard that is cached in another form: no url is
+    like theirs.
     """
-    return f"{url}\0" if is_file and compression_of(url) else url
+    if is_file and not is_stored_as_is(url):
+        return f"{url}\0"
+    return url

@@ -9,23 +9,33 @@ claimed parts. A compressed shard is inflated once it is complete.
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from shardcache.origin.objects import RemoteObject
 from shardcache.redact import redact
-from shardcache.store.codecs import Codec, codec_of, inflate
+from shardcache.shared.url_names import format_of, is_stored_as_is
+from shardcache.store.codecs import codec_of, inflate, write_pieces
+from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import disk_errors
-from shardcache.store.disk.file_operations import size_or_zero, unlink_quietly
+from shardcache.store.disk.file_operations import (
+    allocated_or_zero,
+    size_or_zero,
+    unlink_quietly,
+)
+from shardcache.store.disk.holes import punch_hole
 from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import place_of, shard_key
 from shardcache.store.shard import Facts
-from shardcache.transport.checksums import crc32c
-from shardcache.transport.parts import RECORD, Parts, PartSums
+from shardcache.transport.between.checksums import crc32c
+from shardcache.transport.between.parts import RECORD, Parts, PartSums
 
+# In the journal, the number of a part that was given up has this bit, and its record no checksum.
+_DROPPED = 1 << 31
+_MAX_TITLE_BYTES = 64 * 1024
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
@@ -41,6 +51,8 @@ class Partial:
     is_file: bool = False  # True if the object's own bytes are wanted
     inode: int = 0  # of the file at `path`; changes if the download is restarted
     done: dict[int, int] = field(default_factory=dict)  # CRC32C of finished parts, by number
+    # The same of parts that an earlier daemon has finished, and that are still to be compared.
+    unchecked: dict[int, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -48,9 +60,9 @@ class Partial:
         return -(-self.obj.size_bytes // self.part_bytes)
 
     @property
-    def codec(self) -> Codec | None:
-        """Compression of the shard; None for a plain tar, and for a file."""
-        return None if self.is_file else codec_of(self.obj.url)
+    def may_be_copied(self) -> bool:
+        """True if the cached file may have other bytes; those of a file are always its own."""
+        return not self.is_file and not is_stored_as_is(self.obj.url)
 
     def missing(self) -> list[int]:
         """Return the numbers of the parts still to be fetched, in order."""
@@ -61,6 +73,28 @@ class Partial:
         start = first * self.part_bytes
         size_bytes = min(count * self.part_bytes, self.obj.size_bytes - start)
         return Parts(str(self.path), str(self.journal_path), self.part_bytes, start, size_bytes)
+
+    def is_there(self) -> bool:
+        """Return whether the file is still where it was made. Blocks."""
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_ino == self.inode
+        return False
+
+    def size_of(self, index: int) -> int:
+        """Return the number of bytes of a part."""
+        return self.parts(index, 1).size_bytes
+
+    def punch(self, index: int) -> None:
+        """Free the space of a part, which is no longer in `done`. Blocks. Raises DiskError.
+
+        The journal says so first, or it would claim a hole. Files that are gone take no space.
+        """
+        with disk_errors(self.path), contextlib.suppress(FileNotFoundError):
+            with open(self.journal_path, "r+b", buffering=0) as journal:
+                journal.seek(0, os.SEEK_END)
+                journal.write(RECORD.pack(index | _DROPPED, 0))
+            with open(self.path, "r+b") as file:
+                punch_hole(file.fileno(), index * self.part_bytes, self.size_of(index))
 
     def record(self, sums: PartSums) -> None:
         """Mark a part as finished."""
@@ -74,10 +108,24 @@ class Partial:
         """Return the facts about the complete file, except for the number of samples."""
         return self._facts(self.obj.size_bytes, self.crcs())
 
-    def inflate(self, codec: Codec, dst: Path, reserve: Callable[[int], None]) -> Facts:
-        """Decompress the complete file into `dst`; return the facts about that. See `inflate`."""
+    def copy(self, dst: Path, reserve: Callable[[int], None]) -> Facts | None:
+        """Write what is cached in place of the complete file to `dst`; return the facts about it.
+
+        That is the decompressed shard, or what its format makes of it; None if the file is cached
+        as it is. Blocks. Raises ShardError, DiskError; see `inflate`.
+        """
         url = self.obj.url
-        size_bytes, crcs = inflate(self.path, dst, codec, self.part_bytes, reserve, url)
+        codec = codec_of(url)
+        if codec is not None:
+            size_bytes, crcs = inflate(self.path, dst, codec, self.part_bytes, reserve, url)
+            return self._facts(size_bytes, crcs)
+
+        with disk_errors(dst):
+            copy = format_of(url).stored_copy(self.path, url)
+            if copy is None:
+                return None
+            with copy:
+                size_bytes, crcs = write_pieces(copy, dst, self.part_bytes, reserve)
         return self._facts(size_bytes, crcs)
 
     def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
@@ -99,8 +147,16 @@ class Partial:
         part_bytes: int,
         *,
         is_file: bool = False,
+        is_sparse: bool = False,
     ) -> Self:
-        """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError."""
+        """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError.
+
+        Args:
+            part_bytes: size of the parts of a new one; one that is resumed keeps its own.
+            is_file: whether the object's own bytes are wanted.
+            is_sparse: whether to leave the space of parts unallocated until they arrive, and those
+                of an earlier daemon unchecked until `check`.
+        """
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
         path = layout.in_progress(key, PART)
         journal = layout.in_progress(key, JOURNAL)
@@ -108,18 +164,57 @@ class Partial:
         with disk_errors(path):
             if not partial._resume():
                 partial._create()
+            if not is_sparse:
+                partial.check(list(partial.unchecked))
+                partial._allocate()
             path.chmod(_MODE)
             partial.inode = path.stat().st_ino
         return partial
 
+    @classmethod
+    def left(cls, layout: Layout, key: str) -> Self | None:
+        """Return the parts of an object that an earlier daemon has left, unchecked. Blocks.
+
+        None if there are none, or the file is that of a transfer of the whole, which has allocated
+        all of it. The object is what the journal says of it: the origin may say more.
+        """
+        path = layout.in_progress(key, PART)
+        journal = layout.in_progress(key, JOURNAL)
+        with contextlib.suppress(OSError):
+            obj = _object_in(journal)
+            is_sparse = obj is not None and allocated_or_zero(path) < obj.size_bytes
+            if obj is None or not is_sparse or key != _key_of_file(obj):
+                return None
+            partial = cls(obj, obj.size_bytes, path, journal, key, is_file=True)
+            if partial._resume() and partial.unchecked:
+                partial._free_others()
+                partial.inode = path.stat().st_ino
+                return partial
+        return None
+
+    def _free_others(self) -> None:
+        """Free the space of parts that were being written, of which the journal says nothing."""
+        with open(self.path, "r+b") as file:
+            start = 0
+            for index in (*sorted(self.unchecked), self.count):
+                end = min(index * self.part_bytes, self.obj.size_bytes)
+                if end > start:
+                    punch_hole(file.fileno(), start, end - start)
+                start = end + self.part_bytes
+
     def _create(self) -> None:
         unlink_quietly(self.path, self.journal_path)
         with open(self.path, "wb") as file:
-            if mount_of(self.path).is_memory:  # which would be zeroed now, and written later
-                file.truncate(self.obj.size_bytes)
-            elif self.obj.size_bytes:
-                os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
+            file.truncate(self.obj.size_bytes)
         self.journal_path.write_bytes(self._title() + b"\n")
+
+    def _allocate(self) -> None:
+        """Allocate the space of all parts that have not arrived."""
+        is_memory = mount_of(self.path).is_memory  # which would be zeroed now, and written later
+        if is_memory or not self.obj.size_bytes:
+            return
+        with open(self.path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
 
     def _title(self) -> bytes:
         title = {
@@ -130,26 +225,94 @@ class Partial:
         }
         return json.dumps(title).encode()
 
+    def _part_bytes_of(self, title: bytes) -> int | None:
+        """Return the size of the parts in a journal; None if it is that of another object."""
+        try:
+            found = json.loads(title)
+        except ValueError:
+            return None
+        if not isinstance(found, dict):
+            return None
+        part_bytes = _whole_number(found.get("part_bytes"))
+        expected = json.loads(self._title()) | {"part_bytes": part_bytes}
+        return part_bytes if found == expected else None
+
     def _resume(self) -> bool:
-        """Mark the finished parts of an interrupted download; return False if there is none."""
+        """Note the finished parts of an interrupted download; return False if there is none."""
         if not self.obj.ranges or size_or_zero(self.path) != self.obj.size_bytes:
             return False
         try:
             title, _, records = self.journal_path.read_bytes().partition(b"\n")
         except FileNotFoundError:
             return False
-        if title != self._title():
+        part_bytes = self._part_bytes_of(title)
+        if part_bytes is None:
             return False
+        self.part_bytes = part_bytes
 
         whole_bytes = len(records) - len(records) % RECORD.size  # a crash may tear the last one
         os.truncate(self.journal_path, len(title) + 1 + whole_bytes)
-        recorded = dict(RECORD.iter_unpack(records[:whole_bytes]))
-        with open(self.path, "rb", buffering=0) as file:
-            for index, crc in recorded.items():
-                data = os.pread(file.fileno(), self.part_bytes, index * self.part_bytes)
-                if index < self.count and crc32c(data, 0) == crc:
-                    self.done[index] = crc
+        for index, crc in RECORD.iter_unpack(records[:whole_bytes]):
+            if index & _DROPPED:
+                self.unchecked.pop(index ^ _DROPPED, None)
+            elif index < self.count:
+                self.unchecked[index] = crc
         return True
+
+    def check(self, parts: Sequence[int]) -> list[int]:
+        """Compare parts with the journal; return those that are sound, and finished from now on.
+
+        The others have to be fetched again. Blocks. Raises DiskError.
+        """
+        sound: list[int] = []
+        with disk_errors(self.path), open(self.path, "rb", buffering=0) as file:
+            for index in parts:
+                crc = self.unchecked.pop(index)
+                if self._crc_of(file.fileno(), index) == crc:
+                    self.done[index] = crc
+                    sound.append(index)
+        return sound
+
+    def damaged(self, crcs: Mapping[int, int]) -> list[int]:
+        """Return the parts whose bytes have another CRC32C; note nothing. Blocks.
+
+        They are read from the disk, which may differ from what is in memory. Raises DiskError.
+        """
+        with disk_errors(self.path):
+            return [part for part, crc in crcs.items() if self._crc_on_disk(part) != crc]
+
+    def _crc_on_disk(self, index: int) -> int:
+        start = index * self.part_bytes
+        return crc32c(read_direct(self.path, start, self.size_of(index)), 0)
+
+    def _crc_of(self, fd: int, index: int) -> int:
+        data = os.pread(fd, self.part_bytes, index * self.part_bytes)
+        return crc32c(data, 0)
+
+
+def _whole_number(value: object) -> int | None:
+    is_sound = type(value) is int and value > 0
+    return value if is_sound else None  # type: ignore[return-value]
+
+
+def _object_in(journal: Path) -> RemoteObject | None:
+    """Return the object that a journal is of, without what it does not say. Raises OSError."""
+    with journal.open("rb") as file:
+        title = file.readline(_MAX_TITLE_BYTES)
+    try:
+        found = json.loads(title)
+        url = found["url"]
+        version = found["version"]
+        size_bytes = found["size_bytes"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if type(url) is not str or type(version) is not str or _whole_number(size_bytes) is None:
+        return None
+    return RemoteObject(url, version, size_bytes)
+
+
+def _key_of_file(obj: RemoteObject) -> str:
+    return shard_key(place_of(obj.url, is_file=True), obj.version)
 
 
 def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:

@@ -17,8 +17,8 @@ class Facts:
     version: str  # in the origin
     size_bytes: int  # of the tar in the cache
     origin_bytes: int  # size in the origin; differs if the shard is compressed there
-    part_bytes: int  # size of the piece that one checksum covers
-    part_crcs: tuple[int, ...]  # CRC32C of each piece of the tar, in order
+    part_bytes: int  # size of each part but the last; a checksum covers one
+    part_crcs: tuple[int, ...]  # CRC32C of each part of the tar, in order
     samples: int | None  # None for a file, and for a tar fetched as one and not indexed yet
 
     def to_json(self) -> dict[str, Any]:
@@ -71,6 +71,7 @@ class Shard:
     size_bytes: int
     sidecar_bytes: int
     used_at_s: float  # end of its last use, in seconds since the Unix epoch
+    use_saved_s: float = 0.0  # that of the last use that was persisted
     leases: int = 0
     pinned: bool = False
     # Its sidecar's header; None after a restart, until it is first needed

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from shardcache.units import size
+from shardcache.shared.units import size
 
 _MIN_FREE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
 
@@ -107,6 +107,14 @@ class Reservation:
         """Record that reserved bytes are now on disk."""
         self.unwritten_bytes -= size_bytes
         self.space.unwritten_bytes -= size_bytes
+
+    def keep(self, size_bytes: int) -> None:
+        """Count reserved bytes, which are on disk now, as kept."""
+        self.size_bytes -= size_bytes
+        self.unwritten_bytes -= size_bytes
+        self.space.reserved_bytes -= size_bytes
+        self.space.unwritten_bytes -= size_bytes
+        self.space.kept_bytes += size_bytes
 
     def close(self, kept_bytes: int = 0) -> None:
         """Release the reservation, except `kept_bytes`, which stay on disk and count as kept."""

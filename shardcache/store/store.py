@@ -11,23 +11,26 @@ from typing import Self
 
 import structlog
 
-from shardcache.config import Amount
+from shardcache.config.amounts import Amount
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardError
+from shardcache.origin.objects import RemoteObject
+from shardcache.shared.units import size
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.disk_errors import damage_errors, disk_errors
 from shardcache.store.disk.file_operations import fsync_path, unlink_quietly
 from shardcache.store.disk.mounts import free_bytes
-from shardcache.store.disk.open_files import is_open_elsewhere
+from shardcache.store.disk.open_files import unlink_unless_open
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.folder_contents import Leftover, find_leftovers, find_shards
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.store.folder.name_links import NameLinks
-from shardcache.store.partial import discard
+from shardcache.store.keys import place_of, shard_key
+from shardcache.store.part_file import PartFile
+from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard, Unpublished
 from shardcache.store.space import Reservation, Space
-from shardcache.store.verification import Scrub, check_index
+from shardcache.store.verification import Scrub, check_sidecar
 from shardcache.tarindex.tables import read_header
-from shardcache.units import size
 
 log = structlog.get_logger()
 
@@ -35,6 +38,7 @@ _SHARD_MODE = 0o440  # published files are never written again
 
 # More would end no sooner, on the same disk. Each takes a thread, of which other work needs some.
 _MAX_PUBLISHED_AT_ONCE = 8
+_USE_SAVED_S = 1.0
 
 
 class Store:
@@ -43,6 +47,7 @@ class Store:
     Attributes:
         shards: the published shards, by key, from least to most recently used.
         leftovers: idle partials and quarantined shards, by their own keys.
+        part_files: objects of which some parts are cached, by the keys of the whole objects.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Store:
         self.catalogue = catalogue
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.leftovers: dict[str, Leftover] = {}
+        self.part_files: dict[str, PartFile] = {}
         self._links = NameLinks(layout)
         self._condemned: dict[str, Shard] = {}  # damaged, and not yet moved to quarantine
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
@@ -90,8 +96,17 @@ class Store:
         for shard in find_shards(self.layout):
             self.restore(shard)
         for leftover in find_leftovers(self.layout):
-            self.leave(leftover)
+            partial = Partial.left(self.layout, leftover.key)
+            if partial is None:
+                self.leave(leftover)
+            else:
+                self._restore_parts(partial)
         self._links.sweep(self.shards)
+
+    def _restore_parts(self, partial: Partial) -> None:
+        file = PartFile(partial, used_at_s=partial.path.stat().st_mtime, is_left=True)
+        self.part_files[partial.key] = file
+        self.space.kept_bytes += file.kept_bytes
 
     def close(self) -> None:
         """Close the catalogue and unlock the folder."""
@@ -113,6 +128,49 @@ class Store:
         leftover = self.leftovers.pop(key, None)
         if leftover is not None:
             reservation.adopt(leftover.size_bytes)
+
+    async def open_parts(self, obj: RemoteObject, part_bytes: int) -> PartFile:
+        """Return the file for parts of an object, with those that were left by an earlier daemon.
+
+        Raises DiskError.
+        """
+        key = shard_key(place_of(obj.url, is_file=True), obj.version)
+        leftover = self.leftovers.pop(key, None)
+        if leftover is not None:
+            self.space.kept_bytes -= leftover.size_bytes
+        partial = await asyncio.to_thread(
+            Partial.open, self.layout, obj, part_bytes, is_file=True, is_sparse=True
+        )
+        file = PartFile(partial)
+        self.part_files[key] = file
+        self.space.kept_bytes += file.kept_parts_bytes
+        return file
+
+    def close_parts(self, file: PartFile) -> Leftover:
+        """Make a leftover of a file of parts, for a transfer of the whole, or to remove it."""
+        del self.part_files[file.partial.key]
+        file.is_own = False
+        self.space.kept_bytes -= file.kept_bytes
+        leftover = Leftover.of(file.partial.path)
+        self.leave(leftover)
+        return leftover
+
+    async def remove_parts(self, file: PartFile) -> int:
+        """Remove a file of parts that nobody has in use; return the number of bytes that it took.
+
+        0 if some process still has it open. Raises DiskError.
+        """
+        kept_bytes = file.kept_bytes
+        leftover = self.close_parts(file)
+        removed = await self.remove_leftover(leftover.key)
+        return kept_bytes if removed else 0
+
+    async def drop_part(self, file: PartFile, part: int) -> None:
+        """Free the space of a part that nobody has in use. Raises DiskError."""
+        size_bytes = file.partial.size_of(part)
+        file.forget(part)
+        await asyncio.to_thread(file.partial.punch, part)
+        self.space.kept_bytes -= size_bytes
 
     def leave(self, leftover: Leftover) -> None:
         """Keep a leftover until its space is needed."""
@@ -203,7 +261,10 @@ class Store:
             self.shards.move_to_end(shard.key)
 
     async def remember_use(self, shard: Shard) -> None:
-        """Persist the time of last use as the sidecar's modification time."""
+        """Persist the time of last use as the sidecar's modification time, once in a second."""
+        if shard.used_at_s - shard.use_saved_s < _USE_SAVED_S:
+            return
+        shard.use_saved_s = shard.used_at_s
         sidecar = self.layout.sidecar(shard.key)
         times_s = (shard.used_at_s, shard.used_at_s)
         with contextlib.suppress(OSError):  # evicted, or a failing disk: not worth an error
@@ -270,10 +331,10 @@ class Store:
             return False
         return not os.path.exists(self.layout.sidecar(shard.key))  # noqa: PTH110  # as in `facts`
 
-    async def check_index(self, shard: Shard, facts: Facts) -> None:
+    async def check_sidecar(self, shard: Shard, facts: Facts) -> None:
         """Check the sidecar of a shard. Raises CorruptShardError, ExhaustedError."""
         try:
-            await asyncio.to_thread(check_index, self.layout.sidecar(shard.key), facts)
+            await asyncio.to_thread(check_sidecar, self.layout.sidecar(shard.key), facts)
         except FileNotFoundError as exn:
             raise CorruptShardError(
                 f"the sidecar {exn.filename} no longer exists",
@@ -290,7 +351,7 @@ class Store:
     async def check(self, shard: Shard) -> None:
         """Verify the whole shard and its sidecar.
 
-        Raises CorruptShardError, which names the first damaged piece.
+        Raises CorruptShardError, which names the first damaged part.
         """
         facts = await self.facts(shard)
         await self._verify(self.scrub(shard.key, facts), facts)
@@ -323,7 +384,7 @@ class Store:
 
     def _remove(self, key: str) -> bool:
         paths = (self.layout.tar(key), self.layout.sidecar(key))
-        removed = _unlink_unless_open(paths)
+        removed = unlink_unless_open(paths)
         if removed:
             self._links.remove(key)
         return removed
@@ -339,7 +400,7 @@ class Store:
         leftover = self.leftovers.pop(key)
         removed = False
         try:
-            removed = await asyncio.to_thread(_unlink_unless_open, leftover.paths)
+            removed = await asyncio.to_thread(unlink_unless_open, leftover.paths)
         finally:
             if removed:
                 self.space.kept_bytes -= leftover.size_bytes
@@ -430,13 +491,3 @@ def _space_on_disk(layout: Layout, capacity: Amount, min_free: Amount) -> Space:
             remedy="lower --capacity, or set a share of the filesystem such as 80%",
         )
     return Space(capacity.of(total_bytes), min_free.of(total_bytes))
-
-
-def _unlink_unless_open(paths: Sequence[Path]) -> bool:
-    # Unlinking an open file would not free its bytes, and they would not be accounted for.
-    with disk_errors(paths[0]):
-        with contextlib.suppress(FileNotFoundError):
-            if is_open_elsewhere(paths[0]):
-                return False
-        unlink_quietly(*paths)
-    return True

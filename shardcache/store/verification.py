@@ -1,22 +1,20 @@
 """Verification of a published shard's bytes against the facts in its sidecar."""
 
-import errno
-import mmap
-import os
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 from shardcache.errors import CorruptShardError
+from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import damage_errors
 from shardcache.store.shard import Facts
 from shardcache.tarindex.tables import TarIndex
-from shardcache.transport.checksums import crc32c
+from shardcache.transport.between.checksums import crc32c
 
-BLOCK_BYTES = 1024 * 1024
+_BLOCK_BYTES = 1024 * 1024
 
 
-def check_index(sidecar: Path, facts: Facts) -> None:
+def check_sidecar(sidecar: Path, facts: Facts) -> None:
     """Raise CorruptShardError if a sidecar is damaged, unreadable or of other facts. Blocks.
 
     Raises FileNotFoundError, ExhaustedError.
@@ -32,18 +30,27 @@ def check_index(sidecar: Path, facts: Facts) -> None:
             f"the sidecar {sidecar} cannot be read ({exn})",
             url=facts.url,
         ) from exn
-    if replace(found, samples=facts.samples) != facts:  # a file may have been indexed since
+    # They may differ in one fact: a shard that was a file may have been indexed since, which counts
+    # its samples.
+    if replace(found, samples=facts.samples) != facts:
         raise CorruptShardError(f"the sidecar {sidecar} is of another shard", url=facts.url)
 
 
 class Scrub:
     """The verification of one shard, in steps that each block for the time of one block's read.
 
-    Without a sidecar, it verifies the tar alone.
+    The sidecar is checked first, then the tar is read block by block: whenever one of the parts
+    that have a checksum in the facts is complete, that is compared.
 
     The file is open only during a step, so that the shard can be evicted between steps. It is read
     with O_DIRECT: what is on the disk rather than in memory, and without adding pages to the page
     cache or evicting any.
+
+    Args:
+        sidecar: None to verify the tar alone.
+
+    Attributes:
+        read_bytes: bytes of the tar read so far.
     """
 
     def __init__(self, tar: Path, sidecar: Path | None, facts: Facts) -> None:
@@ -51,7 +58,7 @@ class Scrub:
         self._tar = tar
         self._sidecar = sidecar
         self._facts = facts
-        self._crc = 0
+        self._crc = 0  # of the present part, as far as it has been read
 
     def run(self) -> None:
         """Verify the whole shard. Blocks, and raises as `step` does."""
@@ -61,27 +68,29 @@ class Scrub:
     def step(self) -> int:
         """Verify the next block and return its size in bytes; 0 after the last.
 
-        Raises CorruptShardError if the sidecar, or a piece that this step completes, is damaged or
+        Raises CorruptShardError if the sidecar, or a part that this step completes, is damaged or
         unreadable; FileNotFoundError if the shard is gone; ExhaustedError.
         """
         if not self.read_bytes:
-            self._check_form()
-        wanted_bytes = self._block_bytes()
+            self._check_before_reading()
+        wanted_bytes = self._next_block_bytes()
         if not wanted_bytes:
             return 0
+
         with damage_errors(self._tar, self._facts.url):
-            block = _read(self._tar, self.read_bytes, wanted_bytes)
+            block = read_direct(self._tar, self.read_bytes, wanted_bytes)
         if len(block) < wanted_bytes:
             raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")
+
         self._crc = crc32c(block, self._crc)
         self.read_bytes += wanted_bytes
-        self._check_piece()
+        self._check_part()
         return wanted_bytes
 
-    def _check_form(self) -> None:
-        """Check the sidecar, and what readers check of the tar."""
+    def _check_before_reading(self) -> None:
+        """Check the sidecar, and the tar's kind and size. If it is too short, a read finds out."""
         if self._sidecar is not None:
-            check_index(self._sidecar, self._facts)
+            check_sidecar(self._sidecar, self._facts)
         with damage_errors(self._tar, self._facts.url):
             found = self._tar.lstat()
         if not stat.S_ISREG(found.st_mode):
@@ -89,41 +98,23 @@ class Scrub:
         if found.st_size > self._facts.size_bytes:
             raise self._damaged(f"has {found.st_size} bytes instead of {self._facts.size_bytes}")
 
-    def _check_piece(self) -> None:
-        number, past_bytes = divmod(self.read_bytes - 1, self._facts.part_bytes)
-        if past_bytes + 1 < self._facts.part_bytes and self.read_bytes < self._facts.size_bytes:
-            return  # the piece is not complete yet
-        if self._crc != self._facts.part_crcs[number]:
-            raise self._damaged(f"is damaged near byte {number * self._facts.part_bytes}")
-        self._crc = 0
+    def _next_block_bytes(self) -> int:
+        """Return the size of the next block, which never crosses the end of a part."""
+        left_of_part_bytes = self._facts.part_bytes - self.read_bytes % self._facts.part_bytes
+        left_of_tar_bytes = self._facts.size_bytes - self.read_bytes
+        return min(_BLOCK_BYTES, left_of_part_bytes, left_of_tar_bytes)
 
-    def _block_bytes(self) -> int:
-        """Return the size of the next block, which never crosses the end of a piece."""
-        left_bytes = self._facts.part_bytes - self.read_bytes % self._facts.part_bytes
-        return min(BLOCK_BYTES, left_bytes, self._facts.size_bytes - self.read_bytes)
+    def _check_part(self) -> None:
+        """Compare the checksum of the part that ends where the last block did, if one does."""
+        part_bytes = self._facts.part_bytes
+        is_end_of_tar = self.read_bytes == self._facts.size_bytes  # the last part may be shorter
+        if self.read_bytes % part_bytes and not is_end_of_tar:
+            return
+
+        number = (self.read_bytes - 1) // part_bytes
+        if self._crc != self._facts.part_crcs[number]:
+            raise self._damaged(f"is damaged near byte {number * part_bytes}")
+        self._crc = 0
 
     def _damaged(self, what: str) -> CorruptShardError:
         return CorruptShardError(f"the cached file {self._tar} {what}", url=self._facts.url)
-
-
-def _read(path: Path, offset: int, size_bytes: int) -> memoryview:
-    """Return `size_bytes` of a file, or less at its end.
-
-    `offset` is a multiple of the disk's block size.
-    """
-    try:
-        return _pread(path, os.O_DIRECT, offset, size_bytes)
-    except OSError as exn:
-        if exn.errno != errno.EINVAL:
-            raise
-    return _pread(path, 0, offset, size_bytes)  # no O_DIRECT there, or larger blocks
-
-
-def _pread(path: Path, flags: int, offset: int, size_bytes: int) -> memoryview:
-    whole_pages = -(-size_bytes // mmap.PAGESIZE)
-    buffer = mmap.mmap(-1, whole_pages * mmap.PAGESIZE)  # aligned, as O_DIRECT requires
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
-        return memoryview(buffer)[: min(size_bytes, os.preadv(fd, [buffer], offset))]
-    finally:
-        os.close(fd)

@@ -5,9 +5,10 @@ A table serves to choose samples without their bytes.
 A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has `shard`, the
 number of the shard in the index file, and its `version`; `samples`, the number of samples in the
 shard; `first`, the number of the first one that it lists; their `keys`; for each extension under
-`sizes`, the sizes in bytes, null where a sample has no such member; and if the table was made with
-metadata, under `metadata` an object for each sample, from one small JSON member of it, null where a
-sample has none.
+`sizes`, the sizes in bytes, null where a sample has no such member; the samples' places in the tar
+(`spans`), unless an earlier release wrote the table, or the tar is compressed; and if the table was
+made with metadata, under `metadata` an object for each sample, from one small JSON member of it,
+null where a sample has none.
 """
 
 import json
@@ -19,6 +20,7 @@ from itertools import islice, repeat
 from typing import Any, Self
 
 from shardcache.errors import ConfigError, MetadataError, TokensError
+from shardcache.tarindex.spans import irregular_in
 from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of, member_spans
 
 Metadata = dict[str, Any]
@@ -123,11 +125,14 @@ class IndexEntry:
         key: its `__key__`.
         sizes: size in bytes of each of its members, by extension.
         url: of its shard, the sample's `__url__`.
+        rows: of each `Table` that a `Joined` has, by its prefix: the sample's row by column, empty
+            if it has none.
     """
 
     key: str
     sizes: Mapping[str, int]
     url: str
+    rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True, repr=False)
     _metadata: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
@@ -150,6 +155,7 @@ def rows_of(
     tables: Tables,
     metadata: Iterator[Metadata | None] | None = None,
     max_samples: int = _MAX_SAMPLES,
+    blocks: Iterator[int] | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of a shard, of which there is one even if it has no samples.
 
@@ -157,9 +163,11 @@ def rows_of(
         tables: the samples.
         metadata: that of each sample, None for one without; or None for a table without metadata.
         max_samples: maximum number of samples in a row.
+        blocks: the number of blocks of each sample (`spans`); None for a table without places.
     """
     samples = len(tables.member_ends)
     step = max_samples if metadata is None else min(max_samples, _MAX_WITH_METADATA)
+    begin = 0
     for first in range(0, samples or 1, step):
         numbers = range(first, min(first + step, samples))
         row: Row = {
@@ -168,6 +176,11 @@ def rows_of(
             "keys": [key_of(tables, number) for number in numbers],
             "sizes": _sizes_of(tables, numbers),
         }
+        if blocks is not None:
+            row["first_block"] = begin
+            row["blocks"] = list(islice(blocks, len(numbers)))
+            row["irregular"] = irregular_in(tables, numbers, row["blocks"], row["sizes"])
+            begin += sum(map(abs, row["blocks"]))
         if metadata is not None:
             row["metadata"] = list(islice(metadata, len(numbers)))
         yield row

@@ -48,6 +48,8 @@ class Fault(enum.IntEnum):
     RESERVED = 2
     SPARSE = 3
     LINK = 4
+    JSON = 5
+    EXAMPLE = 6
 
 
 _FAULTS = {
@@ -57,7 +59,16 @@ _FAULTS = {
     "be mapped",
     Fault.LINK: "the member {1!r} of the sample {0!r} is a hard link to a file that is not in the "
     "tar before it",
+    Fault.JSON: "the line of the sample {!r} is not a JSON object in UTF-8",
+    Fault.EXAMPLE: "the record of the sample {!r} is not a tf.train.Example, as the first one is",
 }
+_REMEDIES = {
+    Fault.JSON: "write one JSON object a line; with jq, `jq -c . FILE` names the first bad one",
+    Fault.EXAMPLE: "write Examples and other records into files of their own",
+}
+_REMEDY_OF_FILES = (
+    "rewrite the shard with the members of each sample as plain files of different extensions"
+)
 
 
 class TarBytes(Protocol):
@@ -90,12 +101,19 @@ def fault_of(tables: Tables, sample: int) -> str | None:
     )
 
 
+def fault_remedy(tables: Tables, sample: int) -> str:
+    """Return what to do about a sample that is unusable."""
+    fault, _ = tables.faults[sample]
+    return _REMEDIES.get(fault, _REMEDY_OF_FILES)
+
+
 def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of each sample's member with an extension, (0, 0) without one."""
     extension = extension.lower()
+    lowered = [each.lower() for each in tables.extensions]
     wanted = -1
-    if extension in tables.extensions:
-        wanted = tables.extensions.index(extension)
+    if extension in lowered:
+        wanted = lowered.index(extension)
     starts = tables.starts
     ends = tables.ends
     extension_ids = tables.extension_ids
@@ -131,6 +149,7 @@ class Samples:
         key_ends: of each key in `keys`, exclusive.
         extensions: lower-cased, each once, in order of appearance.
         faults: by the number of a sample that is unusable, its fault, and the extension's index.
+        encodings: of each extension, how a format's values are stored; empty if all are bytes.
     """
 
     starts: "array[int]" = field(default_factory=_u64)
@@ -141,6 +160,7 @@ class Samples:
     key_ends: "array[int]" = field(default_factory=_u64)
     extensions: list[str] = field(default_factory=list)
     faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)
+    encodings: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.key_ends)
@@ -302,7 +322,7 @@ class TarIndex:
             with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
                 tables = mapped[begin:]
         index = cls._of_tables(header, counts, tables, path)
-        if not index._is_sound():
+        if not index.is_sound():
             index.close()
             raise _damaged(path, "its tables contradict each other or the size of the tar")
         return index
@@ -356,7 +376,7 @@ class TarIndex:
             faults=named_faults,
         )
 
-    def _is_sound(self) -> bool:
+    def is_sound(self) -> bool:
         """Return True if every offset and index is within bounds."""
         names = len(self.extensions)
         if max(self.ends, default=0) > self.header["size_bytes"]:

@@ -23,15 +23,15 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from shardcache.transport import descriptors
-from shardcache.transport.checksums import checksum_function
-from shardcache.transport.exchange import Exchange
-from shardcache.transport.gate import CancelledError, Gate
-from shardcache.transport.http_heads import HeadError
-from shardcache.transport.messages import Body, Message, decoded, encoded, request_from_json
-from shardcache.transport.parts import PartFileError
-from shardcache.transport.pool import Pool, Primed
-from shardcache.transport.sockets import NearHostError
+from shardcache.transport.between import descriptors
+from shardcache.transport.between.checksums import checksum_function
+from shardcache.transport.between.messages import Body, Message, decoded, encoded, request_from_json
+from shardcache.transport.between.parts import PartFileError
+from shardcache.transport.http.exchange import Exchange
+from shardcache.transport.http.gate import CancelledError, Gate
+from shardcache.transport.http.http_heads import HeadError
+from shardcache.transport.http.pool import Pool, Primed
+from shardcache.transport.http.sockets import NearHostError
 
 _PR_SET_PDEATHSIG = 1
 _IN = 0

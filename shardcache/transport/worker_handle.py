@@ -12,11 +12,10 @@ from itertools import count
 from typing import cast
 
 from shardcache.errors import NotAllowedError, OriginError
-from shardcache.logs import SharedLogger
-from shardcache.transport import descriptors
-from shardcache.transport.flow import Commit, Flow
-from shardcache.transport.http_heads import HEAD_REMEDY
-from shardcache.transport.messages import (
+from shardcache.telemetry.logs import SharedLogger
+from shardcache.transport.between import descriptors
+from shardcache.transport.between.flow import Commit, Flow
+from shardcache.transport.between.messages import (
     Answer,
     Body,
     Message,
@@ -25,21 +24,20 @@ from shardcache.transport.messages import (
     encoded,
     request_to_json,
 )
-from shardcache.transport.parts import PartFileError, Parts
+from shardcache.transport.between.parts import PartFileError, Parts
+from shardcache.transport.http.http_heads import HEAD_REMEDY
 
 log = SharedLogger()
 
-# A worker that leaves this many pings in a row unanswered hangs; one that has not started yet has
-# longer.
-_PINGS = 3
-_STARTING_PINGS = 60
+# A worker that leaves more pings in a row unanswered hangs; one that is starting has longer.
+_MAX_UNANSWERED = 3
+_MAX_UNANSWERED_STARTING = 60
 _MIN_PING_S = 1.0
-# A write that hangs with its disk must not block the daemon; if it completes later, it writes the
-# right bytes in place.
+# A write that hangs with its disk must not block the daemon. It is safe to leave: if it completes
+# later, it writes the right bytes in the right place.
 _END_LIMIT_S = 2.0
 # The latest urls whose bodies have not been asked for.
 _MAX_PRIMED = 8
-
 
 _NEAR_REMEDY = "if that is intended, the node's operator can add the url's prefix to --allow"
 
@@ -50,7 +48,7 @@ class TransportError(OSError):
 
 def ping_interval_s(silence_s: float) -> float:
     """Return the interval of pings by which a hung worker is found within `silence_s`."""
-    return max(_MIN_PING_S, silence_s / (_PINGS + 1))
+    return max(_MIN_PING_S, silence_s / (_MAX_UNANSWERED + 1))
 
 
 @dataclass(slots=True, eq=False)
@@ -72,11 +70,11 @@ class RunningRequest:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _paused: bool = False
     _held: bool = False
-    _end: Message | None = None
+    _last: Message | None = None  # once the request has ended
 
     def pause(self) -> None:
         """Pause until the flow is ready again."""
-        if not self._paused and self._end is None:
+        if not self._paused and self._last is None:
             self._paused = True
             self.send({"do": "pause", "id": self.number})
             self._changed.set()
@@ -86,29 +84,29 @@ class RunningRequest:
 
         Raises what `Workers.fetch` raises.
         """
-        while self._end is None:
+        while self._last is None:
             await self._changed.wait()
             self._changed.clear()
-            if self._paused and self._end is None:
+            if self._paused and self._last is None:
                 await self.flow.ready()
                 self._paused = False
                 limit_bytes = self.limit_bytes()
                 self.send({"do": "resume", "id": self.number, "limit_bytes": limit_bytes})
-            if self._held and self._end is None:
+            if self._held and self._last is None:
                 self._held = False
                 if commit is not None and not await commit():
                     return None
                 self.send({"do": "commit", "id": self.number})
-        return _result(self._end)
+        return _result(self._last)
 
     async def end(self) -> None:
         """Cancel the request if it has not ended, and wait for its end."""
-        if self._end is not None:
+        if self._last is not None:
             return
         self.send({"do": "cancel", "id": self.number})
         try:
             async with asyncio.timeout(_END_LIMIT_S):
-                while self._end is None:
+                while self._last is None:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -127,7 +125,7 @@ class RunningRequest:
         else:
             received_bytes = message.get("received_bytes", self.received_bytes)
             self.progress(received_bytes, self._written_bytes)
-            self._end = message
+            self._last = message
         self._changed.set()
 
     def progress(self, received_bytes: int, written_bytes: int) -> None:
@@ -162,7 +160,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     """One worker process.
 
     Args:
-        report_silence: called when an idle connection stays silent, with the time of the request.
+        report_silence: called when an idle connection stays silent, with the time of the request
+            over it, by the monotonic clock.
         ping_s: interval of pings while there are requests.
         files: socket for descriptors of files without a name.
 
@@ -212,7 +211,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self.primed.remove(request.url)
 
         if not self._pinging:
-            self._pings = -1
+            self._pings = -1  # the first one goes out with the request, too soon to be answered
             self._pinging = True
             self._ping()
         message = {
@@ -294,7 +293,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._pinging = bool(self.requests) and not self.has_ended
         if not self._pinging:
             return
-        maximum = _PINGS if self.up.is_set() else _STARTING_PINGS
+        maximum = _MAX_UNANSWERED if self.up.is_set() else _MAX_UNANSWERED_STARTING
         if self._pings < maximum:
             self._pings += 1
             self._send({"do": "ping"})

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import CacheError, InputError, ShardcacheError, from_json
 from shardcache.origin.objects import RemoteObject
-from shardcache.protocol import Json
+from shardcache.shared.protocol import Json
 from shardcache.store.indexing.helper_process import HelperProcess
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
 from shardcache.tarindex.contents import TokenMember

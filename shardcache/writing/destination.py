@@ -8,18 +8,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from shardcache import errors, shardlist
-from shardcache.access import LOCAL, WEB, checked, protocol_of
-from shardcache.config import OriginTable
+from shardcache import errors
+from shardcache.access.deceptive import checked
+from shardcache.access.protocols import LOCAL, WEB
+from shardcache.access.urls import protocol_of
+from shardcache.config.origin_table import OriginTable
 from shardcache.fetch.retry import BACKOFF
 from shardcache.origin.base import WRITABLE
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
-from shardcache.protocol import ShardRef, from_here, local_path
+from shardcache.shared import shardlist
+from shardcache.shared.local_urls import from_here, local_path
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.url_names import beside_index, is_tar
 from shardcache.tarindex.contents import SUFFIX
-from shardcache.transport.flow import Flow, nothing
-from shardcache.url_names import beside_index, is_shard
+from shardcache.transport.between.flow import Flow, nothing
 from shardcache.writing.journal import Stored
 from shardcache.writing.sample_tar import END
 from shardcache.writing.shard_file import ShardFile, writing
@@ -187,7 +191,7 @@ class Destination:
 
 def check_empty(objects: Iterable[str], url: str) -> None:
     """Raise ConfigError if a new dataset would mix with shards that are there already."""
-    taken = [name for name in objects if name == INDEX or is_shard(name)]
+    taken = [name for name in objects if name == INDEX or is_tar(name)]
     if taken:
         raise errors.ConfigError(
             f"the destination already holds other shards or their index, such as {min(taken)}",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError, MissingPackageError
-from shardcache.protocol import Json
+from shardcache.shared.protocol import Json
 from shardcache.tarindex.contents import TokenMember
 from shardcache.writing import folders, sources
 from shardcache.writing.json_lines import LINE_SUFFIXES, JsonLines

@@ -344,7 +344,7 @@ class HuggingFace(_Table):
         seed: int | None,
     ) -> None:
         found = _loaded(name, split)
-        self.identity = str(found._fingerprint)
+        self.identity = str(found._fingerprint)  # noqa: SLF001  # datasets say it nowhere else
         rows = found.with_format("arrow")
         self._columns = columns_of(rows.features.arrow_schema, columns, name)
         self._dataset = rows.select_columns([column.name for column in self._columns])

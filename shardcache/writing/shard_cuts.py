@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache.url_names import is_shard
+from shardcache.shared.url_names import is_tar
 from shardcache.writing.sample_tar import END
 
 SHARD_NAMES = "shard-%06d.tar"
@@ -77,7 +77,7 @@ class ShardNames:
 
         Those of other files that readers take for shards are among them.
         """
-        return sorted(name for name in names if is_shard(name) and not self._is_own(name))
+        return sorted(name for name in names if is_tar(name) and not self._is_own(name))
 
     def _is_own(self, name: str) -> bool:
         head, tail = _NUMBER.split(self.pattern)

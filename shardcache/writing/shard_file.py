@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardcache import errors
-from shardcache.config import MIB
+from shardcache.config.amounts import MIB
 from shardcache.tarindex.contents import TokenMember, rows_of, tokens_in
 from shardcache.tarindex.grouping import Adjacency, Grouping
-from shardcache.writing.sample_tar import END, Sample, as_table, shown, utf8
+from shardcache.tarindex.members import padded
+from shardcache.tarindex.spans import blocks_of
+from shardcache.writing.sample_tar import END, Sample, as_table, member_bytes, shown, utf8
 
 
 class ShardFile:
@@ -58,11 +60,15 @@ class ShardFile:
             )
         self._last_key = sample.key
         self._count_tokens(sample)
+        at = self._file.tell()
         with writing(self.path):
             self._file.writelines(sample.tar())
         for extension, data in sample.members:
             self.members[extension.lower()] += sample.count
-            self._grouping.add([(utf8(f"{sample.key}.{extension}"), 0, len(data), None)])
+            name = utf8(f"{sample.key}.{extension}")
+            at += member_bytes(len(name), len(data))
+            start = at - padded(len(data))
+            self._grouping.add([(name, start, start + len(data), None)])
         self.samples += sample.count
 
     def _count_tokens(self, sample: Sample) -> None:
@@ -98,7 +104,8 @@ class ShardFile:
             number: of the shard in the index.
             version: of the shard, for the table; None for a local one.
         """
-        rows = rows_of(self._grouping.finish())
+        samples = self._grouping.finish()
+        rows = rows_of(samples, blocks=blocks_of(samples, None))
         with writing(path), path.open("wb") as file:
             file.writelines(as_table(number, version, rows))
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from shardcache.errors import InputError, did_you_mean
-from shardcache.protocol import Json
+from shardcache.errors import InputError
+from shardcache.shared.protocol import Json
+from shardcache.suggestions import did_you_mean
 from shardcache.tarindex.grouping import is_of_macos
 from shardcache.writing.sample_tar import Sample
 

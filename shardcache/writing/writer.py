@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from shardcache import errors
-from shardcache.config import MIB, Settings
+from shardcache.config.amounts import MIB
+from shardcache.config.settings import Settings
 from shardcache.tarindex.contents import TokenMember
 from shardcache.writing.destination import Destination, check_empty
 from shardcache.writing.journal import Stored

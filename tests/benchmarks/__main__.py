@@ -12,30 +12,34 @@ from benchmarks import figures
 from benchmarks.caching import jobs
 from benchmarks.downloads import cluster, cold, download, start
 from benchmarks.measure import Row, render
-from benchmarks.node import dashboard, decisions, restart, scale
-from benchmarks.reading import decoded, joined, loaders, packing, shuffle, tokens, warm
+from benchmarks.node import dashboard, decisions, endpoint, restart, scale
+from benchmarks.reading import decoded, formats, indexed, joined, loaders, packing, permuted, shuffle, tokens, warm
 from benchmarks.workplace import Workplace
 from support.programs.cli import chosen, console
 
 PARTS = {
     "download": download.measure,
     "warm": warm.measure,
+    "formats": formats.measure,
     "batches": loaders.batches,
     "decoded": decoded.measure,
     "tokens": tokens.measure,
     "packing": packing.measure,
     "joined": joined.measure,
+    "indexed": indexed.measure,
     "handover": loaders.handover,
     "cold": cold.measure,
     "start": start.measure,
     "half": jobs.half,
     "decisions": decisions.measure,
     "shuffle": shuffle.measure,
+    "global": permuted.measure,
     "sharing": jobs.sharing,
     "cluster": cluster.measure,
     "restart": restart.measure,
     "scale": scale.measure,
     "dashboard": dashboard.measure,
+    "endpoint": endpoint.measure,
 }
 
 FIGURES = "build/figures.jsonl"

@@ -47,6 +47,7 @@ http {{
 class Endpoint:
     name: str  # in the results
     env: Mapping[str, str]  # variables by which S3 clients find the server, and trust its certificate
+    pid: int = 0  # of the server, where it is asked for what it costs
 
     @property
     def tls(self) -> bool:
@@ -85,9 +86,9 @@ def _nginx(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
                 shards=place.dataset(kind).folder.resolve(),
             )
         )
-        with Nginx(None, config, [("127.0.0.1", http)]):
+        with Nginx(None, config, [("127.0.0.1", http)]) as nginx:
             secure = {"AWS_CA_BUNDLE": str(place.certificate.ca)}
             yield [
-                Endpoint("nginx, http", aws_env(f"http://127.0.0.1:{http}")),
-                Endpoint("nginx, https", aws_env(f"https://127.0.0.1:{https}") | secure),
+                Endpoint("nginx, http", aws_env(f"http://127.0.0.1:{http}"), nginx.pid),
+                Endpoint("nginx, https", aws_env(f"https://127.0.0.1:{https}") | secure, nginx.pid),
             ]

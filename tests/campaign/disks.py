@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from campaign.harness import Result, Row, scaled
 from shardcache.errors import ShardcacheError, ShardTimeoutError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually

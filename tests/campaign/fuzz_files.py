@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardcache.errors import CorruptShardError, SampleError, ShardError
-from shardcache.protocol import Arriving
+from shardcache.shared.protocol import Arriving
 from shardcache.store.shard import Facts
 from shardcache.tarindex.grouping import group
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member, Tar
 from shardcache.tarindex.tables import Fault, Samples, TarIndex, fault_of, key_of, read_header
-from shardcache_client.files import Sample, as_bytes, cut
-from shardcache_client.reading.shards import ArrivingShard
+from shardcache_client.reading.leased.shards import ArrivingShard
+from shardcache_client.samples.slicing import Sample, as_bytes, cut
 
 Given = Sample | str | None
 

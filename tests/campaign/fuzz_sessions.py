@@ -19,22 +19,14 @@ import time
 from pathlib import Path
 from typing import Any, get_origin
 
-from shardcache.config import Settings
-from shardcache.daemon import DaemonRun
+from shardcache.config.settings import Settings
+from shardcache.daemon.running import DaemonRun
 from shardcache.errors import ProtocolError, ShardcacheError
-from shardcache.protocol import (
-    PROTOCOL_VERSION,
-    REQUESTS,
-    SESSION_PATH,
-    Message,
-    ShardRef,
-    check_indices,
-    parse,
-    written,
-)
 from shardcache.server.listening.activation import ActivatedSockets
-from shardcache.server.service_notifier import ServiceNotifier
-from shardcache.shards import Shards
+from shardcache.server.process.service_notifier import ServiceNotifier
+from shardcache.shared.protocol import REQUESTS, SESSION_PATH, Message, ShardRef, check_indices, parse, written
+from shardcache.shared.shard_columns import Shards
+from shardcache.shared.versions import PROTOCOL_VERSION
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
@@ -290,7 +282,8 @@ def frame(payload: bytes, head: int = 0x81) -> bytes:
 def _check(answer: Json) -> None:
     assert isinstance(answer.get("type"), str), answer
     if answer["type"] == "error":
-        assert answer["error"]["code"] and answer["error"]["message"], answer
+        assert answer["error"]["code"], answer
+        assert answer["error"]["message"], answer
 
 
 LIMIT_S = 10.0
@@ -329,12 +322,15 @@ def _ask_all(path: Path, deadline_s: float) -> None:
 
 def _use_answer(kind: str, answer: Any) -> None:
     """Do with an answer what a session does: take its fields for what the protocol says that they are."""
-    assert answer is not None and answer["type"] in REQUESTS[kind].answers, f"a reader was given {answer}"
+    assert answer is not None, f"a reader was given {answer}"
+    assert answer["type"] in REQUESTS[kind].answers, f"a reader was given {answer}"
     match answer:
         case {"type": "manifest", "packed": packed}:
             assert all(isinstance(ref.url, str) for ref in Shards.unpack(packed))
         case {"type": "leased" | "arriving", "lease": lease, "path": path, "size_bytes": size_bytes}:
-            assert type(lease) is int and Path(path).name is not None and size_bytes >= 0
+            assert type(lease) is int
+            assert Path(path).name is not None
+            assert size_bytes >= 0
         case {"type": "waiting", "reason": reason}:
             assert type(reason) is str
             assert answer.get("done_bytes", 0) / 1e6 >= 0 <= answer.get("total_bytes", 0) / 1e6

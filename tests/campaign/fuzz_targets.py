@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from campaign import fuzz_files, fuzz_sessions
-from shardcache.protocol import ANSWERS, REQUESTS
+from shardcache.shared.protocol import ANSWERS, REQUESTS
 from shardcache.tarindex.members import BLOCK_BYTES
 from shardcache.tarindex.tables import _CRC, _PROLOGUE  # what the file itself consists of
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from campaign.harness import Result, Row, scaled
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR
 from shardcache.store.keys import is_key
-from shardcache_client.daemon.connection import HandshakeError
+from shardcache_client.daemon.websocket import HandshakeError
 from support.disks.shim import CHANGES, HAS_CC, Action, Op, Shim, read_log
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
@@ -198,6 +198,12 @@ def _served(daemon: Daemon, source: Source) -> list[tuple[str, str]]:
     return problems
 
 
+def _size_bytes(path: Path) -> int:
+    """Return what a file takes of the disk: one that was to be allocated when the daemon was killed takes nothing."""
+    found = path.stat()
+    return min(found.st_size, found.st_blocks * 512) if path.suffix == ".part" else found.st_size
+
+
 def _bookkeeping(daemon: Daemon, when: str) -> list[tuple[str, str]]:
     """Return how what the daemon believes differs from what lies on the disk."""
     cache = daemon.cache_dir
@@ -217,12 +223,14 @@ def _sizes_bytes(cache: Path) -> dict[Path, int]:
     while True:
         with suppress(FileNotFoundError):  # one was moved to quarantine between the listing and this: look again
             files = [path for folder in ("shards", "partial", "quarantine") for path in (cache / folder).rglob("*.*")]
-            return {path: path.stat().st_size for path in files}
+            return {path: _size_bytes(path) for path in files}
 
 
 def _is_stray(name: Path, path: Path) -> bool:
     match name.parts:
-        case ("shards" | "partial" | "quarantine" | "catalogue" | "names",) | ("catalogue", *_) | ("format" | "pins",):
+        case ("shards" | "partial" | "quarantine" | "catalogue" | "names",) | ("catalogue", *_):
+            return False
+        case ("format" | "format.copy" | "pins",):
             return False
         case ("shards" | "names", bucket):
             return len(bucket) != 2

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from campaign.harness import Result, Row
-from shardcache.protocol import SESSION_PATH
-from shardcache_client.daemon.connection import HandshakeError
+from shardcache.shared.protocol import SESSION_PATH
+from shardcache_client.daemon.websocket import HandshakeError
 from support.programs.daemon import Daemon, UnixConnection, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
@@ -105,7 +105,8 @@ def _store() -> Iterator[tuple[str, Callable[[float], int]]]:
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     command, pipe = [sys.executable, "-m", "campaign.load"], subprocess.PIPE
     with subprocess.Popen(command, text=True, bufsize=1, env=env, stdin=pipe, stdout=pipe) as process:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         reading, writing = process.stdout, process.stdin
 
         def break_share(share: float) -> int:

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from campaign.harness import Result, Row
 from campaign.kills import NEEDS_CC, PART_BYTES, SAMPLES, Death, Ground, Life, Story, ground
-from shardcache.config import Amount
+from shardcache.config.amounts import Amount
 from shardcache.errors import CorruptShardError, ShardcacheError
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR
@@ -275,7 +275,8 @@ class Examiner:
         problems: list[tuple[str, str]] = []
         store = await asyncio.to_thread(Store.open, root, Amount(10**9), Amount(0))
         try:
-            on_disk_bytes = sum(each.stat().st_size for each in root.rglob("*.*") if "catalogue" not in str(each))
+            counted = [each for each in root.rglob("*.*") if "catalogue" not in str(each) and each.stem != "format"]
+            on_disk_bytes = sum(each.stat().st_size for each in counted)
             if store.space.used_bytes != on_disk_bytes:
                 problems.append(("wrong", f"{store.space.used_bytes} bytes counted, {on_disk_bytes} there"))
             problems += [("lost", f"{key} had been flushed") for key in self._certain() - set(store.shards)]

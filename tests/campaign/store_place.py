@@ -12,12 +12,14 @@ from typing import ClassVar
 
 from campaign.harness import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
-from shardcache.protocol import ShardRef
-from shardcache_client import ShardDataset
-from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.order.manifest import Manifest, Plan
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples

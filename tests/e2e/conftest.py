@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.reading import write_index
 from support.shards.tars import BATCH, COUNTS, Make, write_indexed, write_shards

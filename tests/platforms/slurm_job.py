@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 
 def main() -> None:

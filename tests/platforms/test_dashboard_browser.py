@@ -204,7 +204,8 @@ def test_page_that_needs_a_token_asks_for_it(browser: ClientConnection, tmp_path
         page.open("about:blank")
         page.open(f"http://127.0.0.1:{port}/#token={TOKEN}")
         page.until("document.querySelector('#main') && !document.querySelector('#main').hidden")
-        assert page.evaluate("location.hash") == "" and TOKEN not in "".join(page.requested)
+        assert page.evaluate("location.hash") == ""
+        assert TOKEN not in "".join(page.requested)
 
 
 def test_page_shows_an_unreachable_daemon_and_resumes_when_it_is_back(

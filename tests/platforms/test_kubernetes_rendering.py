@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from shardcache.cluster.nginx_process import _STOP_LIMIT_S
-from shardcache.front import FRONT
+from shardcache.shared.front import FRONT
 from support.cluster.tier import OWNER_PORT
 from support.platforms.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, objects_of, templated
 
@@ -148,7 +148,8 @@ def test_unused_tier_is_reported() -> None:
         for more in ((), ("--set-file", f"config={example}"))
     )
     assert "No daemon uses it yet" in unused
-    assert "shardcache-tier-nodes" in used and "No daemon uses it yet" not in used
+    assert "shardcache-tier-nodes" in used
+    assert "No daemon uses it yet" not in used
 
 
 def test_the_command_of_the_page_installs_a_tier_that_is_used() -> None:
@@ -173,4 +174,5 @@ def test_the_chart_is_well_formed() -> None:
     misspelt = subprocess.run(
         ["helm", "template", chart, "--set", "makeFolder=false"], check=False, capture_output=True, text=True
     )
-    assert misspelt.returncode != 0 and "makeFolder" in misspelt.stderr
+    assert misspelt.returncode != 0
+    assert "makeFolder" in misspelt.stderr

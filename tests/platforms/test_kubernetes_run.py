@@ -132,7 +132,8 @@ def test_metrics_need_the_token(nodes: dict[Node, Container]) -> None:
 def test_a_daemon_that_hangs_is_found(nodes: dict[Node, Container]) -> None:
     """The liveness probe fails while the daemon answers nobody, and succeeds again once it does."""
     daemon = next(iter(nodes.values()))
-    assert daemon.probe("liveness") and daemon.probe("readiness")
+    assert daemon.probe("liveness")
+    assert daemon.probe("readiness")
     daemon.signal(signal.SIGSTOP)
     try:
         assert not daemon.probe("liveness")
@@ -149,7 +150,8 @@ def test_a_new_pod_serves_what_the_old_one_cached(cluster: Cluster, store: MotoS
         old.signal(signal.SIGTERM)
         assert old.wait() == 0, old.log()
     with cluster.daemon(cluster.node(3, NOWHERE), "new") as new:
-        assert new.probe("liveness") and new.probe("readiness")
+        assert new.probe("liveness")
+        assert new.probe("readiness")
         assert status(new)["cache"]["shards"] == SHARDS
 
 

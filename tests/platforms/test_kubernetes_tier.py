@@ -110,7 +110,8 @@ def test_both_containers_are_confined(pods: list[Pod]) -> None:
 def test_the_front_is_a_socket_of_the_pod_and_the_owner_the_clusters(cluster: TierCluster, pods: list[Pod]) -> None:
     """Only the pod's containers have a front; an owner answers at the node's address, to certificates."""
     (one, two) = (node.host for node in cluster.nodes[:2])
-    assert one is not None and two is not None
+    assert one is not None
+    assert two is not None
     listening = pods[0].containers["tier"].exec("cat", "/proc/net/tcp").stdout.splitlines()[1:]
     ports = {int(line.split()[1].rpartition(":")[2], 16) for line in listening if line.split()[3] == "0A"}
     assert ports == {OWNER_PORT}
@@ -142,7 +143,8 @@ def test_an_nginx_that_hangs_is_found(pods: list[Pod]) -> None:
     tier = pods[0].containers["tier"]
     (nginx,) = children(tier.state()["pid"])
     workers = children(nginx)
-    assert tier.probe("liveness") and tier.probe("readiness")
+    assert tier.probe("liveness")
+    assert tier.probe("readiness")
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.monitoring.queries import RULES, Query, alerts, panels
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually

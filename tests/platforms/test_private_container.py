@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.skipif(WHY_NOT is not None, reas
 # Two processes read everything at once; both print the daemon that served them.
 READ = """
 import os, subprocess, sys
-from shardcache.private import PrivatePlace, node_has_daemon
+from shardcache.shared.private import PrivatePlace, node_has_daemon
 from shardcache_client import ShardReader
 other = subprocess.Popen([sys.executable, *sys.orig_argv[1:], "other"]) if not sys.argv[2:] else None
 assert os.geteuid() != 0 and not node_has_daemon()

@@ -73,7 +73,8 @@ def test_worker_process_starts_on_demand(machine: Machine, url: str) -> None:
     machine.run("systemctl", "stop", UNIT)
     assert (machine.state(UNIT), machine.state("shardcache.socket")) == ("inactive", "active")
     [shard] = asked(machine, "ls")
-    assert shard["url"] == url and machine.state(UNIT) == "active"
+    assert shard["url"] == url
+    assert machine.state(UNIT) == "active"
     assert machine.run("stat", "--format=%U:%G", tar) == "shardcache:training\n"
 
 
@@ -88,7 +89,8 @@ def test_a_daemon_that_hangs_is_replaced(machine: Machine, url: str) -> None:
     eventually(lambda: machine.property(UNIT, "MainPID") not in (before, "0"), limit_s=LIMIT_S)
     assert asked(machine, "status")[0]["pid"] != int(before)
     journal = machine.run("journalctl", "--no-pager", f"--unit={UNIT}")
-    assert "Watchdog timeout" in journal and "Fatal Python error: Aborted" in journal
+    assert "Watchdog timeout" in journal
+    assert "Fatal Python error: Aborted" in journal
     machine.run("rm", hasty)
     machine.run("systemctl", "daemon-reload")
 
@@ -98,7 +100,8 @@ def test_a_config_that_makes_no_sense_is_not_tried_again(machine: Machine) -> No
     machine.run("cp", "/etc/shardcache/shardcache.toml", "/run/good.toml")
     machine.write("/etc/shardcache/shardcache.toml", 'capactiy = "1GB"')
     machine.run("systemctl", "restart", UNIT, fails=True)
-    assert machine.state(UNIT) == "failed" and machine.property(UNIT, "ExecMainStatus") == "2"
+    assert machine.state(UNIT) == "failed"
+    assert machine.property(UNIT, "ExecMainStatus") == "2"
     assert "capactiy" in machine.run("journalctl", "--no-pager", f"--unit={UNIT}")
     machine.run("cp", "/run/good.toml", "/etc/shardcache/shardcache.toml")
     machine.run("systemctl", "start", UNIT)

@@ -1,4 +1,7 @@
-"""Makes a batch of what was read at its places: decodes the samples, replaces those that cannot be, and collates."""
+"""Makes a batch of what was read at its places.
+
+Samples are decoded, those that cannot be are replaced, and all are collated.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from shardcache.errors import MissingMemberError, SampleError, ShardcacheError, ShardError
-from shardcache_client.decoding import ENDS, Dropped, Pipeline
 from shardcache_client.handlers import Handler
 from shardcache_client.order.uncounted import StepPlace
-from shardcache_client.reading.epoch_times import Made
-from shardcache_client.reading.leased_shard import LeftOutError
-from shardcache_client.reading.place_reader import Read
+from shardcache_client.reading.epochs.epoch_plans import Read
+from shardcache_client.reading.epochs.epoch_times import Made
+from shardcache_client.reading.leased.joined_samples import LeftOutError
+from shardcache_client.stages.item_stage import ENDS, Dropped
+from shardcache_client.stages.pipeline import Pipeline
 
 Collate = Callable[[Any], Any]
 
@@ -43,9 +47,10 @@ class MadeBatch(NamedTuple):
     """A batch, and what became of its places.
 
     Attributes:
-        batch: None if it has no samples.
+        batch: what `collate` returned; None if it has no samples.
         samples: number of samples in it.
-        is_last: True if a handler has ended the epoch with it, or nobody knew that it would be the last.
+        is_last: True if a handler has ended the epoch with it, or nobody knew that it would be the
+            last.
         skipped: number of its places whose samples were skipped.
         lost: urls of shards, some of whose samples could not be read at its places.
         times: of its making.
@@ -65,27 +70,36 @@ class StoppedError(Exception):
 
 @dataclass(slots=True)
 class Skips:
-    """The handler of one epoch's errors, which it gets once for each shard. Any thread."""
+    """The handler of one epoch's errors, which it gets once for each shard. Any thread.
+
+    Attributes:
+        on_error: the handler; it returns False to end the epoch.
+        first: the first error, without its remedy; as text, since its traceback would keep the
+            session.
+    """
 
     on_error: Handler
-    first: str = ""  # the first error, without its remedy; as text, as its traceback would keep the session
+    first: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _lost: set[str] = field(default_factory=set)  # urls of shards for whose errors the handler has been called
+    _lost: set[str] = field(default_factory=set)  # urls of the shards that the handler knows of
 
     def skip(self, exn: Exception) -> None:
         """Have the handler decide about an error. Raises what it raises, or StoppedError."""
         if isinstance(exn, LeftOutError):
             return
         with self._lock:
-            if not isinstance(exn, SampleError):
+            is_of_shard = not isinstance(exn, SampleError)
+            if is_of_shard:
                 url = url_of(exn)
                 if url in self._lost:
                     return
                 self._lost.add(url)
+
             if not self.on_error(exn):
                 raise StoppedError
             if not self.first:
-                self.first = str(exn).partition("\n")[0] or repr(exn)
+                message, _, _ = str(exn).partition("\n")
+                self.first = message or repr(exn)
 
 
 def url_of(exn: Exception) -> str:
@@ -98,15 +112,17 @@ def url_of(exn: Exception) -> str:
 class ItemMaker:
     """Makes the items at the places of one epoch. Any thread.
 
-    The place of a sample that cannot be read or decoded, and that the handler skips, goes to a substitute, so that the
-    batches keep their size, and ranks their number of batches. Which one it is depends on the place alone: whoever
-    makes a batch makes the same.
+    A sample that cannot be read or decoded, and that the handler skips, is replaced by a
+    substitute, so that the batches keep their size, and ranks their number of batches. The
+    substitute depends on the place alone: whoever makes a batch makes the same one.
 
     Attributes:
         pipeline: without filters, if there are substitutes.
-        substitutes: yields what is read in place of a bad sample, until every sample has been tried; None to leave bad
-            samples out. It may be called by several threads at once.
-        rank, epoch: for messages.
+        skips: decides about errors.
+        substitutes: yields what is read in place of a bad sample, until every sample has been
+            tried; None to leave bad samples out. It may be called by several threads at once.
+        rank: for messages.
+        epoch: for messages.
     """
 
     pipeline: Pipeline
@@ -116,10 +132,18 @@ class ItemMaker:
     epoch: int
 
     def items(self, first: int, reads: Iterable[Read], bad: Bad) -> Iterator[Any]:
-        """Yield the item of each place from `first` on, or a substitute for it, and note those that are bad.
+        """Yield the item of each place, or a substitute for it.
 
-        Raises what the handler raises, StoppedError if it ends the epoch, and ShardError if no place has a good sample.
+        Raises what the handler raises, StoppedError if it ends the epoch, and ShardError if no
+        place has a good sample.
+
+        Args:
+            first: number of the first place.
+            reads: results of reading the places, one after another.
+            bad: gets the bad places among them.
         """
+        # This loop runs for each sample: an empty pipeline is not called, and a good sample is
+        # yielded at once.
         pipeline = self.pipeline or None
         for place, read in enumerate(reads, first):
             if isinstance(read, Exception):
@@ -136,10 +160,8 @@ class ItemMaker:
                     if item.__class__ is not Dropped:
                         yield item
                         continue
-                    if item is Dropped.FILTERED:
-                        bad.places += 1
-                    else:
-                        bad.note(None)
+                    _note_dropped(item, bad)
+
             if self.substitutes is not None:
                 yield self._substitute(self.substitutes(place))
 
@@ -148,7 +170,8 @@ class ItemMaker:
         self.skips.skip(error)
 
     def _substitute(self, reads: Iterator[Read]) -> Any:
-        # Errors at other places concern the batches of those: the handler has been, or will be, called for them there.
+        # Errors at other places concern the batches of those: the handler has been, or will be,
+        # called for them there.
         tried = 0
         for read in reads:
             tried += 1
@@ -158,6 +181,7 @@ class ItemMaker:
         raise unreadable(self.rank, self.epoch, tried, self.skips.first)
 
     def _made(self, read: Read) -> Any:
+        """Return the item of a sample, or `_NOTHING` if it cannot be made."""
         if isinstance(read, Exception):
             return _NOTHING
         if not self.pipeline:
@@ -169,8 +193,25 @@ class ItemMaker:
         return _NOTHING if item.__class__ is Dropped else item
 
 
-def unreadable(rank: int, epoch: int, tried: int, first_error: str, *, is_filtered: bool = False) -> ShardError:
-    """Return the error of a rank that has tried so many places since the last one with a good sample."""
+def _note_dropped(reason: Dropped, bad: Bad) -> None:
+    if reason is Dropped.FILTERED:
+        bad.places += 1
+    else:
+        bad.note(None)
+
+
+def unreadable(
+    rank: int, epoch: int, tried: int, first_error: str, *, is_filtered: bool = False
+) -> ShardError:
+    """Return the error of a rank that finds no good sample.
+
+    Args:
+        rank: number of the rank.
+        epoch: number of the epoch.
+        tried: number of places that it tried since the last one with a good sample.
+        first_error: that `on_error` skipped; empty if there was none.
+        is_filtered: True if a filter may have left samples out.
+    """
     remedy = "see the errors that on_error skipped"
     if first_error:
         cause = f"the first error that on_error skipped was: {first_error}"
@@ -185,16 +226,23 @@ def unreadable(rank: int, epoch: int, tried: int, first_error: str, *, is_filter
     )
 
 
+# Stands for the item of a sample that cannot be made.
 _NOTHING = object()
 
 
 @dataclass(slots=True)
 class Bad:
-    """Numbers of the bad samples among some places."""
+    """The bad samples among some places.
+
+    Attributes:
+        places: number of places without their own sample.
+        samples: number of samples that have an error, or lack a member.
+        lost: urls of shards that cannot be read.
+    """
 
     places: int = 0
     samples: int = 0
-    lost: set[str] = field(default_factory=set)  # urls of shards
+    lost: set[str] = field(default_factory=set)
 
     def note(self, error: Exception | None) -> None:
         """Note a place whose sample has an error, or lacks a member."""
@@ -207,11 +255,17 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class BatchMaker:
-    """Makes the batches of one epoch. Any thread."""
+    """Makes the batches of one epoch. Any thread.
+
+    Attributes:
+        items: makes the items.
+        collate: makes a batch of a list of items.
+        size: number of samples in a batch; None to return the only item, collated by itself.
+    """
 
     items: ItemMaker
-    collate: Collate  # makes a batch of a list of items
-    size: int | None  # of batches; None to return the only item, collated by itself
+    collate: Collate
+    size: int | None
 
     def make(self, raw: RawBatch) -> MadeBatch:
         """Return a batch. Raises what `ItemMaker.items` and `collate` raise."""
@@ -224,7 +278,7 @@ class BatchMaker:
         except StoppedError:
             is_last = True
         decoded_s = monotonic()
-        batch = collated(self.collate, items[0] if self.size is None else items) if items else None
+        batch = self._collated(items)
         ended_s = monotonic()
         times = Made(
             samples=len(items),
@@ -236,9 +290,19 @@ class BatchMaker:
         )
         return MadeBatch(batch, len(items), is_last, bad.samples, frozenset(bad.lost), times)
 
+    def _collated(self, items: list[Any]) -> Any:
+        if not items:
+            return None
+        if self.size is None:
+            return collated(self.collate, items[0])
+        return collated(self.collate, items)
+
 
 def collated(collate: Collate, samples: Any) -> Any:
-    """Return what a collate function makes of samples. Raises MissingMemberError in place of some KeyErrors."""
+    """Return what a collate function makes of samples.
+
+    Raises MissingMemberError in place of a KeyError for a member that some of them lack.
+    """
     try:
         return collate(samples)
     except KeyError as exn:
@@ -248,10 +312,12 @@ def collated(collate: Collate, samples: Any) -> Any:
 
 
 def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:
-    """Return the error that names the first sample without the key that others have, if that is what is wrong."""
+    """Return the error that names the first sample without the key that others have, if any."""
     if not isinstance(samples, Sequence) or not exn.args:
         return None
+    key = exn.args[0]
     for sample in samples:
-        if isinstance(sample, Mapping) and "__key__" in sample and exn.args[0] not in sample:
-            return MissingMemberError.of(str(exn.args[0]), sample, is_named=False)
+        is_sample = isinstance(sample, Mapping) and "__key__" in sample
+        if is_sample and key not in sample:
+            return MissingMemberError.of(str(key), sample, is_named=False)
     return None

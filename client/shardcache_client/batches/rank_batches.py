@@ -1,23 +1,29 @@
-"""A rank's batches of an epoch, or of its rest: how many there are, what each is made of, and who makes it."""
+"""A rank's batches of an epoch, or of its rest.
+
+It says how many there are, what each is made of, and who makes it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
 from shardcache_client.batches.maker import Bad, BatchMaker, ItemMaker, Skips, StoppedError
 from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
+from shardcache_client.batches.substitutes import Substitutes
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
-from shardcache_client.order.deal import SpanDeal
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.rank_epoch import RankEpoch, substitutes
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.dealing.deal import SpanDeal
+from shardcache_client.order.rank_epoch import RankEpoch
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.position.progress import Progress
-from shardcache_client.reading.place_reader import PLANNED, LoneReader, PlaceReader, Read
+from shardcache_client.reading.epochs.epoch_plans import PLANNED, EpochPlans, PlacesReader
+from shardcache_client.reading.epochs.place_reader import LoneReader
+from shardcache_client.reading.epochs.scattered_reader import LoneSamples, ReadsSample, reader_of
 
 
 class RankBatches(RankWork):
@@ -73,7 +79,7 @@ class RankBatches(RankWork):
         return self.count
 
     def after(self, batches: int) -> Progress:
-        """Return the progress once each rank has taken so many."""
+        """Return the progress once each rank has taken `batches`."""
         return self.progress.after(self._topology.world_size, self._batches.places, batches)
 
     def places_of(self, number: int) -> tuple[int, int]:
@@ -81,64 +87,70 @@ class RankBatches(RankWork):
         first = self._passed + number * self._batches.places
         return first, min(first + self._batches.places, len(self._epoch))
 
-    def maker(self, skips: Skips, lone: LoneReader) -> BatchMaker:
-        """Return what makes a batch of what is read at its places."""
-        return BatchMaker(self.item_maker(skips, lone), self._batches.collate, self._batches.size)
+    @contextmanager
+    def open_maker(self, skips: Skips) -> Iterator[BatchMaker]:
+        """Lend what makes a batch of what is read at its places."""
+        with closing(self._lone_reader()) as lone:
+            items = self._item_maker(skips, lone)
+            yield BatchMaker(items, self._batches.collate, self._batches.size)
 
-    def item_maker(self, skips: Skips, lone: LoneReader) -> ItemMaker:
-        """Return what makes an item of what is read at its place."""
+    def _item_maker(self, skips: Skips, lone: ReadsSample) -> ItemMaker:
         reading = self._reading
-        substitutes = None if self._deal.even is None else partial(self._substitutes, lone=lone)
-        return ItemMaker(reading.pipeline, skips, substitutes, self._topology.rank, self.progress.epoch)
+        epoch = self.progress.epoch
+        substitutes = None
+        if self._deal.even is not None:
+            spare = partial(self._deal.spare, epoch, self._topology)
+            substitutes = Substitutes(spare, reading.form.manifest, lone)
+        return ItemMaker(reading.pipeline, skips, substitutes, self._topology.rank, epoch)
 
-    def _substitutes(self, place: int, lone: LoneReader) -> Iterator[Read]:
-        """Yield what is read in place of a bad sample: samples of the whole epoch, whichever rank has them."""
-        reading, epoch = self._reading, self.progress.epoch
-        whole = RankEpoch(self._deal.share(epoch, 0, Topology()), reading.form.manifest)
-        places = len(whole)
-        before = places * self._topology.rank // self._topology.world_size
-        every = self._deal.pass_places(epoch) or places
-        for number in substitutes((before + place) % places, places, every):
-            (found,) = whole.between(number, number + 1)
-            yield lone.read(found)
-
-    def lone_reader(self) -> LoneReader:
-        """Return a reader of single places, to be closed."""
+    def _lone_reader(self) -> ReadsSample:
+        """Return a reader of single places, those of substitutes, to be closed."""
         reading = self._reading
-        return LoneReader(partial(reading.sessions.open, reading.identity), reading.form)
+        if reading.form.scattered is not None:
+            return LoneSamples(reading.form, reading.pipeline, reading.sessions)
+        return LoneReader(reading.sessions.open, reading.form)
 
     def place_reader(
         self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
-    ) -> PlaceReader:
+    ) -> PlacesReader:
         """Return a reader of the places of this epoch, to be closed."""
         reading = self._reading
         epoch = self.progress.epoch
         following: Callable[[], Iterator[int]] = nothing
         if reading.has_epoch_after(epoch):
-            following = partial(first_shards, self._deal, epoch + 1, self._topology, reading.form.manifest)
-        return PlaceReader(session, reading.form, self._epoch, epoch, following, check, is_shared=is_shared)
+            manifest = reading.form.manifest
+            following = partial(first_shards, self._deal, epoch + 1, self._topology, manifest)
+        plans = EpochPlans(session, reading.form, epoch, following, check, is_shared=is_shared)
+        return reader_of(session, plans, self._epoch, reading.sessions, check)
 
     def place(self, sample: int) -> int:
         """Return the place of a sample, counted from where the epoch is resumed."""
         return self._passed + sample
 
     def after_samples(self, samples: int, batch_size: int) -> Progress:
-        """Return the progress once each rank has passed so many places; in batches, if they are whole ones."""
+        """Return the progress once each rank has passed `samples` places.
+
+        They are counted in batches, if these are whole ones.
+        """
         return self.progress.after_samples(self._topology.world_size, batch_size, samples)
 
-    def items(self, runs: Iterable[tuple[int, int]], bad: Bad, *, is_shared: bool = False) -> Generator[Any]:
-        """Yield the items of some places, one by one, and note the bad ones; `is_shared` as for `PlaceReader`.
+    def items(
+        self, runs: Iterable[tuple[int, int]], bad: Bad, *, is_shared: bool = False
+    ) -> Generator[Any]:
+        """Yield the items of some places, one by one, and note the bad ones.
 
         Args:
             runs: first place and end of each run, ascending.
+            bad: gets the bad ones.
+            is_shared: see `EpochPlans`.
         """
         reading = self._reading
         with (
-            closing(self.lone_reader()) as lone,
-            reading.sessions.borrow(reading.identity) as session,
+            closing(self._lone_reader()) as lone,
+            reading.sessions.borrow() as session,
             closing(self.place_reader(session, is_shared=is_shared)) as places,
         ):
-            maker = self.item_maker(Skips(for_epoch(reading.on_error)), lone)
+            maker = self._item_maker(Skips(for_epoch(reading.on_error)), lone)
             try:
                 for first, end in runs:
                     yield from maker.items(first, places.reads(first, end), bad)
@@ -151,7 +163,9 @@ def nothing() -> Iterator[int]:
     return iter(())
 
 
-def first_shards(deal: SpanDeal, epoch: int, topology: Topology, manifest: Manifest) -> Iterator[int]:
+def first_shards(
+    deal: SpanDeal, epoch: int, topology: Topology, manifest: Manifest
+) -> Iterator[int]:
     """Yield the first shards of a rank's epoch, as many as a plan has."""
     visits = RankEpoch(deal.share(epoch, 0, topology), manifest).visits()
     return (visit.shard for visit in islice(visits, PLANNED))

@@ -1,44 +1,56 @@
-"""A reader's epoch in chunks: runs of its places, of whose samples some may be left out. Stages regroup what is left.
+"""A reader's epoch in chunks: runs of its places, of whose samples some may be left out.
 
-How many samples a chunk gives is known once it is made. So it is the chunks that have numbers, and that workers make.
+Stages regroup what is left.
+
+How many samples a chunk gives is known once it is made. So it is the chunks that have numbers, and
+that workers make.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from itertools import islice
 from time import monotonic
 from typing import Any, NamedTuple
 
-from shardcache_client.batches.maker import Bad, ItemMaker, MadeBatch, RawBatch, Skips, StoppedError, unreadable
+from shardcache_client.batches.maker import (
+    Bad,
+    ItemMaker,
+    MadeBatch,
+    RawBatch,
+    Skips,
+    StoppedError,
+    unreadable,
+)
 from shardcache_client.batches.rank_batches import first_shards, nothing
-from shardcache_client.batches.rank_work import Places, RankWork, Reading, nothing_to_check
+from shardcache_client.batches.rank_work import RankWork, Reading, nothing_to_check
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
-from shardcache_client.order.deal import ShardDeal, SpanDeal
+from shardcache_client.order.dealing.deal import ShardDeal, SpanDeal
 from shardcache_client.order.rank_epoch import RankEpoch
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
 from shardcache_client.position.staged_state import Resume
-from shardcache_client.reading.epoch_times import Made
-from shardcache_client.reading.place_reader import PLANNED, LoneReader, PlaceReader, Read
-from shardcache_client.reading.uncounted_reader import UncountedReader
+from shardcache_client.reading.epochs.epoch_plans import PLANNED, EpochPlans, PlacesReader, Read
+from shardcache_client.reading.epochs.epoch_times import Made
+from shardcache_client.reading.epochs.scattered_reader import reader_of
+from shardcache_client.reading.epochs.uncounted_reader import UncountedReader
 from shardcache_client.stages.stage import Placed
 
-# More than any epoch has places, whose number nobody knows.
+# For an epoch of unknown length: more than it can have places.
 _ENDLESS = 1 << 62
 
 
 class Chunk(NamedTuple):
-    """What is left of a run of places.
+    """Items left of a run of places.
 
     Attributes:
-        items: with their places.
-        end: the place after the last.
-        steps: of uncounted shards, from the one that has the first place on.
+        items: those that are left, with their places.
+        end: the place after the run.
+        steps: of uncounted shards, those begun so far from the one with the first place on.
         first_error: the first error that a handler has skipped so far; "" if there is none.
     """
 
@@ -49,7 +61,7 @@ class Chunk(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """A place, and the number of the share of uncounted shards that it is in."""
+    """Position of a reader: a place, and for uncounted shards the number of its share."""
 
     place: int
     share: int = 0
@@ -60,8 +72,8 @@ class RankChunks(RankWork):
 
     Args:
         reading: of the dataset.
-        resume: from where.
-        reader: the rank, or its worker in a plain DataLoader, as a rank of its own.
+        resume: where the rest begins.
+        reader: the rank, or its worker in a plain DataLoader, which reads for itself.
         size: number of places of a chunk.
 
     Attributes:
@@ -80,16 +92,22 @@ class RankChunks(RankWork):
     def __repr__(self) -> str:
         return f"RankChunks({self._resume!r}, {self._reader})"
 
+    # The order of the epoch: one of these two, according to the deal
+
     @cached_property
     def _counted(self) -> RankEpoch | None:
+        """The order if samples are counted; None if they are not."""
         deal = self._reading.deal
         if isinstance(deal, ShardDeal):
             return None
         phases = self._resume.progress.past(deal.even)
-        return RankEpoch(deal.share(self._epoch, 0, self._reader, phases), self._reading.form.manifest)
+        return RankEpoch(
+            deal.share(self._epoch, 0, self._reader, phases), self._reading.form.manifest
+        )
 
     @cached_property
     def _uncounted(self) -> UncountedEpoch:
+        """The order if samples are not counted."""
         deal = self._reading.deal
         assert isinstance(deal, ShardDeal)
         return UncountedEpoch(deal, self._reader, self._epoch)
@@ -99,59 +117,57 @@ class RankChunks(RankWork):
         """Number of chunks; see `RankWork`."""
         if self.places is None:
             return _ENDLESS
-        return -(-max(0, self.places - self._start) // self._size)
+        left = max(0, self.places - self._start)
+        return -(-left // self._size)  # rounded up
 
     def places_of(self, number: int) -> tuple[int, int]:
         """Return the first place of a chunk, and the one after its last."""
         first = self._start + number * self._size
         end = first + self._size
-        return first, end if self.places is None else min(end, self.places)
+        if self.places is not None:
+            end = min(end, self.places)
+        return first, end
 
     def place_reader(
         self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
-    ) -> Places:
+    ) -> PlacesReader:
         """Return a reader of the places of this epoch, to be closed."""
-        return self._place_reader(session, check, deque(), is_shared=is_shared)
+        return self._reader_noting_steps(session, check, deque(), is_shared=is_shared)
 
-    def _place_reader(
-        self, session: Session, check: Callable[[], None], begun: deque[StepPlace], *, is_shared: bool
-    ) -> Places:
+    def _reader_noting_steps(
+        self,
+        session: Session,
+        check: Callable[[], None],
+        begun: deque[StepPlace],
+        *,
+        is_shared: bool,
+    ) -> PlacesReader:
+        """Return a reader of the places that adds the steps of uncounted shards to `begun`."""
         form = self._reading.form
+        shards_after = self._shards_of_next_epoch()
+        plans = EpochPlans(session, form, self._epoch, shards_after, check, is_shared=is_shared)
         if self._counted is not None:
-            following = self._following_of_counted()
-            return PlaceReader(session, form, self._counted, self._epoch, following, check, is_shared=is_shared)
-        start = self._resume.reached.step
-        following = self._following_of_uncounted()
-        return UncountedReader(
-            session, form, self._uncounted, self._epoch, start, following, check, begun, is_shared=is_shared
-        )
+            return reader_of(session, plans, self._counted, self._reading.sessions, check)
+        return UncountedReader(plans, self._uncounted, self._resume.reached.step, begun)
 
-    def _following_of_counted(self) -> Callable[[], Iterator[int]]:
-        deal = self._reading.deal
+    def _shards_of_next_epoch(self) -> Callable[[], Iterator[int]]:
+        """Return a function that finds the first shards of the next epoch, which takes a while."""
         if not self._reading.has_epoch_after(self._epoch):
             return nothing
-        assert isinstance(deal, SpanDeal)
-        return partial(first_shards, deal, self._epoch + 1, self._reader, self._reading.form.manifest)
-
-    def _following_of_uncounted(self) -> Callable[[], Iterator[int]]:
         deal = self._reading.deal
-        if not self._reading.has_epoch_after(self._epoch):
-            return nothing
-        assert isinstance(deal, ShardDeal)
-        return partial(_first_uncounted, UncountedEpoch(deal, self._reader, self._epoch + 1))
+        next_epoch = self._epoch + 1
+        if isinstance(deal, ShardDeal):
+            return partial(_first_uncounted_shards, UncountedEpoch(deal, self._reader, next_epoch))
+        return partial(first_shards, deal, next_epoch, self._reader, self._reading.form.manifest)
 
-    def lone_reader(self) -> LoneReader:
-        """Return a reader of single places, which is not used: samples are left out, and not replaced."""
-        reading = self._reading
-        return LoneReader(partial(reading.sessions.open, reading.identity), reading.form)
+    @contextmanager
+    def open_maker(self, skips: Skips) -> Iterator[ChunkMaker]:
+        """Lend what makes a chunk of what is read at its places."""
+        yield ChunkMaker(self._item_maker(skips))
 
-    def item_maker(self, skips: Skips, lone: LoneReader) -> ItemMaker:
-        """Return what makes an item of what is read at its place."""
+    def _item_maker(self, skips: Skips) -> ItemMaker:
+        # Without substitutes: bad samples are left out, and not replaced.
         return ItemMaker(self._reading.pipeline, skips, None, self._reader.rank, self._epoch)
-
-    def maker(self, skips: Skips, lone: LoneReader) -> ChunkMaker:
-        """Return what makes a chunk of what is read at its places."""
-        return ChunkMaker(self.item_maker(skips, lone))
 
     def raw(self, number: int, places: Any, session: Session) -> RawBatch:
         """Return what a chunk is made of."""
@@ -159,7 +175,8 @@ class RankChunks(RankWork):
         if not isinstance(places, UncountedReader):
             return raw
         first, end = self.places_of(number)
-        return raw._replace(steps=places.steps(first), is_last=len(raw.reads) < end - first)
+        is_last = len(raw.reads) < end - first  # nothing else tells that uncounted shards are over
+        return raw._replace(steps=places.steps(first), is_last=is_last)
 
     @cached_property
     def _pass_places(self) -> int | None:
@@ -168,56 +185,63 @@ class RankChunks(RankWork):
         return deal.pass_places(self._epoch) if isinstance(deal, SpanDeal) else None
 
     def check_progress(self, last: Spot, now: Spot, first_error: str) -> None:
-        """Raise ShardError if all samples have come since the last good one.
+        """Raise ShardError if every sample has been tried since the last good one.
+
+        An epoch that goes on until enough good ones have come would otherwise never end.
 
         Args:
             last: where the last item was.
             now: what is being read.
             first_error: the first that a handler has skipped; "" if there is none.
         """
+        tried = now.place - last.place
         if self.places is None:
-            is_barren = now.share - last.share > self._uncounted.shares
+            all_were_tried = now.share - last.share > self._uncounted.shares
         else:
-            is_barren = self._pass_places is not None and now.place - last.place >= self._pass_places
-        if is_barren:
-            tried = now.place - last.place
+            all_were_tried = self._pass_places is not None and tried >= self._pass_places
+        if all_were_tried:
             is_filtered = self._reading.pipeline.filters
-            raise unreadable(self._reader.rank, self._epoch, tried, first_error, is_filtered=is_filtered)
+            raise unreadable(
+                self._reader.rank, self._epoch, tried, first_error, is_filtered=is_filtered
+            )
 
     def placed(self, bad: Bad, begun: deque[StepPlace]) -> Generator[Placed]:
         """Yield the items one by one, each as soon as it is read.
 
         Args:
-            bad: gets what is left out.
-            begun: gets the steps of uncounted shards.
+            bad: what is left out is added to it.
+            begun: the steps of uncounted shards are added to it, each as it is begun.
 
-        Raises the errors of reading and decoding that the handler does not skip, and ShardError if there has been no
-        good sample while all have come.
+        Raises the errors of reading and decoding that the handler does not skip, and what
+        `check_progress` raises.
         """
         reading = self._reading
         skips = Skips(for_epoch(reading.on_error))
         last = Spot(self._start, self._resume.reached.step.share)
 
-        def watched(reads: Iterator[Read]) -> Iterator[Read]:
+        def checked(reads: Iterator[Read]) -> Iterator[Read]:
+            # Ahead of decoding, where `last` is as of the sample before.
             for place, read in enumerate(reads, self._start):
-                if place > last.place + 1:  # else the sample before this one was good
+                is_after_bad_one = place > last.place + 1
+                if is_after_bad_one:
                     self.check_progress(last, Spot(place, _share(begun)), skips.first)
                 yield read
 
         end = self._start + _ENDLESS if self.places is None else self.places
         with (
-            reading.sessions.borrow(reading.identity) as session,
-            closing(self._place_reader(session, nothing_to_check, begun, is_shared=False)) as places,
-            closing(self.lone_reader()) as lone,
+            reading.sessions.borrow() as session,
+            closing(
+                self._reader_noting_steps(session, nothing_to_check, begun, is_shared=False)
+            ) as places,
         ):
-            maker = self.item_maker(skips, lone)
-            reads = watched(places.reads(self._start, end))
+            maker = self._item_maker(skips)
+            reads = checked(places.reads(self._start, end))
             try:
                 for number, item in enumerate(maker.items(self._start, reads, bad), self._start):
                     last = Spot(number + bad.places, _share(begun))
                     yield Placed(last.place, item)
             except StoppedError:
-                pass
+                pass  # the handler has ended the epoch
 
 
 class ChunkMaker:
@@ -251,8 +275,9 @@ class ChunkMaker:
 
 
 def _share(begun: deque[StepPlace]) -> int:
+    """Return the number of the share that is being read; 0 for counted samples, which have none."""
     return begun[-1].share if begun else 0
 
 
-def _first_uncounted(epoch: UncountedEpoch) -> Iterator[int]:
+def _first_uncounted_shards(epoch: UncountedEpoch) -> Iterator[int]:
     return islice(epoch.shards(StepPlace()), PLANNED)

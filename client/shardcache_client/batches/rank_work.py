@@ -1,22 +1,26 @@
-"""A rank's work in an epoch, or its rest, in numbered parts: what each is made of, and who makes it."""
+"""A rank's work in an epoch, or its rest, in numbered parts.
+
+A part is a batch, or a chunk of samples for a stage. It is made in two steps: its samples are read,
+in order, and decoded and collated, by any thread.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
-from shardcache_client.batches.maker import Collate, ItemMaker, MadeBatch, RawBatch, Skips
+from shardcache_client.batches.maker import Collate, MadeBatch, RawBatch, Skips
 from shardcache_client.batches.threads import made_by_threads
-from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.daemon.session import Session, SessionPool
-from shardcache_client.decoding import Pipeline
+from shardcache_client.daemon.reader_sessions import ReaderSessions
+from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import Handler, for_epoch
-from shardcache_client.order.deal import Deal
-from shardcache_client.reading.place_reader import LoneReader, Read, SampleForm
+from shardcache_client.order.dealing.deal import Deal
+from shardcache_client.reading.epochs.epoch_plans import PlacesReader, Read, SampleForm
+from shardcache_client.stages.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +45,23 @@ class BatchForm:
 
 @dataclass(frozen=True)
 class Reading:
-    """What reading a dataset's samples takes, whatever the epoch. Can be pickled if its functions can.
+    """Means of reading a dataset's samples, whatever the epoch.
+
+    Can be pickled if its functions can.
 
     Attributes:
         deal: of the dataset's samples, or of its shards if these are not counted.
         form: of the samples, as they are read.
         pipeline: what they go through then.
+        sessions: of the reader.
+        on_error: what to do with samples and shards that cannot be read.
         epochs: number of epochs in the training run; None for no limit.
     """
 
     deal: Deal
     form: SampleForm
     pipeline: Pipeline
-    sessions: SessionPool
-    identity: ReaderIdentity
+    sessions: ReaderSessions
     on_error: Handler
     epochs: int | None = None
 
@@ -63,14 +70,8 @@ class Reading:
         return self.epochs is None or epoch + 1 < self.epochs
 
 
-class Places(Protocol):
-    """Reads the samples at the places of an epoch, in ascending order."""
-
-    def reads(self, start: int, stop: int) -> Iterator[Read]:
-        """Yield what is read at the places from `start` to `stop`; places may be left out, but not returned to."""
-
-    def close(self) -> None:
-        """Release all shards."""
+def _as_it_is(made: MadeBatch) -> MadeBatch:
+    return made
 
 
 class Maker(Protocol):
@@ -93,7 +94,7 @@ class RankWork(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """Number of parts, which may be too large for `len`; at most so many if it is not known."""
+        """Number of parts, which may be too large for `len`; a maximum if it is not known."""
 
     @abstractmethod
     def places_of(self, number: int) -> tuple[int, int]:
@@ -102,20 +103,12 @@ class RankWork(ABC):
     @abstractmethod
     def place_reader(
         self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
-    ) -> Places:
+    ) -> PlacesReader:
         """Return a reader of the places of this epoch, to be closed."""
 
     @abstractmethod
-    def lone_reader(self) -> LoneReader:
-        """Return a reader of single places, to be closed."""
-
-    @abstractmethod
-    def item_maker(self, skips: Skips, lone: LoneReader) -> ItemMaker:
-        """Return what makes an item of what is read at its place."""
-
-    @abstractmethod
-    def maker(self, skips: Skips, lone: LoneReader) -> Maker:
-        """Return what makes a part of what is read at its places."""
+    def open_maker(self, skips: Skips) -> AbstractContextManager[Maker]:
+        """Lend a maker of parts, which makes each of the samples read at its places."""
 
     def raw(self, number: int, places: Any, session: Session) -> RawBatch:
         """Return what a part is made of."""
@@ -126,13 +119,21 @@ class RankWork(ABC):
         return RawBatch(first, reads, monotonic() - begun_s, session.waited_s - waited_s)
 
     def made(
-        self, *, skip: int = 0, threads: int = 0, ahead: int = 2, begin: Callable[[], object] = bool
+        self,
+        *,
+        skip: int = 0,
+        threads: int = 0,
+        ahead: int = 2,
+        begin: Callable[[], object] = lambda: None,
+        finish: Callable[[MadeBatch], MadeBatch] = _as_it_is,
     ) -> Generator[MadeBatch]:
-        """Yield the parts without the first `skip`, made by so many threads, or by this one if there are none.
+        """Yield the parts without the first `skip`.
 
         Args:
+            threads: number of threads that make them; 0 for the calling thread.
             ahead: maximum number of parts that each thread has begun or made, and nobody has taken.
             begin: is called by each of these threads first.
+            finish: is called by whoever has made a part, and returns it.
 
         Raises the errors of reading and decoding that the handler does not skip.
         """
@@ -142,18 +143,22 @@ class RankWork(ABC):
                 return
             reading = self._reading
             with (
-                reading.sessions.borrow(reading.identity) as session,
+                reading.sessions.borrow() as session,
                 closing(self.place_reader(session, check)) as places,
             ):
                 for number in range(skip, self.count):
                     yield self.raw(number, places, session)
 
-        with closing(self.lone_reader()) as lone:
-            maker = self.maker(Skips(for_epoch(self._reading.on_error)), lone)
+        with self.open_maker(Skips(for_epoch(self._reading.on_error))) as maker:
+
+            def make(batch: RawBatch) -> MadeBatch:
+                return finish(maker.make(batch))
+
             if threads:
-                made = made_by_threads(raw, maker.make, threads=threads, ahead=ahead * threads, begin=begin)
+                all_ahead = ahead * threads
+                made = made_by_threads(raw, make, threads=threads, ahead=all_ahead, begin=begin)
             else:
-                made = _made_here(raw(nothing_to_check), maker)
+                made = _made_here(raw(nothing_to_check), make)
             # Closed here: an error's traceback would keep what is merely dropped.
             with closing(made):
                 yield from made
@@ -163,7 +168,9 @@ def nothing_to_check() -> None:
     """Raise nothing, where nobody ends a wait."""
 
 
-def _made_here(raw: Generator[RawBatch], maker: Maker) -> Generator[MadeBatch]:
+def _made_here(
+    raw: Generator[RawBatch], make: Callable[[RawBatch], MadeBatch]
+) -> Generator[MadeBatch]:
     with closing(raw):
         for batch in raw:
-            yield maker.make(batch)
+            yield make(batch)

@@ -1,38 +1,54 @@
-"""One reader's samples of an epoch, one by one: a rank's, or a plain DataLoader's worker's, which gives its batches."""
+"""One reader's samples of an epoch, one by one.
+
+The reader is a rank, or a plain DataLoader's worker, which gives the samples of its batches.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Set
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
+from shardcache.errors import ConfigError
 from shardcache_client.batches.maker import Bad
 from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.rank_work import BatchForm, Reading
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState, StateForm, WorkerPart
 
 log = logging.getLogger("shardcache")
 
 
+class RunStart(NamedTuple):
+    """From where a reader resumes an epoch.
+
+    Attributes:
+        progress: of all ranks in the epoch so far.
+        given: samples that this worker has given since then; None if it is not known.
+        is_read: True if nothing is left of the epoch, whatever the progress says.
+    """
+
+    progress: Progress
+    given: WorkerPart | None = None
+    is_read: bool = False
+
+
 class SampleRun:
     """The samples that one reader reads in an epoch, or in its rest, once.
 
-    A worker reads the batches of its number, and of every `workers`-th after that, as a DataLoader asks them for
-    batches in turn. So the loader gives the rank's samples in their order, whatever the number of workers.
+    A worker reads the batches of its number, and of every `workers`-th after that, as a DataLoader
+    asks them for batches in turn. So the loader gives the rank's samples in their order, whatever
+    the number of workers.
 
     Args:
         reading: of the dataset.
-        progress: of all ranks in the epoch so far.
         reader: the rank, and perhaps its worker.
         form: of states.
-        batch_size: of the dataset.
-        asked_size: returns the size of the batches that the loader makes, as soon as the first sample is asked for,
-            given that of the dataset.
-        given: samples that this worker has given before.
-        is_read: True if nothing is left of the epoch, whatever the progress says.
+        asked_size: returns the size of the batches that the loader makes, as soon as the first
+            sample is asked for, given that of the dataset.
+        start: from where.
     """
 
     counted = True
@@ -40,27 +56,24 @@ class SampleRun:
     def __init__(
         self,
         reading: Reading,
-        progress: Progress,
         reader: Topology,
         form: StateForm,
-        batch_size: int,
         asked_size: Callable[[int], int],
-        given: WorkerPart | None = None,
-        *,
-        is_read: bool = False,
+        start: RunStart,
     ) -> None:
+        given = start.given
         self.topology = reader
         self.read = False  # True once the last sample has been yielded
         self._reading = reading
-        self._progress = progress
+        self._progress = start.progress
         self._rank = Topology(reader.rank, reader.world_size)
         self._form = form
         self._asked_size = asked_size
-        self._is_read = is_read
+        self._is_read = start.is_read
         self._bad = Bad()
         self._yielded = 0
         self._before = 0 if given is None else given.samples
-        self._size = batch_size if given is None else given.batch_size
+        self._size = form.batch_size if given is None else given.batch_size
         self._set_batches()
 
     def __repr__(self) -> str:
@@ -68,8 +81,13 @@ class SampleRun:
 
     def _set_batches(self) -> None:
         batches = BatchForm(self._size, drop_last=False, collate=list)
-        self._batches = RankBatches(self._reading, self._progress, self._rank, batches, is_read=self._is_read)
-        self._total = self._batches.samples if self._is_whole_rank else self._of_worker(self._batches)
+        self._batches = RankBatches(
+            self._reading, self._progress, self._rank, batches, is_read=self._is_read
+        )
+        if self._is_whole_rank:
+            self._total = self._batches.samples
+        else:
+            self._total = self._of_worker(self._batches)
 
     @property
     def _is_whole_rank(self) -> bool:
@@ -77,7 +95,9 @@ class SampleRun:
 
     def _of_worker(self, batches: RankBatches) -> int:
         """Return the number of samples in the worker's batches."""
-        return samples_of_worker(batches.samples, self._size, self.topology.worker, self.topology.workers)
+        return samples_of_worker(
+            batches.samples, self._size, self.topology.worker, self.topology.workers
+        )
 
     @property
     def taken(self) -> int:
@@ -91,26 +111,42 @@ class SampleRun:
         return self._total - self.taken
 
     def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
-        """Yield the samples; `when_read` is called before the last one is, or when there are none left."""
+        """Yield the samples.
+
+        `when_read` is called before the last one is yielded, or when there are none left.
+        """
+        if self._reading.deal.has_source_batches:
+            self._check_size(self._asked_size(self._size))
         if not self._is_whole_rank and not self._before:
             self._size = self._asked_size(self._size)
             self._set_batches()
         if self.samples_left <= 0:
             self._end(when_read)
             return
-        total, before = self._total, self._before
-        left_out = self._reading.deal.even is None
-        bad = self._bad
-        with closing(self._items()) as items:
-            for item in items:
-                self._yielded += 1
-                passed = before + self._yielded
-                if passed + (bad.places if left_out else 0) == total:
-                    self._end(when_read)  # now, as a loop that knows the number of samples requests no more
-                yield item
-        if not self.read:
-            self._end(when_read)
-        report(self._progress.epoch, bad.samples, bad.lost, repeated=not left_out)
+        try:
+            with closing(self._items()) as items:
+                for item in items:
+                    self._yielded += 1
+                    if self.taken == self._total:
+                        # Now, as a loop that knows the number of samples requests no more.
+                        self._end(when_read)
+                    yield item
+            if not self.read:
+                self._end(when_read)
+        finally:  # also of an epoch that is left early
+            is_replaced = self._reading.deal.even is not None
+            bad = self._bad
+            report(self._progress.epoch, bad.samples, bad.lost, repeated=is_replaced)
+
+    def _check_size(self, asked: int) -> None:
+        """Raise ConfigError if a loader makes batches of several sources of those of one."""
+        if self._size % asked:
+            raise ConfigError(
+                f"the mixture has batches of {self._size} samples of one source, and the "
+                f"DataLoader makes batches of {asked}",
+                remedy=f"give it batch_size={self._size}; or the mixture's sources "
+                f"batch_size={asked}",
+            )
 
     def _items(self) -> Generator[Any]:
         is_shared = not self._is_whole_rank
@@ -136,11 +172,14 @@ class SampleRun:
 
     def state(self, *, over: bool = False) -> RankState:
         """Return the reader's state."""
+        ended = self._has_ended()
         if self._is_whole_rank:
             progress = self._batches.after_samples(self.taken, self._form.batch_size)
-            return self._form.state(progress, self._rank, ended=self._has_ended(), over=over, left=self.samples_left)
+            left = self.samples_left
+            return self._form.state(progress, self._rank, ended=ended, over=over, left=left)
+
         part = WorkerPart(self.topology.worker, self.topology.workers, self._size, self.taken)
-        return self._form.state(self._progress, self._rank, ended=self._has_ended(), over=over, part=part)
+        return self._form.state(self._progress, self._rank, ended=ended, over=over, part=part)
 
     def state_in_loader(self) -> RankState:
         """Return the reader's state, for a loader that keeps account of the end of the epoch."""
@@ -149,7 +188,9 @@ class SampleRun:
     @property
     def is_over(self) -> bool:
         """True if the epoch has no more batches on any rank."""
-        return self._is_whole_rank and self._has_ended() and self._form.ends_together(self._progress, self._rank)
+        if not self._is_whole_rank or not self._has_ended():
+            return False
+        return self._form.ends_together(self._progress, self._rank)
 
     def _has_ended(self) -> bool:
         return self.read or self.samples_left < 1

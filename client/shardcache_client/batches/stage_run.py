@@ -1,4 +1,7 @@
-"""What one reader is given in an epoch of samples without numbers, one by one. Those with numbers: `sample_run`."""
+"""One reader's items in an epoch of samples without numbers, one by one.
+
+Those with numbers: `sample_run`.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import Reading
 from shardcache_client.batches.sample_run import report
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.position.staged_state import Resume, StagedState
 
 
 class StageRun:
     """The items that one reader is given in an epoch, or in its rest, once.
 
-    Each worker of a plain DataLoader is a reader of its own, as a rank would be, since nobody knows which of the
-    samples are left until they are made.
+    Each worker of a plain DataLoader is a reader of its own, as a rank would be, since nobody knows
+    which of the samples are left until they are made.
 
     Args:
         reading: of the dataset.
@@ -66,21 +69,32 @@ class StageRun:
 
     @property
     def samples_left(self) -> int:
-        """Number of samples still to be yielded, if it is known; at most so many if some may be left out."""
+        """Number of samples still to be yielded, if it is known.
+
+        It is a maximum if some may be left out.
+        """
         return 0 if self._is_over else self._epoch.samples_left(self._epoch.reached)
 
     def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
-        """Yield the items; `when_read` is called before the last one is, if that is known, or else after it."""
+        """Yield the items.
+
+        `when_read` is called before the last one is yielded, if that is known, or else after it.
+        """
+        try:
+            if not self._is_over:
+                yield from self._items(when_read)
+            if not self.read:
+                self._end(when_read)
+        finally:  # also of an epoch that is left early
+            report(self._epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
+
+    def _items(self, when_read: Callable[[], object]) -> Generator[Any]:
         epoch = self._epoch
-        if not self._is_over:
-            with closing(self._chunks.placed(self._bad, epoch.begun)) as samples:
-                for item in epoch.items(samples):
-                    if epoch.is_read:
-                        self._end(when_read)
-                    yield item
-        if not self.read:
-            self._end(when_read)
-        report(epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
+        with closing(self._chunks.placed(self._bad, epoch.begun)) as samples:
+            for item in epoch.items(samples):
+                if epoch.is_read:
+                    self._end(when_read)
+                yield item
 
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True

@@ -1,4 +1,7 @@
-"""A reader's epoch, or its rest, as a stage gives it: its items, where they bring the reader, and the states there."""
+"""A reader's epoch, or its rest, as a stage gives it.
+
+It has the items, where they bring the reader, and the states there.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache_client.order.deal import Deal, SpanDeal
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.dealing.deal import Deal, SpanDeal
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.staged_state import Reached, Resume, StagedState
-from shardcache_client.stages.stage import Mark, Placed, Stage, StageRun, one_by_one
+from shardcache_client.stages.stage import EpochFacts, Mark, Placed, Stage, one_by_one
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,8 @@ class StagedForm:
         deal: of its samples, or of its shards if these are not counted.
         stage: what regroups the samples; None if they come one by one.
         seed, seeds: of the dataset; those drawn, as in states.
-        leaves_out: True if samples may be left out before the stage, so that ranks come to other places with equally
-            many samples.
+        leaves_out: True if samples may be left out before the stage, so that ranks come to other
+            places with equally many samples.
     """
 
     dataset: str
@@ -41,7 +44,10 @@ class StagedForm:
         return is_known and self.stage is not None and self.stage.is_in_step
 
     def ends_together(self, reader: Topology) -> bool:
-        """Return True if all readers end after the same number of items, so that one knows it of all."""
+        """Return True if all readers end after the same number of items.
+
+        Then one of them knows it of all.
+        """
         if reader.readers == 1:
             return True
         return self.stage is not None and reader.workers == 1
@@ -55,7 +61,8 @@ class StagedEpoch:
         resume: from where.
         reader: the rank, or its worker in a plain DataLoader.
         places: number of the reader's places; None if it is not known.
-        quota: number of samples that it gets in the epoch, of which bad ones are left out; None for all that come.
+        quota: number of samples that it gets in the epoch, of which bad ones are left out; None for
+            all that come.
 
     Attributes:
         reached: where the reader is after the last item.
@@ -64,14 +71,20 @@ class StagedEpoch:
     """
 
     def __init__(
-        self, form: StagedForm, resume: Resume, reader: Topology, places: int | None, quota: int | None
+        self,
+        form: StagedForm,
+        resume: Resume,
+        reader: Topology,
+        places: int | None,
+        quota: int | None,
     ) -> None:
         self._form = form
         self._resume = resume
         self._reader = reader
         self._places = places
         self._quota = quota
-        self._ahead: deque[int] = deque()  # places of samples that the stage has, and that are not passed yet
+        # Places of samples that the stage has, and that are not passed yet.
+        self._ahead: deque[int] = deque()
         self.reached = resume.reached
         self.is_read = False
         self.begun: deque[StepPlace] = deque()
@@ -85,10 +98,15 @@ class StagedEpoch:
         return self._resume.progress.epoch
 
     def samples_left(self, reached: Reached) -> int:
-        """Return the number of samples after some point; at most so many if some are left out, 0 if it is unknown."""
+        """Return the number of samples after some point.
+
+        It is a maximum if some may be left out, and 0 if it is unknown.
+        """
         if self._quota is not None:
             return self._quota - reached.items
-        return 0 if self._places is None else max(0, self._places - reached.mark.place)
+        if self._places is None:
+            return 0
+        return max(0, self._places - reached.mark.place)
 
     def items(self, samples: Iterator[Placed]) -> Iterator[Any]:
         """Yield what the stage makes of samples, those from the mark on, and move on with each."""
@@ -98,12 +116,15 @@ class StagedEpoch:
         if stage is None:
             regrouped = one_by_one(samples)
         else:
-            run = StageRun(self._reader, self._form.seed, self.epoch, self.reached.mark, self._places)
-            regrouped = stage.regrouped(samples, run)
+            begin = self.reached.mark
+            facts = EpochFacts(self._reader, self._form.seed, self.epoch, begin, self._places)
+            regrouped = stage.regrouped(samples, facts)
+
         for item, mark in regrouped:
             self._move_to(mark)
             if self._quota == self.reached.items:
-                self.is_read = True  # now, as a loop that knows the number of samples requests no more
+                # Now, as a loop that knows the number of samples requests no more.
+                self.is_read = True
             yield item
         self.is_read = True
 
@@ -142,6 +163,6 @@ class StagedEpoch:
             ended=ended,
             in_step=form.is_in_step,
             stage="" if form.stage is None else form.stage.name,
-            sources=deal.sources_of(self.epoch) if isinstance(deal, SpanDeal) else {},
+            mixture=deal.mixture_of(self.epoch) if isinstance(deal, SpanDeal) else None,
             seeds=form.seeds,
         )

@@ -1,4 +1,7 @@
-"""Batches made by threads: one reads what they are made of, others make them, in order and a limited number ahead."""
+"""Batches made by threads, in order and a limited number ahead.
+
+One thread reads what they are made of, others make them.
+"""
 
 from __future__ import annotations
 
@@ -24,50 +27,66 @@ def made_by_threads(
     *,
     threads: int,
     ahead: int,
-    begin: Callable[[], object] = bool,
+    begin: Callable[[], object] = lambda: None,
 ) -> Generator[B]:
     """Yield what `make` returns for each item that is read, in their order.
 
-    The threads are started by the first `next`, and end with the iterator: at its end, with an error, or when it is
-    closed or dropped.
+    The threads are started by the first `next`, and end with the iterator: at its end, with an
+    error, or when it is closed or dropped.
 
     Args:
-        read: returns the items, which a thread of its own iterates over. It gets a function that raises AbandonedError
-            once nobody wants them, to be called now and then in a long wait.
+        read: returns the items, which a thread of its own iterates over. It gets a function that
+            raises AbandonedError once nobody wants them, to be called now and then in a long wait.
         make: is called by `threads` threads.
         ahead: maximum number of items that have been read, but not yielded.
         begin: is called by each of these threads first.
 
     Raises what `read` and `make` raise, where their item would have come.
     """
-    line = _Line(ahead)
-    with ThreadPoolExecutor(threads, thread_name_prefix="shardcache-make", initializer=begin) as pool:
-        # A daemon thread: at the end of a script that has dropped nothing, Python would wait for any other.
+    queue = _BatchQueue(ahead)
+    makers = ThreadPoolExecutor(threads, thread_name_prefix="shardcache-make", initializer=begin)
+    with makers as pool:
+        # A daemon thread: at the end of a script that has dropped nothing, Python would wait for
+        # any other.
         reader = threading.Thread(
-            target=_read, args=(line, read, partial(_submit, pool, make)), name="shardcache-read", daemon=True
+            target=_read,
+            args=(queue, read, partial(_submit, pool, make)),
+            name="shardcache-read",
+            daemon=True,
         )
         reader.start()
         try:
-            while (future := line.take()) is not line.end:
+            future = queue.take()
+            while future is not queue.end:
                 yield future.result()
-            line.end.result()  # raises what `read` has raised
+                future = queue.take()
+            queue.end.result()  # raises what `read` has raised
         finally:
-            line.abandon()
+            queue.abandon()
             reader.join()
             pool.shutdown(cancel_futures=True)
 
 
-class _Line:
-    """The batches that are being made, in order, between the thread that reads and the one that takes them."""
+class _BatchQueue:
+    """The batches that are being made, in order.
+
+    They are between the thread that reads and the one that takes them.
+
+    Args:
+        ahead: maximum number of batches that have been begun, but not taken.
+
+    Attributes:
+        end: comes after the last batch, with the error of reading, if there is one.
+    """
 
     def __init__(self, ahead: int) -> None:
-        self.end = Future[None]()  # comes after the last batch, with the error of reading, if there is one
+        self.end = Future[None]()
         self._futures: SimpleQueue[Future[Any]] = SimpleQueue()
         self._free = threading.Semaphore(ahead)
         self._abandoned = False
 
     def take(self) -> Future[Any]:
-        """Wait for the next batch that is being made, and return it; that of the reading at the end."""
+        """Wait for the next batch that is being made, and return it; `end` after the last."""
         future = self._futures.get()
         self._free.release()
         return future
@@ -92,18 +111,22 @@ class _Line:
         self._free.release()
 
 
-def _read(line: _Line, read: Callable[[Callable[[], None]], Generator[R]], submit: Callable[[R], Future[Any]]) -> None:
+def _read(
+    queue: _BatchQueue,
+    read: Callable[[Callable[[], None]], Generator[R]],
+    submit: Callable[[R], Future[Any]],
+) -> None:
     try:
-        line.wait_until_free()
-        with closing(read(line.check)) as items:
+        queue.wait_until_free()
+        with closing(read(queue.check)) as items:
             for item in items:
-                line.put(submit(item))
-                line.wait_until_free()
+                queue.put(submit(item))
+                queue.wait_until_free()
     except BaseException as exn:  # noqa: BLE001 - it is raised where the batches are taken
-        line.end.set_exception(exn)
+        queue.end.set_exception(exn)
     else:
-        line.end.set_result(None)
-    line.put(line.end)
+        queue.end.set_result(None)
+    queue.put(queue.end)
 
 
 def _submit(pool: ThreadPoolExecutor, make: Callable[[R], B], item: R) -> Future[B]:

@@ -1,1 +1,1 @@
-"""Client side of the daemon's protocol: plans, leases, and recovery from a restart of the daemon."""
+"""Client side of the daemon's protocol: the connection to it, and the choice of a daemon."""

@@ -1,34 +1,55 @@
-"""Messages by which a daemon learns a plan: its pieces, and the shards that it does not know."""
+"""Messages by which a daemon learns a plan, and the lists of shards that it does not know."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from shardcache import errors
-from shardcache.protocol import Json
-from shardcache_client.order.manifest import Plan
+from shardcache.shared.protocol import Json
+from shardcache.shared.shard_columns import Shards
+from shardcache_client.order.shards.declared_plan import Plan
 
 
-def send_until(position: int, plan: Plan, pieces: Iterator[tuple[str, Json]], call: Callable[..., Json]) -> None:
-    """Send pieces of a plan until the daemon has those up to a position, counted from the first.
+def send_through(
+    position: int, plan: Plan, messages: Iterator[tuple[str, Json]], call: Callable[..., Json]
+) -> None:
+    """Send messages of a plan up to the one that has a position, counted from the first sent.
 
-    `call` sends a message and returns its answer. Raises CapacityError if the daemon forgets the
-    shards that it was just sent, and what `call` raises.
+    The later ones stay in `messages`, to be sent while the shards of these are read.
+
+    Args:
+        position: must be known to the daemon before it is requested.
+        plan: has the shards, for a daemon that does not know them.
+        messages: each a type and its fields; see `Plan.messages`.
+        call: sends a message, and returns its answer.
+
+    Raises CapacityError if the daemon forgets the shards that it was just sent, and what `call`
+    raises.
     """
     sent = 0
-    for kind, fields in pieces:
+    for kind, fields in messages:
+        # A plan names its lists of shards by fingerprints, of which the daemon may lack some.
         if call(kind, **fields)["type"] == "unknown":
-            _send_shards(plan, kind, fields, call)
+            lists = list(plan.shards.pieces())
+            _send_shards(lists, call)
+            _send_with_shards(lists, kind, fields, call)
         sent += len(fields["order"])
         if sent > position:
             return
 
 
-def _send_shards(plan: Plan, kind: str, fields: Json, call: Callable[..., Json]) -> None:
-    """Send the shards that the daemon does not know, then the piece of the plan again."""
-    lists = list(plan.shards.pieces())
-    for each in lists:
-        if call("shards", fingerprint=each.fingerprint)["type"] == "unknown":
-            call("shards", fingerprint=each.fingerprint, packed=each.packed)
+def _send_shards(lists: Sequence[Shards], call: Callable[..., Json]) -> None:
+    """Send those of the lists of shards that the daemon does not know."""
+    for shards in lists:
+        # By its fingerprint first: a list may be large, and another reader may have sent it.
+        if call("shards", fingerprint=shards.fingerprint)["type"] == "unknown":
+            call("shards", fingerprint=shards.fingerprint, packed=shards.packed)
 
-    fingerprints = [each.fingerprint for each in lists]
+
+def _send_with_shards(
+    lists: Sequence[Shards], kind: str, fields: Json, call: Callable[..., Json]
+) -> None:
+    """Send a message again, with the fingerprints of the lists that were just sent."""
+    fingerprints = [shards.fingerprint for shards in lists]
     if call(kind, **fields | {"shards": fingerprints})["type"] == "unknown":
-        raise errors.CapacityError("the daemon forgets the shards", remedy="raise its --plan-memory")
+        raise errors.CapacityError(
+            "the daemon forgets the shards", remedy="raise its --plan-memory"
+        )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shardcache.protocol import Arriving, Json, Leased
+from shardcache.shared.protocol import Arriving, Json, Leased
 
 Grant: TypeAlias = Arriving | Leased
 
@@ -13,20 +13,37 @@ class LeaseRequest:
     """A request for one shard, and the daemon's grant of it.
 
     Number, request and grant are those on the current connection.
+
+    Attributes:
+        position: of the shard in the plan.
+        partial: True if the beginning may be granted before the whole shard has arrived.
+        unpublished: True if the checked files may be granted before they are published.
+        first: in a plan of ranges, start and end of the bytes that are wanted.
+        needed: True once the reader has reached the shard, and holds it or waits for it.
+        number: of the lease.
+        request: id of the last request for it.
+        grant: None while waiting for it.
+        latest: True if the present version will do, whatever the plan says.
+        named: True if a path that ends with the object's name is wanted as well.
+        unmatched: number of samples read that had no partner in the shards joined with it.
     """
 
-    position: int  # of the shard in the plan
-    partial: bool  # True if the beginning may be granted before the whole shard has arrived
-    unpublished: bool = False  # True if the checked files may be granted before they are published
-    # With `partial`: start and end of the bytes of a file that are needed first.
+    position: int
+    partial: bool
+    unpublished: bool = False
     first: tuple[int, int] | None = None
-    needed: bool = False  # True once the reader has reached the shard, and holds it or waits for it
-    number: int = 0  # of the lease
-    request: int = 0  # id of the last request for it
-    grant: Grant | None = None  # None while waiting for it
-    latest: bool = False  # True if the present version will do, whatever the plan says
-    named: bool = False  # True if a path that ends with the object's name is wanted as well
-    unmatched: int = 0  # number of samples read that had no partner in the shards joined with it
+    needed: bool = False
+    number: int = 0
+    request: int = 0
+    grant: Grant | None = None
+    latest: bool = False
+    named: bool = False
+    unmatched: int = 0
+
+    @property
+    def is_granted_whole(self) -> bool:
+        """True if the whole shard is granted."""
+        return self.grant is not None and self.grant["type"] != "arriving"
 
     def options(self) -> Json:
         """Return the fields of the message that say how the shard is wanted."""
@@ -34,7 +51,9 @@ class LeaseRequest:
         if self.unpublished:
             options["unpublished"] = True
         if self.first is not None:
-            options |= {"start": self.first[0], "beyond": self.first[1] - 1}
+            start, stop = self.first
+            options["start"] = start
+            options["beyond"] = stop - 1
         if self.latest:
             options["latest"] = True
         if self.named:

@@ -1,4 +1,7 @@
-"""Batches of samples with numbers for a training loop: made here, by threads or by processes, from any number on."""
+"""Batches of samples with numbers for a training loop, from any number on.
+
+They are made here, by threads or by processes.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,37 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shardcache_client.batches.maker import Bad
 from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.sample_run import report
 from shardcache_client.loading.tasks import BatchTask
 from shardcache_client.loading.workers import Workers
-from shardcache_client.order.deal import Deal
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.dealing.deal import Deal
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.position.rank_state import StateForm
-from shardcache_client.reading.epoch_times import Made
+from shardcache_client.reading.epochs.epoch_times import Made
 
 
 @dataclass(eq=False, repr=False)
 class BatchPosition:
-    """Where a rank is among its batches of an epoch."""
+    """Position of a rank among its batches of an epoch.
+
+    Attributes:
+        batches: those of the epoch, or of its rest.
+        rank: the rank.
+        size: number of samples in a batch.
+        form: of the rank's states.
+        next: number of the next batch.
+        has_gaps: True if a batch had no good sample, and did not come: other ranks may have come
+            less far.
+    """
 
     batches: RankBatches
     rank: Topology
-    size: int  # of batches
+    size: int
     form: StateForm
-    next: int = 0  # number of the next batch
-    has_gaps: bool = False  # True if a batch had no good sample, and did not come: other ranks may have come less far
+    next: int = 0
+    has_gaps: bool = False
     _ended: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
@@ -79,7 +93,7 @@ class NumberedBatches:
         self._workers = workers
 
     def is_usable(self, deal: Deal) -> bool:
-        """Return True if an iteration of this process can have its batches of such a deal from here."""
+        """Return True if an iteration of this process can have its batches from here."""
         # A state may have brought another seed than the workers know.
         return self._workers.are_of_this_process and self._workers.deal is deal
 
@@ -88,22 +102,27 @@ class NumberedBatches:
 
         Batches that are skipped meanwhile are left out. Raises what making the batches raises.
         """
-        skipped = 0
-        lost: set[str] = set()
+        bad = Bad()
+        try:
+            yield from self._counted(position, bad)
+        finally:  # also of an epoch that is left early
+            is_replaced = position.form.deal.even is not None
+            report(position.epoch, bad.samples, bad.lost, repeated=is_replaced)
+
+    def _counted(self, position: BatchPosition, bad: Bad) -> Generator[tuple[Any, int, Made]]:
         is_over = False
         while not (is_over or position.is_read):
             start = position.next
             task = BatchTask(position.batches.progress, position.rank)
             with closing(self._workers.made(task, position.batches, start)) as made:
                 for number, each in enumerate(made, start):
-                    skipped += each.skipped
-                    lost |= each.lost
+                    bad.samples += each.skipped
+                    bad.lost |= each.lost
                     if each.batch is None:
                         position.note(number + 1)
                         position.has_gaps = True
                     else:
-                        yield self._workers.pinned(each.batch), number + 1, each.times
+                        yield each.batch, number + 1, each.times
                     is_over = each.is_last
                     if is_over or position.next != number + 1:
                         break
-        report(position.epoch, skipped, lost, repeated=position.form.deal.even is not None)

@@ -1,4 +1,7 @@
-"""A chunk of samples on its way from a worker process: one block of shared memory, however many arrays they have."""
+"""A chunk of samples on its way from a worker process.
+
+It is one block of shared memory, however many arrays the samples have.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ import torch
 
 
 class _Pickler(ForkingPickler):
-    """Puts the memory of arrays and tensors aside. torch's own way takes a file descriptor for each tensor."""
+    """Puts the memory of arrays and tensors aside.
+
+    torch's own way takes a file descriptor for each tensor.
+    """
 
     def __init__(self, file: io.BytesIO, aside: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, 5, True, aside.append)  # by position: it takes no keywords
@@ -72,11 +78,13 @@ class Parcel:
         memory = None
         if sum(sizes):
             # Shared from the start, as by torch's `default_collate`: a queue would copy any other.
-            storage = torch.UntypedStorage._new_shared(sum(sizes))  # type: ignore[no-untyped-call]
+            storage = torch.UntypedStorage._new_shared(sum(sizes))  # type: ignore[no-untyped-call]  # noqa: SLF001
             memory = torch.empty(0, dtype=torch.uint8).set_(storage)
             into = memory.numpy().data
-            for (start, stop), buffer in zip(pairwise(accumulate(sizes, initial=0)), buffers, strict=True):
-                into[start:stop] = buffer
+            start = 0
+            for size, buffer in zip(sizes, buffers, strict=True):
+                into[start : start + size] = buffer
+                start += size
         return cls(file.getvalue(), memory, sizes)
 
     def value(self) -> Any:

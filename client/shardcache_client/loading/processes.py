@@ -1,4 +1,7 @@
-"""Parts of a rank's work made by worker processes: a DataLoader over their numbers, for order, memory and deaths."""
+"""Parts of a rank's work made by worker processes.
+
+A DataLoader over their numbers cares for order, memory and deaths.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,68 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from shardcache_client.batches.maker import MadeBatch, Skips
 from shardcache_client.batches.rank_chunks import Chunk
-from shardcache_client.batches.rank_work import BatchForm, Maker, Places, RankWork, Reading
+from shardcache_client.batches.rank_work import BatchForm, Maker, RankWork, Reading
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
+from shardcache_client.loading.lock_probe import MAX_SAMPLES, LockProbe, LockUse
 from shardcache_client.loading.parcel import Parcel
 from shardcache_client.loading.tasks import Task
 from shardcache_client.loading.worker_process import end_workers, hold_queues, prepare
+from shardcache_client.reading.epochs.epoch_plans import PlacesReader
+
+_MAX_WAITED_SHARE = 0.1
+"""Share of a part's time beyond which a wait for shards spoils its samples.
+
+A wait needs no lock.
+"""
 
 
-class Order(NamedTuple):
-    """A task as workers get it with each number."""
+class IssuedTask(NamedTuple):
+    """A task as it is issued to workers, with each number of a part that they are to make."""
 
     serial: int  # of the iteration, as a later one may have the same task
     task: Task
+    is_watched: bool  # True to see whether making its parts holds Python's global lock
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """The order that a worker works on, with all that it holds for it."""
+    """The issued task that a worker works on, with all that it holds for it."""
 
-    order: Order
+    issued: IssuedTask
     work: RankWork
     session: Session
-    places: Places
+    places: PlacesReader
     maker: Maker
+    probe: LockProbe
     held: ExitStack
     next: int = 0  # the number after that of the last part
 
+    def part(self, number: int) -> MadePart:
+        """Return a part. Raises the errors of reading and decoding."""
+        self.next = number + 1
+        self.probe.begin()
+        raw = self.work.raw(number, self.places, self.session)
+        made = self.maker.make(raw)
+        lock_use = self.probe.end()
+        if isinstance(made.batch, Chunk):
+            made = made._replace(batch=Parcel.of(made.batch))
+        times = made.times
+        if times.waited_s > _MAX_WAITED_SHARE * (times.ended_s - times.begun_s):
+            lock_use = LockUse()
+        return MadePart(made, lock_use)
 
-class PartsByOrder(Dataset[MadeBatch]):
-    """The parts of a rank's work by order and number, each made by the worker that is asked for it.
+
+class MadePart(NamedTuple):
+    """A part, and the use of Python's global lock by its making."""
+
+    made: MadeBatch
+    lock_use: LockUse
+
+
+class PartsByTask(Dataset[MadePart]):
+    """The parts of a rank's work by task and number, each made by the worker that is asked for it.
 
     A worker reads on from the last number that it was asked for, so that numbers are to ascend.
     """
@@ -56,79 +90,89 @@ class PartsByOrder(Dataset[MadeBatch]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": None}
 
-    def __getitem__(self, asked: tuple[Order, int]) -> MadeBatch:
-        order, number = asked
+    def __getitem__(self, asked: tuple[IssuedTask, int]) -> MadePart:
+        issued, number = asked
         found = self._open
-        if found is None or found.order != order or number < found.next:
+        if found is None or found.issued != issued or number < found.next:
             self.close()
-            found = self._open = self._opened(order)
-        found.next = number + 1
+            found = self._open = self._opened(issued)
         try:
-            made = found.maker.make(found.work.raw(number, found.places, found.session))
-            if isinstance(made.batch, Chunk):
-                made = made._replace(batch=Parcel.of(made.batch))
+            part = found.part(number)
         except BaseException:
             self.close()
             raise
         workers = self._workers()
-        if number + workers >= found.work.count or made.is_last:
+        if number + workers >= found.work.count or part.made.is_last:
             self.close()
-        return made
+        return part
 
     def _workers(self) -> int:
         info = get_worker_info()
         return 1 if info is None else int(info.num_workers)
 
-    def _opened(self, order: Order) -> _Open:
+    def _opened(self, issued: IssuedTask) -> _Open:
         info = get_worker_info()
         prepare(self._reading.form.handover)
-        topology = order.task.rank
+        topology = issued.task.rank
         if info is not None:
             topology = replace(topology, worker=info.id, workers=info.num_workers)
-        identity = ReaderIdentity(self._reading.identity.job, topology, self._loader, self._form.places)
-        reading = replace(self._reading, identity=identity)
-        work = order.task.work(reading, self._form)
+        shared = self._reading.sessions
+        identity = ReaderIdentity(shared.identity.job, topology, self._loader, self._form.places)
+        reading = replace(self._reading, sessions=replace(shared, identity=identity))
+        work = issued.task.work(reading, self._form)
         with ExitStack() as held:
-            lone = held.enter_context(closing(work.lone_reader()))
-            session = held.enter_context(reading.sessions.borrow(identity))
-            places = held.enter_context(closing(work.place_reader(session, is_shared=self._workers() > 1)))
-            maker = work.maker(Skips(for_epoch(reading.on_error)), lone)
-            return _Open(order, work, session, places, maker, held.pop_all())
-        raise AssertionError  # for type checkers: ExitStack may swallow exceptions, and this one has none to
+            maker = held.enter_context(work.open_maker(Skips(for_epoch(reading.on_error))))
+            session = held.enter_context(reading.sessions.borrow())
+            is_shared = self._workers() > 1
+            reader = work.place_reader(session, is_shared=is_shared)
+            places = held.enter_context(closing(reader))
+            probe = LockProbe(MAX_SAMPLES if issued.is_watched else 0)
+            held.callback(probe.close)
+            return _Open(issued, work, session, places, maker, probe, held.pop_all())
+        raise AssertionError  # never reached; type checkers know that an ExitStack may swallow one
 
     def close(self) -> None:
-        """Release what is held for the last order; the session stays for the next."""
+        """Release what is held for the last task; the session stays for the next."""
         found = self._open
         self._open = None
         if found is not None:
             found.held.close()
 
 
-class _Numbers(Sampler[tuple[Order, int]]):
-    """The numbers of an order's parts. Which order comes next is set before each iteration."""
+class _Numbers(Sampler[tuple[IssuedTask, int]]):
+    """The numbers of a task's parts. The task is set before each iteration."""
 
     def __init__(self) -> None:
-        self.order: Order | None = None
+        self.issued: IssuedTask | None = None
         self.numbers = range(0)
+        self.are_over = False
 
-    def __iter__(self) -> Iterator[tuple[Order, int]]:
-        assert self.order is not None
-        order = self.order
-        return ((order, number) for number in self.numbers)
+    def __iter__(self) -> Iterator[tuple[IssuedTask, int]]:
+        assert self.issued is not None
+        issued = self.issued
+        for number in self.numbers:
+            if self.are_over:
+                return
+            yield issued, number
 
     def __len__(self) -> int:
         return len(self.numbers)
 
 
 class ProcessPool:
-    """Worker processes that make the parts of one task, and of one after another if they persist."""
+    """Worker processes that make the parts of one task.
 
-    def __init__(self, reading: Reading, form: BatchForm, loader: str, options: dict[str, Any]) -> None:
+    If they persist, they make those of one task after another.
+    """
+
+    def __init__(
+        self, reading: Reading, form: BatchForm, loader: str, options: dict[str, Any]
+    ) -> None:
         self._numbers = _Numbers()
         self._serial = 0
         self._pid = os.getpid()
-        dataset = PartsByOrder(reading, form, loader)
-        self.loader: DataLoader[MadeBatch] = DataLoader(
+        dataset = PartsByTask(reading, form, loader)
+        self.loader: DataLoader[MadePart] = DataLoader(
             dataset, batch_size=None, sampler=self._numbers, collate_fn=_as_it_is, **options
         )
 
@@ -137,23 +181,44 @@ class ProcessPool:
         """False in a process that was forked from the one that made this."""
         return self._pid == os.getpid()
 
-    def made(self, task: Task, numbers: range) -> Generator[MadeBatch]:
-        """Yield the parts of these numbers. Raises what the workers raise, and torch's errors of their deaths."""
+    def made(self, task: Task, numbers: range, *, is_watched: bool = False) -> Generator[MadePart]:
+        """Yield the parts of these numbers, in order, until `retire` is called.
+
+        Args:
+            is_watched: True to see whether making them holds Python's global lock.
+
+        Raises what the workers raise, and torch's errors of their deaths.
+        """
         self._serial += 1
-        self._numbers.order = Order(self._serial, task)
+        self._numbers.issued = IssuedTask(self._serial, task, is_watched)
         self._numbers.numbers = numbers
         parts = iter(self.loader)
         hold_queues(parts)
+        are_intact = False
         try:
-            for made in parts:
-                if isinstance(made.batch, Parcel):
-                    made = made._replace(batch=made.batch.value())
-                yield made
+            for part in parts:
+                yield _unpacked(part)
+            are_intact = True
         except GeneratorExit:
+            are_intact = True
             raise
-        except BaseException:
-            end_workers(self.loader, parts)
-            raise
+        finally:
+            if not are_intact or self._numbers.are_over:
+                end_workers(self.loader, parts)
+
+    def retire(self) -> None:
+        """Have the workers make only what they were asked for.
+
+        They end once that is taken.
+        """
+        self._numbers.are_over = True
+
+
+def _unpacked(part: MadePart) -> MadePart:
+    made = part.made
+    if not isinstance(made.batch, Parcel):
+        return part
+    return part._replace(made=made._replace(batch=made.batch.value()))
 
 
 def _as_it_is(batch: Any) -> Any:

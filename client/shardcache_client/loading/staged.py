@@ -1,4 +1,7 @@
-"""Batches of samples without numbers for a training loop: workers make chunks, of which this process makes batches."""
+"""Batches of samples without numbers for a training loop.
+
+Workers make chunks, of which this process makes batches.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,23 @@ from shardcache_client.batches.sample_run import report
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
 from shardcache_client.batches.threads import made_by_threads
 from shardcache_client.loading.tasks import ChunkTask
-from shardcache_client.loading.workers import Workers, use_one_core
-from shardcache_client.order.deal import Deal
+from shardcache_client.loading.workers import Workers
+from shardcache_client.order.dealing.deal import Deal
 from shardcache_client.position.staged_state import Reached
-from shardcache_client.reading.epoch_times import Made
+from shardcache_client.reading.epochs.epoch_times import Made
 from shardcache_client.stages.stage import Placed
 
 STAGED_CHUNK = 16
-"""Places of a chunk whose samples a stage regroups: it keeps many of them anyway, and each chunk costs a message."""
+"""Number of places of a chunk whose samples a stage regroups.
 
-# Batches that are made before they are asked for, beside those that workers' chunks are for.
+Each chunk costs a message, and a stage keeps many samples anyway: a few more do not matter.
+"""
+
+# Batches that are put together before they are asked for. Workers make chunks for further ones.
 _AHEAD = 2
 
-Mark: TypeAlias = tuple[Reached, bool]
-"""Where a batch ends, and True if it is known to be the last."""
+BatchEnd: TypeAlias = tuple[Reached, bool]
+"""End of a batch, and True if it is known to be the last."""
 
 
 class Staged(NamedTuple):
@@ -37,8 +43,8 @@ class Staged(NamedTuple):
 
     Attributes:
         epoch: its items, and the states.
-        chunks: what workers make.
-        task: the same, as worker processes get it.
+        chunks: of its samples, which workers make.
+        task: the work of making these, for worker processes.
     """
 
     epoch: StagedEpoch
@@ -47,9 +53,11 @@ class Staged(NamedTuple):
 
 
 class StagedPosition:
-    """Where a rank is among the batches of an epoch."""
+    """A rank's position among the batches of an epoch."""
 
-    def __init__(self, staged: Staged, form: StagedForm, batch_form: BatchForm, *, is_over: bool) -> None:
+    def __init__(
+        self, staged: Staged, form: StagedForm, batch_form: BatchForm, *, is_over: bool
+    ) -> None:
         self.staged = staged
         self._form = form
         self._batch_form = batch_form
@@ -76,19 +84,25 @@ class StagedPosition:
 
     @property
     def batches_left(self) -> int:
-        """Number of batches that are left, if it is known; at most so many if samples may be left out."""
+        """Number of batches that are left, if it is known.
+
+        It is a maximum if samples may be left out.
+        """
         samples = self.staged.epoch.samples_left(self._reached)
         size = self._batch_form.places
         return samples // size if self._batch_form.drop_last else -(-samples // size)
 
     @property
     def may_wait_for_ranks(self) -> bool:
-        """True if the stage waits for other ranks, which the training loop must not leave behind in a thread."""
+        """True if the stage waits for other ranks.
+
+        The training loop must not leave these behind in a thread.
+        """
         return self._form.stage is not None and self.staged.task.rank.world_size > 1
 
-    def note(self, mark: Mark) -> None:
+    def note(self, end: BatchEnd) -> None:
         """Note where the batch that is taken ends."""
-        self._reached, self._ended = mark
+        self._reached, self._ended = end
 
     def end(self) -> None:
         """Note that there are no more batches."""
@@ -113,25 +127,33 @@ class StagedBatches:
         self._form = form
 
     def is_usable(self, deal: Deal) -> bool:
-        """Return True if an iteration of this process can have its batches of such a deal from here."""
+        """Return True if an iteration of this process can have its batches from here."""
         return self._workers.are_of_this_process and self._workers.deal == deal
 
-    def read(self, position: StagedPosition) -> Generator[tuple[Any, Mark, Made]]:
-        """Yield each batch with where it ends, and the times of its making. Raises what making it raises."""
+    def read(self, position: StagedPosition) -> Generator[tuple[Any, BatchEnd, Made]]:
+        """Yield each batch with its end, and the times of its making.
+
+        Raises what making it raises.
+        """
         if position.is_read:
             return
         staged = position.staged
         chunks = _Chunks(staged)
         read = partial(self._batches_of_items, staged, chunks)
         if self._workers.are_any and not position.may_wait_for_ranks:
-            made = made_by_threads(read, self._made, threads=1, ahead=_AHEAD, begin=use_one_core)
+            begin = self._workers.preparation()
+            made = made_by_threads(read, self._made, threads=1, ahead=_AHEAD, begin=begin)
         else:
             made = self._made_here(read(nothing_to_check))
-        with closing(made):
-            yield from made
-        report(position.epoch, chunks.skipped, chunks.lost, repeated=False)
+        try:
+            with closing(made):
+                yield from made
+        finally:  # also of an epoch that is left early
+            report(position.epoch, chunks.skipped, chunks.lost, repeated=False)
 
-    def _batches_of_items(self, staged: Staged, chunks: _Chunks, check: Callable[[], None]) -> Generator[_Items]:
+    def _batches_of_items(
+        self, staged: Staged, chunks: _Chunks, check: Callable[[], None]
+    ) -> Generator[_Items]:
         made = self._workers.made(staged.task, staged.chunks, 0)
         with closing(made):
             items = staged.epoch.items(chunks.samples(made, check))
@@ -139,19 +161,20 @@ class StagedBatches:
             while batch := list(islice(items, size)):
                 if len(batch) < size and self._form.drop_last:
                     return
-                yield _Items(batch, (staged.epoch.reached, staged.epoch.is_read), chunks.times())
+                end = (staged.epoch.reached, staged.epoch.is_read)
+                yield _Items(batch, end, chunks.times())
 
-    def _made_here(self, batches: Generator[_Items]) -> Generator[tuple[Any, Mark, Made]]:
+    def _made_here(self, batches: Generator[_Items]) -> Generator[tuple[Any, BatchEnd, Made]]:
         with closing(batches):
             for items in batches:
                 yield self._made(items)
 
-    def _made(self, read: _Items) -> tuple[Any, Mark, Made]:
+    def _made(self, read: _Items) -> tuple[Any, BatchEnd, Made]:
         begun_s = monotonic()
         items = read.items
-        batch = collated(self._form.collate, items[0] if self._form.size is None else items)
-        batch = self._workers.pinned(batch, is_made_here=True)
-        return batch, read.mark, read.times.made(len(items), begun_s, monotonic())
+        samples = items[0] if self._form.size is None else items
+        batch = self._workers.pinned(collated(self._form.collate, samples))
+        return batch, read.end, read.times.made(len(items), begun_s, monotonic())
 
 
 class _Times(NamedTuple):
@@ -162,19 +185,33 @@ class _Times(NamedTuple):
     decoding_s: float
 
     def made(self, samples: int, begun_s: float, ended_s: float) -> Made:
-        """Return the times of a batch of so many samples, which was collated from `begun_s` to `ended_s`."""
+        """Return the times of a batch of these chunks.
+
+        Args:
+            samples: number of samples of the batch.
+            begun_s: when its collating began.
+            ended_s: when that ended.
+        """
         first_s = begun_s if self.begun_s is None else min(self.begun_s, begun_s)
-        # Workers spend it side by side.
+        # Workers wait and decode side by side, so their seconds may add up to more than have
+        # passed: each sum gets its share of these.
         spent_s = self.waited_s + self.decoding_s
         share = min(1.0, (begun_s - first_s) / spent_s) if spent_s else 0.0
-        return Made(samples, first_s, ended_s, share * self.waited_s, share * self.decoding_s, ended_s - begun_s)
+        return Made(
+            samples=samples,
+            begun_s=first_s,
+            ended_s=ended_s,
+            waited_s=share * self.waited_s,
+            decoding_s=share * self.decoding_s,
+            collating_s=ended_s - begun_s,
+        )
 
 
 class _Items(NamedTuple):
-    """The items of a batch, where it ends, and the times of making its chunks."""
+    """The items of a batch, its end, and the times of making its chunks."""
 
     items: list[Any]
-    mark: Mark
+    end: BatchEnd
     times: _Times
 
 
@@ -188,7 +225,7 @@ class _Chunks:
         self._times = _Times(None, 0.0, 0.0)
 
     def samples(self, made: Iterator[Any], check: Callable[[], None]) -> Iterator[Placed]:
-        """Yield the samples. Raises ShardError if there has been no good one while all have come.
+        """Yield the samples. Raises ShardError if all have come, and none of them was good.
 
         Args:
             check: is called before each chunk, and may raise to end it.
@@ -202,7 +239,9 @@ class _Chunks:
             self.skipped += each.skipped
             self.lost |= each.lost
             self._note(each.times)
-            begun.extend(step for step in chunk.steps if not begun or step.before > begun[-1].before)
+            begun.extend(
+                step for step in chunk.steps if not begun or step.before > begun[-1].before
+            )
             share = begun[-1].share if begun else 0
             if chunk.items:
                 last = Spot(chunk.items[-1].place, share)

@@ -1,4 +1,7 @@
-"""What a loader's workers are to do in one iteration: a rank's batches, or the chunks that a stage regroups."""
+"""Tasks of a loader's workers in one iteration.
+
+They make a rank's batches, or the chunks that a stage regroups.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from shardcache_client.batches.rank_batches import RankBatches
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Resume
 

@@ -1,4 +1,7 @@
-"""The process of a DataLoader's worker: its end, with the trainer or at its command, and the memory that it keeps."""
+"""The process of a DataLoader's worker: its end, and the memory that it keeps.
+
+It ends with the trainer, or at its command.
+"""
 
 import ctypes
 import os
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from shardcache_client.ranks.torch_group import in_worker
 
@@ -24,29 +27,49 @@ TUNE_MALLOC_ENV = "SHARDCACHE_TUNE_MALLOC"
 
 _MIB = 1024 * 1024
 
-# By default glibc returns the top of the heap to the kernel once 128 KiB of it are free, or twice the largest mapped
-# block freed so far. A batch is larger, so all its pages were faulted in again, which took longer than the copy.
-_M_TRIM_THRESHOLD, _MAX_KEPT_BYTES = -1, 128 * _MIB
-# A trim keeps this much. It must be well below 64 MiB, the size of the segments of other threads' heaps: glibc removes
-# a free segment only if this much is free in the previous one, so with 64 MiB such heaps would never shrink.
-_M_TOP_PAD, _LEFT_BY_TRIM_BYTES = -2, 16 * _MIB
-# Setting either of these stops glibc's own adjustment of the size above which a block is mapped, and so returned,
-# separately: it would stay at 128 KiB, or at the largest freed so far. 32 MiB is the adjustment's upper limit.
-_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES = -3, 32 * _MIB
+# Parameters of glibc's mallopt, from malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
 
-_GLIBCS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
+# By default glibc returns the top of the heap to the kernel once 128 KiB of it are free, or twice
+# the largest mapped block freed so far. A batch is larger, so all its pages were faulted in again,
+# which took longer than the copy.
+_MAX_KEPT_BYTES = 128 * _MIB
+
+# A trim keeps this much. It must be well below 64 MiB, the size of the segments of other threads'
+# heaps: glibc removes a free segment only if this much is free in the previous one, so with 64 MiB
+# such heaps would never shrink.
+_LEFT_BY_TRIM_BYTES = 16 * _MIB
+
+# Setting one of the others stops glibc's own adjustment of the size above which a block is mapped,
+# and so returned, separately: it would stay at 128 KiB, or at the largest freed so far. 32 MiB is
+# the adjustment's upper limit.
+_MIN_MAPPED_BYTES = 32 * _MIB
+
+_VARIABLES_OF_GLIBC = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+)
 
 
 def prepare(handover: "Handover | None") -> None:
-    """Prepare this process, which may be a worker, for reading samples that a handover passes on."""
+    """Prepare this process, which may be a worker, for reading samples.
+
+    Args:
+        handover: passes them on to the trainer; None if they stay in this process.
+    """
     if in_worker():
         end_with_trainer()
         keep_freed_memory()
     if handover is None:
         return
-    from shardcache_client.sharing.handover import Buffer, pass_on  # needs numpy
+    from shardcache_client.sharing.buffer import Buffer, pass_on
 
-    default_collate_fn_map[Buffer] = pass_on  # in this process
+    # torch documents the map as its point of extension; this is the one of this process.
+    default_collate_fn_map[Buffer] = pass_on
     if not in_worker():
         handover.acks.receive_here()
 
@@ -55,11 +78,14 @@ def prepare(handover: "Handover | None") -> None:
 def end_with_trainer() -> None:
     """End this worker's process as soon as its trainer has ended, even by SIGKILL.
 
-    torch's own check comes between two batches only. A worker whose batches fill the pipe to its dead trainer would
-    stay for ever, as would its leases and whatever sockets it has inherited: its siblings hold the pipe's other end.
+    torch's own check comes between two batches only. A worker whose batches fill the pipe to its
+    dead trainer would stay, as would its leases and whatever sockets it has inherited: its siblings
+    hold the pipe's other end.
     """
     trainer = parent_process()
-    if trainer is None or trainer.pid is None or not hasattr(os, "pidfd_open"):
+    if trainer is None or trainer.pid is None:
+        return
+    if not hasattr(os, "pidfd_open"):
         return
     try:
         pidfd = os.pidfd_open(trainer.pid)
@@ -67,10 +93,12 @@ def end_with_trainer() -> None:
         os._exit(1)
     except OSError:
         return  # a kernel or sandbox without pidfds
-    Thread(target=_exit_after, args=(pidfd,), name="shardcache-trainer", daemon=True).start()
+    watch = Thread(target=_exit_after, args=(pidfd,), name="shardcache-trainer", daemon=True)
+    watch.start()
 
 
 def _exit_after(pidfd: int) -> None:
+    """Wait until a process has ended, then end this one."""
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     ended.poll()
@@ -81,10 +109,13 @@ def _exit_after(pidfd: int) -> None:
 def keep_freed_memory() -> None:
     """Let this process keep up to 128 MiB of freed memory, if its C library is glibc.
 
-    No-op with other C libraries, with SHARDCACHE_TUNE_MALLOC=0, and if the environment sets glibc's parameters.
+    No-op with other C libraries, with SHARDCACHE_TUNE_MALLOC=0, and if the environment sets glibc's
+    parameters.
     """
-    if platform.libc_ver()[0] != "glibc" or not is_wanted(os.environ):
+    library, _ = platform.libc_ver()
+    if library != "glibc" or not is_wanted(os.environ):
         return
+
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT_BYTES)
@@ -92,13 +123,17 @@ def keep_freed_memory() -> None:
 
 
 def is_wanted(env: Mapping[str, str]) -> bool:
-    """Return True unless the environment disables tuning or sets the allocator's parameters itself."""
-    tuned = "glibc.malloc." in env.get("GLIBC_TUNABLES", "") or any(name in env for name in _GLIBCS_OWN)
-    return env.get(TUNE_MALLOC_ENV) != "0" and not tuned
+    """Return True unless the environment disables tuning or sets glibc's parameters itself."""
+    if env.get(TUNE_MALLOC_ENV) == "0":
+        return False
+    if "glibc.malloc." in env.get("GLIBC_TUNABLES", ""):
+        return False
+    return not any(name in env for name in _VARIABLES_OF_GLIBC)
 
 
-# Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the workers over them to
-# end: each would be waited for until it looks by itself, which is 5 s. Held here, they are no part of the cycle.
+# Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the
+# workers over them to end: each would be waited for until it looks by itself, which is 5 s. Held
+# here, they are no part of the cycle.
 _queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 
 
@@ -110,8 +145,13 @@ def hold_queues(batches: Iterator[Any]) -> None:
 
 
 def end_workers(loader: DataLoader[Any], batches: Iterator[Any] | None) -> None:
-    """End the workers of an iteration that failed: its error holds them, and a collector would wait for each."""
-    loader._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
+    """End the workers of an iteration that failed.
+
+    Its error holds them, and a collector would wait for each.
+    """
+    # Of persistent workers, which a DataLoader keeps for its next iteration.
+    loader._iterator = None  # noqa: SLF001
+
     shut_down = getattr(batches, "_shutdown_workers", None)
     if shut_down is not None:  # else the batches are made in this process
         shut_down()

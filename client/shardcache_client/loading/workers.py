@@ -1,8 +1,13 @@
-"""The workers of a loader: threads or processes that make the parts of a rank's work, or nobody but this process."""
+"""The workers of a loader, which make the parts of a rank's work.
+
+They are threads or processes, or this process alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,16 +16,31 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from shardcache_client.batches.maker import MadeBatch
 from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
 from shardcache_client.loading.processes import ProcessPool
-from shardcache_client.loading.tasks import Task
+from shardcache_client.loading.tasks import BatchTask, Task
+from shardcache_client.loading.worker_choice import WorkerChoice
 
-# Of the options of a DataLoader, those that say what its batches are, and not how worker processes make them.
+# Of the options of a DataLoader, those that say what its batches are, and not how worker processes
+# make them.
 _OF_BATCHES = ("batch_size", "drop_last", "workers", "in_order")
 _PREFETCHED = 2  # parts of each worker, as torch's
 
 
-def use_one_core() -> None:
-    """Have torch use one core in this thread, as in a DataLoader's worker: other threads have the other cores."""
-    torch.set_num_threads(1)
+def _prepare_thread(device: int | None) -> None:
+    """Prepare a thread that makes batches.
+
+    A DataLoader prepares a worker, or its pinning thread, in the same way.
+
+    Args:
+        device: of the training process, if there is one.
+    """
+    torch.set_num_threads(1)  # other threads have the other cores
+    if device is not None:
+        # Pinning memory would begin to use the first one, on every rank.
+        torch.accelerator.set_device_index(device)
+
+
+def _as_it_is(made: MadeBatch) -> MadeBatch:
+    return made
 
 
 class Workers:
@@ -31,48 +51,95 @@ class Workers:
         form: of the batches.
         loader: name of the loader.
         options: those of `ShardDataset.loader`, all given.
+        choice: of the kind of workers.
 
     Attributes:
         deal: of the samples that parts are made of.
     """
 
-    def __init__(self, reading: Reading, form: BatchForm, loader: str, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        form: BatchForm,
+        loader: str,
+        options: Mapping[str, Any],
+        choice: WorkerChoice,
+    ) -> None:
         self.deal = reading.deal
-        self._threads = options["num_workers"] if options["workers"] == "threads" else 0
+        self._count: int = options["num_workers"]
         self._ahead = options.get("prefetch_factor") or _PREFETCHED
-        self._pins = bool(options["pin_memory"])
+        self._pins = bool(options["pin_memory"]) and torch.accelerator.is_available()
+        self._choice = choice
         self._pool: ProcessPool | None = None
-        if options["num_workers"] and not self._threads:
+        if self._count and choice.kind != "threads":
             further = {name: value for name, value in options.items() if name not in _OF_BATCHES}
             self._pool = ProcessPool(reading, form, loader, further)
 
     @property
     def are_of_this_process(self) -> bool:
-        """False in a process that was forked from the one that made this, if there are worker processes."""
+        """True unless this is a fork of the process that made this, with worker processes."""
         return self._pool is None or self._pool.is_of_this_process
 
     def made(self, task: Task, work: RankWork, start: int) -> Generator[MadeBatch]:
-        """Yield the parts of a task from number `start` on; `work` is the same for this process.
+        """Yield the parts of a task from number `start` on; batches are pinned if that is wanted.
+
+        Args:
+            work: the same as the task, for this process.
 
         Raises what making them raises, and torch's errors of the deaths of processes.
         """
+        if self._choice.kind == "threads":
+            self._pool = None
+        taken = 0
         if self._pool is not None:
-            return self._pool.made(task, range(start, work.count))
-        return work.made(skip=start, threads=self._threads, ahead=self._ahead, begin=use_one_core)
+            numbers = range(start, work.count)
+            with closing(self._made_by_processes(self._pool, task, numbers)) as made:
+                for each in made:
+                    taken += 1
+                    yield each
+        if self._pool is None:
+            finish = self._pinned_part if isinstance(task, BatchTask) else _as_it_is
+            yield from work.made(
+                skip=start + taken,
+                threads=self._count,
+                ahead=self._ahead,
+                begin=self.preparation(),
+                finish=finish,
+            )
+
+    def _made_by_processes(
+        self,
+        pool: ProcessPool,
+        task: Task,
+        numbers: range,
+    ) -> Generator[MadeBatch]:
+        """Yield parts that worker processes make: all, or the first ones if threads are chosen."""
+        choice = self._choice
+        with closing(pool.made(task, numbers, is_watched=choice.is_open)) as parts:
+            for part in parts:
+                choice.note_making(part.lock_use)
+                if choice.kind == "threads":
+                    pool.retire()
+                yield part.made
+        if choice.kind == "threads":
+            self._pool = None
 
     @property
     def are_any(self) -> bool:
         """True if others than this thread make the parts."""
-        return bool(self._threads) or self._pool is not None
+        return self._count > 0
 
-    def pinned(self, batch: Any, *, is_made_here: bool = False) -> Any:
-        """Return a batch in pinned memory, if that is wanted.
+    def preparation(self) -> Callable[[], None]:
+        """Return what a thread is to call first, if it makes batches for the calling thread."""
+        if not self._pins:
+            return partial(_prepare_thread, None)
+        return partial(_prepare_thread, torch.accelerator.current_device_index())
 
-        Args:
-            is_made_here: True if this process has collated it, whoever has made its parts.
-        """
-        # What worker processes have collated is pinned by their DataLoader.
-        is_unpinned = self._pool is None or is_made_here
-        if self._pins and is_unpinned and torch.accelerator.is_available():
-            return pin_memory(batch)  # type: ignore[no-untyped-call]
-        return batch
+    def pinned(self, batch: Any) -> Any:
+        """Return a batch that this process has made in pinned memory, if that is wanted."""
+        if not self._pins:
+            return batch
+        return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+    def _pinned_part(self, made: MadeBatch) -> MadeBatch:
+        return made._replace(batch=self.pinned(made.batch))

@@ -1,46 +1,50 @@
-"""The epochs of a mixture: sources read side by side, in proportions that may change from epoch to epoch. Pure.
+"""The epochs of a mixture: sources read side by side, in proportions that may change. Pure.
 
-Each source is an endless sequence of rounds, the same as if it was read by itself. An epoch takes the next samples of
-each, as many as its weight says: a source that is smaller than its part comes again, and one that is larger goes on in
-the next epoch where this one ends.
+Each source is an endless sequence of rounds, the same as if it was read by itself. An epoch takes
+the next samples of each, as many as its weight says: a source that is smaller than its part comes
+again, and one that is larger goes on in the next epoch where this one ends.
 
-What an epoch cannot take of a source, as samples are whole, it leaves to later ones. The samples up to the end of any
-epoch are divided in two, as near as can be to what either half of the sources is due by then, and these parts likewise.
-So two sources always have what they are due within half a sample, up to four within one, and so on by half a sample for
-each further division. Where weights change between epochs, it is E(n) = 2 E(n - 1) + 0.5 samples after n divisions
-(0.5, 1.5, 3.5, 7.5), since a source that is ahead may then be due nothing while the other one of its pair is. As the
-number of samples grows by one, one part of each division does, too: a source that is ahead waits, and no epoch would
-have to give samples back. What a source lacks while its weight is 0 waits for an epoch in which it has one.
+Batches of one source take turns as samples do otherwise. Every turn is a whole batch, of as many
+samples as all spans of the epoch give to a step if they are alike: what a source has beyond its
+last batch comes first in the next epoch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
-from itertools import accumulate, pairwise
-from math import inf
-from operator import add, sub
-from typing import Any, Self
+from itertools import accumulate
+from typing import Self
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import by_name, plain, whole
-from shardcache_client.order.deal import Assignment, Deal, SpanDeal, digest
-from shardcache_client.order.lanes import Interleaved, Mix, Proportions
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.rounds import Even, Order, Shuffle
-
-SourceWeights = Mapping[str, float] | Sequence[float]
-Weights = SourceWeights | Mapping[int, SourceWeights]
-"""A weight for each source, by name or in their order; or such weights by the epoch from which they hold, from 0 on."""
-
-
-_WEIGHTS = 'write {"name": weight, …}, or [weight, …]; or {0: …, epoch: …} for weights from an epoch on'
-_EPOCHS = whole(0)
+from shardcache_client.order.dealing.assignment import Assignment, digest
+from shardcache_client.order.dealing.deal import Deal, SpanDeal, Spare
+from shardcache_client.order.sequences.lanes import Chained, Interleaved, Lane, Share
+from shardcache_client.order.sequences.partition import Even
+from shardcache_client.order.sequences.rounds import Shuffle, Topology, window_of
+from shardcache_client.order.sequences.scatter import EndlessOrder, lane_of, order_of
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.sources.changes import (
+    Change,
+    KnownSource,
+    MixtureState,
+    courses_after,
+    unread,
+)
+from shardcache_client.order.sources.courses import (
+    Course,
+    GlobalBatches,
+    Grouping,
+    Layout,
+    MixPart,
+    SourceBatches,
+    layout_of,
+)
+from shardcache_client.order.sources.quotas import NO_WEIGHTS, SourceQuotas, Weights, WeightSchedule
 
 
 @dataclass(frozen=True, slots=True)
 class MixedSource:
-    """A counted dataset as a part of a mixture, with a name of its own; `unit` is that of its `Assignment`."""
+    """A counted dataset as a part of a mixture; `unit` is that of its `Assignment`."""
 
     name: str
     manifest: Manifest
@@ -51,217 +55,347 @@ class MixedSource:
     def identity(self) -> list[object]:
         """Everything that states of a mixture must agree in: a JSON value."""
         further = [each for each in (self.unit, self.manifest.selection) if each]
-        return [self.name, self.manifest.shards.urls.fingerprint, self.manifest.counts, repr(self.shuffle), *further]
+        return [
+            self.name,
+            self.manifest.shards.urls.fingerprint,
+            self.manifest.counts,
+            repr(self.shuffle),
+            *further,
+        ]
 
     @property
     def samples(self) -> int:
         """Number of samples."""
         return self.manifest.samples or 0
 
-
-_ONE = 1 << 64
-"""A sample, in the unit of what sources are due: fine enough for as many epochs as can be numbered."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaStep:
-    """Epochs with the same weights."""
-
-    first: int  # the first of these epochs
-    due: tuple[int, ...]  # what each source is due in each of them; in all, the samples of an epoch
-    starts: tuple[int, ...]  # number of samples of each source that all epochs before the first take
-    ahead: tuple[int, ...]  # by how much that is more than the sources were due, or less
-
-    def taken(self, epoch: int) -> tuple[int, ...]:
-        """Return the number of samples of each source that all epochs before this one take."""
-        more = _divided((epoch - self.first) * sum(self.due) // _ONE, self.due, self.ahead)
-        return tuple(map(add, self.starts, more))
-
-    def then(self, epoch: int, due: tuple[int, ...]) -> "QuotaStep":
-        """Return the step that follows from an epoch on."""
-        starts, epochs = self.taken(epoch), epoch - self.first
-        more = (
-            _ONE * (stop - start) - epochs * each
-            for start, stop, each in zip(self.starts, starts, self.due, strict=True)
-        )
-        return QuotaStep(epoch, due, starts, tuple(map(add, self.ahead, more)))
+    def reseeded(self, seeds: Mapping[str, int]) -> Self:
+        """Return the same with its seed among those of sources by name, if it has one there."""
+        if self.shuffle is None or self.name not in seeds:
+            return self
+        return replace(self, shuffle=replace(self.shuffle, seed=seeds[self.name]))
 
 
-@dataclass(frozen=True, slots=True)
-class SourceQuotas:
-    """The number of samples that each epoch takes of each source, in steps of which the first begins with epoch 0."""
-
-    steps: tuple[QuotaStep, ...]
-
-    @classmethod
-    def of(cls, weights: Weights | None, sources: Sequence[MixedSource], samples: int) -> "SourceQuotas":
-        """Build from weights, for epochs of `samples` samples; None for weights proportional to the sources' sizes."""
-        names = [source.name for source in sources]
-        if weights is None:
-            weights = {source.name: source.samples for source in sources}
-        by_epoch = _by_epoch(weights)
-        steps = [QuotaStep(0, *[(0,) * len(names)] * 3)]
-        for epoch in sorted(by_epoch):
-            *sums, total = accumulate(_checked(by_epoch[epoch], names), initial=Fraction(0))
-            due = (int(samples * _ONE * each / total) for each in (*sums, total))
-            steps.append(steps[-1].then(epoch, tuple(stop - start for start, stop in pairwise(due))))
-        return cls(tuple(steps[1:]))
-
-    def samples(self, epoch: int) -> tuple[int, ...]:
-        """Return the number of samples that an epoch takes of each source."""
-        return tuple(map(sub, self.starts(epoch + 1), self.starts(epoch)))
-
-    def starts(self, epoch: int) -> tuple[int, ...]:
-        """Return the number of samples of each source that all earlier epochs take."""
-        return next(step for step in reversed(self.steps) if step.first <= epoch).taken(epoch)
-
-
-def _divided(samples: int, due: Sequence[int], ahead: Sequence[int]) -> list[int]:
-    """Divide samples in proportion to what sources are due, given by how much they are ahead of it."""
-    if len(due) == 1:
-        return [samples]
-    half = len(due) // 2
-    part, total = sum(due[:half]), sum(due)
-    if part in (0, total):
-        first = samples if part else 0
-    else:
-        exact = (samples * _ONE + sum(ahead)) * part // total - sum(ahead[:half])
-        first = min(samples, max(0, (exact + _ONE // 2) // _ONE))
-    return _divided(first, due[:half], ahead[:half]) + _divided(samples - first, due[half:], ahead[half:])
-
-
-def _by_epoch(weights: Any) -> dict[int, Any]:
-    """Return weights by the epoch from which they hold."""
-    if not isinstance(weights, Mapping) or not any(map(_is_several, weights.values())):
-        return {0: weights}
-    found = {_epoch(key, value): value for key, value in weights.items()}
-    if 0 not in found:
-        raise ConfigError("weights has none for epoch 0", remedy="give the weights of the first epoch under 0")
-    return found
-
-
-def _epoch(key: object, value: object) -> int:
-    """Return the epoch from which weights hold. Raises ConfigError unless `key` is one and `value` weights."""
-    try:
-        if _is_several(value):
-            return int(_EPOCHS.converted(plain(key)))
-    except (TypeError, ValueError):
-        pass
-    raise ConfigError(f"weights has {key!r}: {value!r}", remedy=_WEIGHTS)
-
-
-def _is_several(value: object) -> bool:
-    return isinstance(value, Mapping | Sequence) or bool(getattr(value, "ndim", 0))  # an array
-
-
-def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
-    if not _is_several(weights) or isinstance(weights, str) or not len(weights):
-        raise ConfigError(f"weights is {weights!r}", remedy=_WEIGHTS)
-    if not isinstance(weights, Mapping):
-        weights = dict(zip(names, weights, strict=True)) if len(weights) == len(names) else dict(enumerate(weights))
-    numbers = {name: plain(weight) for name, weight in by_name(weights.items(), "weights").items()}
-    if set(numbers) != set(names):
-        raise ConfigError(
-            f"weights are for {', '.join(map(repr, numbers))}; the sources are {', '.join(map(repr, names))}",
-            remedy="give a weight for each source; 0 for one that is not read",
-        )
-    if not all(map(_is_weight, numbers.values())):
-        raise ConfigError(f"weights are {numbers}", remedy="give finite numbers, 0 or more")
-    if not any(numbers.values()):
-        raise ConfigError("the weights are all 0", remedy="give at least one source a weight above 0")
-    return [Fraction(numbers[name]) for name in names]
-
-
-def _is_weight(value: object) -> bool:
-    """Return True for a finite number of 0 or more, not too large for a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return 0 <= float(value) < inf
-    except OverflowError:
-        return False
+def weights_of(weights: Weights | None, sources: Sequence[MixedSource]) -> WeightSchedule:
+    """Return the weights of sources; None for their sizes. Raises ConfigError."""
+    return WeightSchedule.of(weights, {source.name: source.samples for source in sources})
 
 
 @dataclass(frozen=True)
 class MixtureDeal(SpanDeal):
-    """Deals the samples of several sources, in the order of the mixture's manifest, interleaved in proportion."""
+    """Deals the samples of several sources, interleaved in proportion.
+
+    Attributes:
+        sources: in the order of the mixture's manifest.
+        samples: wanted in an epoch, before any rounding to whole batches of one source.
+        grouping: "mixed"; or whether ranks have the same source at a step, with batches of one.
+        spans: number of spans of an epoch, each of which gives `batch_size` places to a step, if
+            batches are of one source.
+        change: the latest of the mixture; None if it is as it began.
+        global_batches: the form of batches that all ranks share, if there are any.
+    """
 
     sources: tuple[MixedSource, ...]
-    schedule: SourceQuotas
+    weights: WeightSchedule
+    samples: int
     even: Even = "pad"
     batch_size: int = 1
+    grouping: Grouping = "mixed"
+    spans: int = 1
+    change: Change | None = None
+    global_batches: GlobalBatches | None = None
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of an epoch; see `Deal`."""
-        return sum(self.schedule.samples(0))
+        """Samples of a whole epoch; see `SpanDeal`."""
+        return self._places(self.samples)
+
+    def samples_in(self, epoch: int) -> int:
+        """Return the number of samples of an epoch; see `SpanDeal`."""
+        return self._places(self._wanted(epoch))
+
+    def for_ranks(self, world_size: int) -> "MixtureDeal":
+        """Return the deal for `world_size` ranks, each with a span of its own; see `SpanDeal`."""
+        if self.form is None or self.global_batches is not None:
+            return self
+        if world_size not in self._by_ranks:
+            self._by_ranks[world_size] = replace(self, spans=world_size)
+        return self._by_ranks[world_size]
 
     @cached_property
-    def _orders(self) -> list[Order]:
-        return [Order(source.manifest.counts or (), source.shuffle) for source in self.sources]
+    def _by_ranks(self) -> "dict[int, MixtureDeal]":
+        return {}
 
-    def lane(self, epoch: int, span: tuple[int, int]) -> Interleaved:
-        """Return the order in which the reader of a span of the epoch reads it."""
-        turns, begins = Proportions(self.schedule.samples(epoch)), self.schedule.starts(epoch)
-        spans = zip(turns.before(span[0]), turns.before(span[1]), strict=True)
-        lanes, first = [], 0
-        for source, order, begin, (low, high) in zip(self.sources, self._orders, begins, spans, strict=True):
-            pieces = order.pieces(begin + low, begin + high, first)
-            lanes.append(Mix(pieces, source.shuffle.window if source.shuffle else 0))
-            first += len(source.manifest)
-        return Interleaved(*span, turns, tuple(lanes), span[0], self._names())
+    @cached_property
+    def form(self) -> SourceBatches | None:
+        """The form of batches of one source each; None if they are mixed."""
+        if self.grouping == "mixed":
+            return None
+        return SourceBatches(self.spans, self.batch_size, alike=self.grouping == "source")
 
-    def pass_places(self, epoch: int) -> int:
-        """Return the number of consecutive places that hold a whole round of each source, wherever they begin."""
-        total = self.epoch_samples
-        places = [0]
-        for order, taken in zip(self._orders, self.schedule.samples(epoch), strict=True):
-            if taken:
-                # Two samples more, as a source comes so much later than its proportion says.
-                needed = 2 * order.samples + 2
-                places.append(-(-needed * total // taken))
-        return max(places)
+    @property
+    def has_source_batches(self) -> bool:
+        """True if each batch is of one source; see `SpanDeal`."""
+        return self.form is not None
 
+    def _wanted(self, epoch: int) -> int:
+        change = self.change
+        if change is None or change.samples is None or epoch != change.epoch:
+            return self.samples
+        return change.samples
+
+    def _places(self, samples: int) -> int:
+        if self.form is None:
+            return samples
+        steps = self.form.steps(samples, drop=self.even == "drop")
+        return steps * self.form.spans * self.form.size
+
+    @property
+    def _samples_per_turn(self) -> int:
+        return 1 if self.form is None else self.form.samples_per_turn
+
+    def _turns(self, samples: int) -> int:
+        return self._places(samples) // self._samples_per_turn
+
+    # What an epoch takes of each source
+
+    @cached_property
+    def _quotas(self) -> SourceQuotas:
+        return self.weights.quotas(self._turns(self.samples))
+
+    @cached_property
+    def _quotas_since_change(self) -> SourceQuotas:
+        assert self.change is not None
+        first = self.change.epoch
+        rest = (first, self._turns(self._wanted(first)))
+        return self.weights.quotas(self._turns(self.samples), rest)
+
+    def layout(self, epoch: int) -> Layout:
+        """Return the layout of an epoch; of one before the change, as if there had been none."""
+        quotas = self._quotas
+        known: dict[str, KnownSource] = {}
+        if self.change is not None and epoch >= self.change.epoch:
+            quotas = self._quotas_since_change
+            known = self.change.known
+        size = self._samples_per_turn
+        starts = []
+        for name, turns in zip(self._names, quotas.starts(epoch), strict=True):
+            before = known[name].start if name in known else 0
+            starts.append(before + size * turns)
+        samples = tuple(size * turns for turns in quotas.turns(epoch))
+        return layout_of(tuple(starts), samples, self.form)
+
+    @property
     def _names(self) -> tuple[str, ...]:
         return tuple(source.name for source in self.sources)
 
-    def sources_of(self, epoch: int) -> dict[str, dict[str, int]]:
-        """Return the start of an epoch in each source, and its number of samples; see `SpanDeal`."""
-        each = zip(self._names(), self.schedule.starts(epoch), self.schedule.samples(epoch), strict=True)
-        return {name: {"start": start, "samples": samples} for name, start, samples in each}
+    def mixture_of(self, epoch: int) -> MixtureState:
+        """Return what states say of the mixture in an epoch; see `SpanDeal`."""
+        layout = self.layout(epoch)
+        each = zip(self._names, self._identities, layout.starts, strict=True)
+        sources = tuple(KnownSource(name, identity, start) for name, identity, start in each)
+        change = self._change_in(epoch, sources)
+        return MixtureState(sources, layout.samples, self.form, self._wanted(epoch), change)
+
+    def _change_in(self, epoch: int, sources: Iterable[KnownSource]) -> Change | None:
+        """Return the change as an epoch needs to know it, given where its sources are."""
+        change = self.change
+        if change is None or epoch <= change.epoch:
+            return change
+        starts = {source.name: source.start for source in (*change.sources, *sources)}
+        return replace(change, sections=unread(change.sections, starts))
+
+    @cached_property
+    def _identities(self) -> list[str]:
+        form = self.global_batches or ()
+        return [digest([*source.identity, *form])[:8] for source in self.sources]
+
+    # The order
+
+    @cached_property
+    def _orders(self) -> list[EndlessOrder]:
+        return [order_of(source.manifest.counts or (), source.shuffle) for source in self.sources]
+
+    @cached_property
+    def _courses(self) -> list[Course]:
+        """The course of each source from the change on."""
+        sections = () if self.change is None else self.change.sections
+        courses = courses_after(sections, self.global_batches)
+        return [courses.get(name, Course()) for name in self._names]
+
+    def lane(self, epoch: int, span: tuple[int, int]) -> Interleaved:
+        """Return the order in which the reader of a span of the epoch reads it."""
+        layout = self.layout(epoch)
+        ranges = layout.ranges(*span)
+        lanes = [self._lane(epoch, number, *each) for number, each in enumerate(ranges)]
+        return Interleaved(*span, layout.turns, tuple(lanes), span[0], self._names)
+
+    def _lane(self, epoch: int, number: int, start: int, stop: int) -> Lane:
+        """Return the samples of a source from one of its course to a later one."""
+        is_changed = self.change is not None and epoch >= self.change.epoch
+        course = self._courses[number] if is_changed else Course()
+        if start >= course.resumes:
+            return self._mix(number, MixPart(start, stop, 0, stop - start))
+        if start < course.start:
+            raise ConfigError(
+                "the state is invalid: a source is not where its other numbers say",
+                remedy="load what state_dict() has returned",
+            )
+        parts = course.between(start, stop)
+        segments = tuple(self._mix(number, part).between(part.low, part.high) for part in parts)
+        return Chained(0, stop - start, segments)
+
+    def _mix(self, number: int, part: MixPart) -> Lane:
+        """Return the order that a part of a source's sequence is of."""
+        source = self.sources[number]
+        first = self._firsts[number]
+        return lane_of(self._orders[number], window_of(source.shuffle), part.begin, part.end, first)
+
+    @property
+    def scattered(self) -> Sequence[range]:
+        """The shards of the sources all of whose samples are permuted; see `SpanDeal`."""
+        found = []
+        for source, first in zip(self.sources, self._firsts, strict=True):
+            if source.shuffle is not None and source.shuffle.is_global:
+                found.append(range(first, first + len(source.manifest)))
+        return found
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """Number of the first shard of each source in the mixture's manifest."""
+        return list(accumulate((len(source.manifest) for source in self.sources[:-1]), initial=0))
+
+    # Substitutes for skipped samples
+
+    def pass_places(self, epoch: int) -> int:
+        """Return the number of consecutive places that hold a whole round of each source."""
+        layout = self.layout(epoch)
+        samples = layout.samples
+        width = 1 if self.form is None else self.form.size
+        places = [0]
+        for number, taken in enumerate(samples):
+            if taken:
+                # Two turns more, as a source comes so much later than its proportion says.
+                needed = self._pass_samples(number) + 2 * width
+                places.append(-(-needed * sum(samples) // taken))
+        return max(places)
+
+    def _pass_samples(self, number: int) -> int:
+        """Return the number of consecutive samples of a source that hold a whole round."""
+        left = sum(part.samples for part in self._courses[number].left)
+        return left + 2 * self._orders[number].samples
+
+    def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
+        """Return the samples that come in the place of skipped ones; see `SpanDeal`."""
+        before = self.samples_in(epoch) * rank.rank // rank.world_size
+        return self.spare_of_source(epoch, before + place) or super().spare(epoch, rank, place)
+
+    def spare_of_source(self, epoch: int, place: int) -> Spare | None:
+        """Return the samples of the source that has a place of the epoch; see `SpanDeal`."""
+        if self.form is None:
+            return None
+        layout = self.layout(epoch)
+        number = layout.turns.lane(place)
+        start = layout.starts[number]
+        samples = layout.samples[number]
+        lane = self._lane(epoch, number, start, start + samples)
+        return Spare(
+            Share((lane.between(0, samples),), samples),
+            layout.turns.before(place)[number] % samples,
+            self._pass_samples(number),
+            number,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureAssignment(Assignment):
-    """Options of a mixture for its deal; `shuffle` is that of each source, and `samples_per_epoch` always given."""
+    """Options of a mixture for its deal.
+
+    `shuffle` is that of each source, and `samples_per_epoch` is always given.
+
+    Attributes:
+        changed: the latest change of the mixture; None if it is as it began.
+    """
 
     sources: tuple[MixedSource, ...] = ()
-    schedule: SourceQuotas = SourceQuotas(())
+    weights: WeightSchedule = NO_WEIGHTS
+    grouping: Grouping = "mixed"
+    changed: Change | None = None
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the sources; see `Assignment`."""
+        return tuple(source.name for source in self.sources)
+
+    @property
+    def change(self) -> Change | None:
+        """The latest change of the mixture; see `Assignment`."""
+        return self.changed
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
         """Return the same with other seeds; see `Assignment`."""
-        sources = (
-            replace(each, shuffle=each.shuffle and replace(each.shuffle, seed=seeds.get(each.name, each.shuffle.seed)))
-            for each in self.sources
-        )
-        return replace(self, sources=tuple(sources))
+        return replace(self, sources=tuple(each.reseeded(seeds) for each in self.sources))
+
+    def after(self, change: Change | None) -> Self:
+        """Return the same after a change of the mixture; see `Assignment`."""
+        return self if change == self.changed else replace(self, changed=change)
+
+    @property
+    def fixes_batch_size(self) -> bool:
+        """True if batches of another size would be of other samples; see `Assignment`."""
+        return self.has_source_batches or self.global_batch_size is not None
+
+    @property
+    def has_source_batches(self) -> bool:
+        """True if each batch is of one source; see `Assignment`."""
+        return self.grouping != "mixed"
 
     def options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks; see `Assignment`."""
-        sources = {source.name: source.shuffle for source in self.sources}
-        weights = {step.first: [each / _ONE for each in step.due] for step in self.schedule.steps}
-        return Assignment.options(self) | {"sources": sources, "weights": weights}
+        loaded = None
+        if self.changed is not None:
+            loaded = f"changed in epoch {self.changed.epoch}: {digest(repr(self.changed))}"
+        return Assignment.options(self) | {
+            "sources": {source.name: source.shuffle for source in self.sources},
+            "weights": {epoch: list(map(float, each)) for epoch, each in self.weights.steps},
+            "batches": self.grouping,
+            "the state that was loaded": loaded,
+        }
 
     @property
     def needs_counts(self) -> bool:
         """Always True: proportions are numbers of samples."""
         return True
 
+    @property
+    def global_batches(self) -> GlobalBatches | None:
+        """The form of global batches; None if there are none."""
+        size = self.global_batch_size
+        return None if size is None else GlobalBatches(size, self.spans, self.even == "drop")
+
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
         """Return the deal."""
-        return self._in_global_batches(MixtureDeal(self.sources, self.schedule, self.even, self.batch_size))
+        form = self.global_batches
+        batch_size = self.batch_size
+        if form is not None:
+            batch_size = form.size // form.spans
+        deal = MixtureDeal(
+            self.sources,
+            self.weights,
+            self.samples_per_epoch or 0,
+            self.even,
+            batch_size,
+            self.grouping,
+            self.spans,
+            self.changed,
+            form,
+        )
+        return self._in_global_batches(deal)
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
-        """Return the identifier of mixtures with the same sources; their states carry the numbers of the schedule."""
+        """Return the identifier of mixtures with the same sources; see `Assignment`.
+
+        What an epoch takes of them is in their states.
+        """
         sources = [source.identity for source in self.sources]
-        return {True: digest([sources, self.samples_per_epoch, *self._identity])}
+        further = [] if self.grouping == "mixed" else [self.grouping]
+        return {True: digest([sources, self.samples_per_epoch, *self._identity, *further])}

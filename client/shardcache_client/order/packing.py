@@ -7,7 +7,7 @@ long enough to fill a number of blocks; the samples after it wait for the next g
 Groups end where their blocks are full. Of a fixed number of samples, the last block would be half
 empty on average: 5 % of the tokens of ten blocks. And as no sample is carried past others, a group
 does not depend on those before it. So a position is two numbers: the samples before a group, and
-the blocks given from it. To resume, read on from the group's first sample and skip so many blocks.
+the blocks given from it. To resume, read on from the group's first sample, and skip those blocks.
 
 The samples of a group all wait at the same time, so fewer than `window` places lie between any two
 of them. Samples that are `window` or more places apart are therefore given in order: when a sample
@@ -27,7 +27,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 
-from shardcache_client.order.rounds import permutation
+from shardcache_client.order.sequences.rounds import permutation
 
 Blocks = list[list[int]]
 """The samples of each block, by their place among the waiting ones, ascending."""
@@ -50,6 +50,7 @@ def next_group(
     max_tokens: int,
     key: str,
     greatest: Callable[[int], int] = _alone,
+    sources: Sequence[object] = (),
 ) -> Blocks:
     """Return the blocks of a rank's next group, in the order in which to train on them.
 
@@ -65,34 +66,45 @@ def next_group(
         key: determines the order of the blocks; see `permutation`.
         greatest: returns the greatest value that any rank passes in the same call. All ranks call
             it equally often.
+        sources: those of the waiting samples, of which no two share a block; empty if any may.
 
     Raises:
         ValueError: a length is not from 1 to `max_tokens`.
     """
     _check(waiting, max_tokens)  # before the other ranks wait for this one
     if greatest(unread) == 0:
-        count = greatest(len(pack(waiting, max_tokens)))
-        blocks = pack(waiting, max_tokens, least=count)
+        count = greatest(len(pack(waiting, max_tokens, sources=sources)))
+        blocks = pack(waiting, max_tokens, least=count, sources=sources)
     else:
-        count = -greatest(-_offer(waiting, unread, max_tokens))
-        blocks = _blocks_in_step(waiting, unread, max_tokens, count, greatest)
+        count = -greatest(-_offer(waiting, unread, max_tokens, sources))
+        blocks = _blocks_in_step(waiting, unread, max_tokens, count, greatest, sources)
 
     missing = count - len(blocks)
     blocks += [[] for _ in range(missing)]
     return [blocks[number] for number in permutation(count, key)]
 
 
-def pack(lengths: Sequence[int], max_tokens: int, least: int = 1) -> Blocks:
+def pack(
+    lengths: Sequence[int],
+    max_tokens: int,
+    least: int = 1,
+    sources: Sequence[object] = (),
+) -> Blocks:
     """Return blocks of all these samples: as few as best fit needs, but at least `least`.
 
     No block is empty, so there are at most as many as samples. Raises ValueError if a length is
     not from 1 to `max_tokens`.
     """
     _check(lengths, max_tokens)
-    return _split(_best_fit(lengths, max_tokens), least)
+    return _split(_best_fit(lengths, max_tokens, sources), least)
 
 
-def fill(lengths: Sequence[int], max_tokens: int, count: int) -> Blocks:
+def fill(
+    lengths: Sequence[int],
+    max_tokens: int,
+    count: int,
+    sources: Sequence[object] = (),
+) -> Blocks:
     """Return exactly `count` blocks of the first samples: about as many as fit into the blocks.
 
     `count` is at most the number of samples. Raises ValueError if a length is not from 1 to
@@ -101,16 +113,16 @@ def fill(lengths: Sequence[int], max_tokens: int, count: int) -> Blocks:
     _check(lengths, max_tokens)
     ends = list(accumulate(lengths))
     taken = bisect_right(ends, count * max_tokens)
-    blocks = _best_fit(lengths[:taken], max_tokens)
+    blocks = _best_fit(lengths[:taken], max_tokens, sources)
 
     while len(blocks) > count:
-        # Leave out so many of the last samples that they have the tokens of the surplus blocks.
+        # Leave out enough of the last samples to be rid of the tokens of the surplus blocks.
         tokens = sorted(sum(lengths[place] for place in block) for block in blocks)
         surplus_tokens = sum(tokens[: len(blocks) - count])
         shorter = bisect_right(ends, ends[taken - 1] - surplus_tokens)
         # As many samples as blocks always fit.
         taken = max(count, min(shorter, taken - 1))
-        blocks = _best_fit(lengths[:taken], max_tokens)
+        blocks = _best_fit(lengths[:taken], max_tokens, sources)
 
     return _split(blocks, count)
 
@@ -129,9 +141,15 @@ def positions(lengths: Sequence[int]) -> "array[int]":
     return array("i", chain.from_iterable(map(range, lengths)))
 
 
-def _offer(waiting: Sequence[int], unread: int, max_tokens: int) -> int:
+def _offer(
+    waiting: Sequence[int],
+    unread: int,
+    max_tokens: int,
+    sources: Sequence[object],
+) -> int:
     """Return the maximum number of blocks that a rank can give in a group before the last."""
     if unread:
+        # One block of each source is half empty, unless the group ends where it is full.
         return max(1, sum(waiting) // max_tokens)
     if waiting:
         # It waits for ranks that have more to read, so its blocks need not be full.
@@ -145,10 +163,11 @@ def _blocks_in_step(
     max_tokens: int,
     count: int,
     greatest: Callable[[int], int],
+    sources: Sequence[object],
 ) -> Blocks:
     """Return `count` blocks, of fewer samples if the rank would get too far ahead of others."""
     left = len(waiting) + unread
-    blocks = fill(waiting, max_tokens, min(count, len(waiting)))
+    blocks = fill(waiting, max_tokens, min(count, len(waiting)), sources)
     taken = sum(map(len, blocks))
 
     most_left = greatest(left - taken)
@@ -156,7 +175,7 @@ def _blocks_in_step(
     allowed = max(count, left - reserve)
     if taken <= allowed:
         return blocks
-    return pack(waiting[:allowed], max_tokens, least=count)
+    return pack(waiting[:allowed], max_tokens, least=count, sources=sources)
 
 
 def _check(lengths: Sequence[int], max_tokens: int) -> None:
@@ -168,12 +187,23 @@ def _check(lengths: Sequence[int], max_tokens: int) -> None:
             )
 
 
-def _best_fit(lengths: Sequence[int], max_tokens: int) -> Blocks:
+def _best_fit(lengths: Sequence[int], max_tokens: int, sources: Sequence[object]) -> Blocks:
     """Return blocks made by best fit: each sample, longest first, goes where it just fits.
 
-    The samples of a block come by descending length.
+    The samples of a block come by descending length. Those of different `sources` share none.
     """
-    longest_first = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    if not sources:
+        return _best_fit_of(range(len(lengths)), lengths, max_tokens)
+    by_source: dict[object, list[int]] = {}
+    for place in range(len(lengths)):
+        by_source.setdefault(sources[place], []).append(place)
+    each = (_best_fit_of(places, lengths, max_tokens) for places in by_source.values())
+    return [*chain.from_iterable(each)]
+
+
+def _best_fit_of(places: Sequence[int], lengths: Sequence[int], max_tokens: int) -> Blocks:
+    """Return blocks, made by best fit, of the samples at these places."""
+    longest_first = sorted(places, key=lengths.__getitem__, reverse=True)
     blocks: Blocks = []
     rooms: list[tuple[int, int]] = []  # free tokens of each block and its number, sorted
     for place in longest_first:

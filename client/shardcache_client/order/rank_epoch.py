@@ -1,6 +1,7 @@
-"""One rank's epoch as numbered places: the sample at each of them, and the shards that a range of them needs. Pure.
+"""One rank's epoch as numbered places: their samples, and the shards that they need. Pure.
 
-A place is found from its number alone, so that any batch can be made without those before it, by whoever is free.
+The sample at a place follows from the place's number alone. So any worker can make any batch,
+without the batches before it.
 """
 
 import math
@@ -12,12 +13,21 @@ from functools import cached_property
 from heapq import merge
 from itertools import accumulate
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from shardcache_client.order.lanes import Interleaved, Part, Segment, Share, Strided
-from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.sequences.lanes import (
+    Chained,
+    Interleaved,
+    Part,
+    Segment,
+    Share,
+    Strided,
+)
+from shardcache_client.order.sequences.scatter import Scattered
+from shardcache_client.order.shards.manifest import Manifest
 
-# Steps whose samples are kept, per mix: the one being read, and the next, into which a batch may reach.
+# Steps whose samples are kept, per mix: the one being read, and the next, into which a batch may
+# reach.
 _KEPT_STEPS = 2
 
 # Shards of a selection whose chosen numbers are kept: as many as windows usually have.
@@ -29,14 +39,14 @@ _GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
 _SPREAD_SUBSTITUTES = 16
 
 
-class Place(NamedTuple):
-    """A sample: the number of its shard in the manifest, and its own number in the shard."""
+SampleId: TypeAlias = tuple[int, int]
+"""The number of a sample's shard in the manifest, and its own number in the shard.
 
-    shard: int
-    number: int
+A plain tuple: one is made for each sample of an epoch, and a named one costs ten times as much.
+"""
 
 
-class Run(NamedTuple):
+class FileRun(NamedTuple):
     """Samples of one shard at places that follow each other: those from number `first` to `end`."""
 
     shard: int
@@ -45,12 +55,19 @@ class Run(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A range of places, `first` to `end`, of which some need a shard."""
+    """A range of places, `first` to `end`, of which some need a shard.
+
+    Attributes:
+        first: number of the first place.
+        end: number of the place after the last.
+        shard: number of the shard in the manifest.
+        is_whole: True if the range has all samples of the shard that belong to the dataset.
+    """
 
     first: int
     end: int
     shard: int
-    is_whole: bool = False  # True if it has all samples of the shard that belong to the dataset
+    is_whole: bool = False
 
 
 class RankEpoch:
@@ -67,51 +84,47 @@ class RankEpoch:
     def __init__(self, share: Share, manifest: Manifest) -> None:
         self._manifest = manifest
         counts = manifest.counts or ()
-        self._parts = [_places_of(part, counts) for part in share.segments]
-        self._starts = [0, *accumulate(part.samples for part in self._parts)]
+        self._places = _ChainedPlaces([_places_of(part, counts) for part in share.segments])
 
-        self.is_in_file_order = manifest.choices is None and not any(part.mixed for part in share.segments)
+        is_mixed = any(part.mixed for part in share.segments)
+        self.is_in_file_order = manifest.choices is None and not is_mixed
 
     def __repr__(self) -> str:
         return f"RankEpoch(samples={len(self)})"
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self._places.samples
 
-    def between(self, start: int, stop: int) -> list[Place]:
-        """Return the places from number `start` to `stop`, or to the end of the epoch."""
-        return list(self.places(start, stop))
+    def between(self, start: int, stop: int) -> list[SampleId]:
+        """Return the samples at the places from `start` to `stop`, or to the end of the epoch."""
+        return list(self.samples(start, stop))
 
-    def places(self, start: int, stop: int) -> Iterator[Place]:
-        """Yield the places from number `start` to `stop`, or to the end of the epoch."""
-        places = self._between(start, min(stop, len(self)))
-        return places if self._manifest.choices is None else map(self._in_tar, places)
+    def samples(self, start: int, stop: int) -> Iterator[SampleId]:
+        """Yield the samples at the places from `start` to `stop`, or to the end of the epoch."""
+        samples = self._places.between(start, min(stop, len(self)))
+        if self._manifest.choices is None:
+            return samples
+        return map(self._in_tar, samples)
 
-    def runs(self, start: int, stop: int) -> Iterator["Run"]:
-        """Yield the same as runs of samples in file order, if they are in that order, and not of several lanes."""
-        for part, begin in zip(self._parts, self._starts, strict=False):
-            first = max(start - begin, 0)
-            last = min(stop - begin, part.samples)
-            if first < last:
-                assert isinstance(part, _MixedPlaces)
-                yield from part.runs(first, last)
+    def runs(self, start: int, stop: int) -> Iterator[FileRun]:
+        """Yield these samples as runs of such in file order; see `has_runs`."""
+        for part, first, last in self._places.within(start, stop):
+            assert isinstance(part, _MixedPlaces)
+            yield from part.runs(first, last)
 
     @cached_property
     def has_runs(self) -> bool:
-        """True if `runs` may be called."""
-        return self.is_in_file_order and all(isinstance(part, _MixedPlaces) for part in self._parts)
+        """True if `runs` may be called: places are in file order, and not of several lanes."""
+        are_ranges = all(isinstance(part, _MixedPlaces) for part in self._places.parts)
+        return self.is_in_file_order and are_ranges
 
-    def _between(self, start: int, stop: int) -> Iterator[Place]:
-        for part, begin in zip(self._parts, self._starts, strict=False):
-            first = max(start - begin, 0)
-            last = min(stop - begin, part.samples)
-            if first < last:
-                yield from part.between(first, last)
-
-    def _in_tar(self, place: Place) -> Place:
-        """Return a place with the sample's number in the tar, of which the dataset may have chosen some samples."""
-        chosen = self._chosen(place.shard)
-        return place if chosen is None else Place(place.shard, chosen[place.number])
+    def _in_tar(self, sample: SampleId) -> SampleId:
+        """Return a sample by its number in the tar, given the one among the chosen samples."""
+        shard, number = sample
+        chosen = self._chosen(shard)
+        if chosen is None:
+            return sample
+        return shard, chosen[number]
 
     def _chosen(self, shard: int) -> Sequence[int] | None:
         if self._manifest.choices is None:
@@ -127,25 +140,20 @@ class RankEpoch:
         return OrderedDict()
 
     def visits(self, start: int = 0) -> Iterator[Visit]:
-        """Yield the visits that end after the place `start`, in the order in which they begin.
+        """Return the visits that end after the place `start`, in the order in which they begin.
 
-        They are made when they are asked for: an epoch may be as long as you like.
+        They are made one by one as they are taken, since an epoch may be endless.
         """
-        for part, begin in zip(self._parts, self._starts, strict=False):
-            skipped = min(max(start - begin, 0), part.samples)
-            if skipped < part.samples:
-                for visit in part.visits(skipped):
-                    is_whole = visit.is_whole and visit.first >= skipped
-                    first = max(visit.first, skipped)
-                    yield Visit(first + begin, visit.end + begin, visit.shard, is_whole)
+        return self._places.visits(start)
 
 
 def substitutes(place: int, places: int, pass_places: int) -> Iterator[int]:
     """Yield places of an epoch as substitutes for one whose sample cannot be read.
 
-    The first ones are the golden section of the epoch apart, so that they are spread evenly, and those of neighbours
-    are neighbours, too: the substitutes for a lost shard come from few shards. (Kronecker's sequence; see Knuth, The
-    Art of Computer Programming, vol. 3, section 6.4.) After these come all in a row.
+    The first ones are the golden section of the epoch apart, so that they are spread evenly, and
+    those of neighbours are neighbours, too: the substitutes for a lost shard come from few shards.
+    (Kronecker's sequence; see Knuth, The Art of Computer Programming, vol. 3, section 6.4.) After
+    these come all in a row.
 
     Args:
         place: from 0 to `places` - 1.
@@ -165,29 +173,38 @@ class _Places(ABC):
     samples: int
 
     @abstractmethod
-    def between(self, start: int, stop: int) -> Iterator[Place]:
-        """Yield the places from one number to another."""
+    def between(self, start: int, stop: int) -> Iterator[SampleId]:
+        """Yield the samples at the places from `start` to `stop`."""
 
     @abstractmethod
     def visits(self, start: int) -> Iterator[Visit]:
-        """Yield the visits that end after a place, in the order in which they begin."""
+        """Yield the visits that end after the place `start`, in the order in which they begin."""
 
 
 def _places_of(part: Part, counts: Sequence[int]) -> _Places:
     if isinstance(part, Segment):
         return _MixedPlaces(part, counts)
+    if isinstance(part, Chained):
+        return _ChainedPlaces([_places_of(each, counts) for each in part.parts()])
     if isinstance(part, Strided):
         return _StridedPlaces(part, _places_of(part.passing(), counts))
+    if isinstance(part, Scattered):
+        return _PermutedPlaces(part)
     assert isinstance(part, Interleaved)
-    return _InterleavedPlaces(part, {lane: _places_of(each, counts) for lane, each in part.parts().items()})
+    lanes = {lane: _places_of(each, counts) for lane, each in part.parts().items()}
+    return _InterleavedPlaces(part, lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The samples of a step of a mix, in order."""
+    """The samples of a step of a mix, in order.
 
-    first: int  # place in the mix of the first of them
-    places: Sequence[Place]
+    Attributes:
+        first: place of the first of them in the mix.
+    """
+
+    first: int
+    samples: Sequence[SampleId]
 
 
 class _MixedPlaces(_Places):
@@ -202,27 +219,29 @@ class _MixedPlaces(_Places):
         self._steps: OrderedDict[int, _Step] = OrderedDict()  # by number
         self._numbers: dict[int, Sequence[int]] = {}  # of the samples of pieces, by piece
 
-    def between(self, start: int, stop: int) -> Iterator[Place]:
-        """Yield the places from one number to another; see `_Places`."""
-        at, end = self._begin + start, self._begin + stop
+    def between(self, start: int, stop: int) -> Iterator[SampleId]:
+        """Yield the samples at the places from `start` to `stop`; see `_Places`."""
+        at = self._begin + start
+        end = self._begin + stop
         number = self._step_of(at)
         while at < end:
             step = self._step(number)
-            some = step.places[at - step.first : end - step.first]
+            some = step.samples[at - step.first : end - step.first]
             yield from some
             at += len(some)
             number += 1
 
-    def runs(self, start: int, stop: int) -> Iterator[Run]:
-        """Yield the places from one number to another as runs of samples in file order."""
-        at, end = self._begin + start, self._begin + stop
+    def runs(self, start: int, stop: int) -> Iterator[FileRun]:
+        """Yield the samples at the places from `start` to `stop` as runs of such in file order."""
+        at = self._begin + start
+        end = self._begin + stop
         piece, before = self._mix.find(at)
         while at < end:
             held = self._mix.pieces[piece]
             first = held.start + before
             count = min(held.samples - before, end - at)
             if count:
-                yield Run(held.shard, first, first + count)
+                yield FileRun(held.shard, first, first + count)
             at += count
             piece += 1
             before = 0
@@ -230,16 +249,20 @@ class _MixedPlaces(_Places):
     def _step_of(self, place: int) -> int:
         """Return the number of the step that has a place of the mix."""
         for number, step in self._steps.items():
-            if step.first <= place < step.first + len(step.places):
+            if step.first <= place < step.first + len(step.samples):
                 return number
-        return self._mix.find(place)[0]
+        number, _ = self._mix.find(place)
+        return number
 
     def _step(self, number: int) -> _Step:
         found = self._steps.get(number)
-        if found is None:
-            found = self._steps[number] = self._new_step(number)
-            while len(self._steps) > _KEPT_STEPS:
-                self._steps.popitem(last=False)
+        if found is not None:
+            return found
+
+        found = self._new_step(number)
+        self._steps[number] = found
+        while len(self._steps) > _KEPT_STEPS:
+            self._steps.popitem(last=False)
         return found
 
     def _new_step(self, number: int) -> _Step:
@@ -250,8 +273,8 @@ class _MixedPlaces(_Places):
         parts = [mix.part(piece, number, self._numbers[piece]) for piece in held]
         draws = [iter(part) for part in parts]
         order = mix.interleaved(number, [len(part) for part in parts])
-        places = [Place(shards[place], next(draws[place])) for place in order]
-        return _Step(mix.enters(number), places)
+        samples = [(shards[part], next(draws[part])) for part in order]
+        return _Step(mix.enters(number), samples)
 
     def _numbers_of(self, piece: int) -> Sequence[int]:
         found = self._numbers.get(piece)
@@ -261,9 +284,10 @@ class _MixedPlaces(_Places):
         return held.numbers(self._counts[held.shard], permuted=self._mix.window > 0)
 
     def visits(self, start: int) -> Iterator[Visit]:
-        """Yield the visits that end after a place; see `_Places`."""
+        """Yield the visits that end after the place `start`; see `_Places`."""
         pieces = self._pieces
-        first = self._mix.pieces_at(self._mix.find(self._begin + start)[0]).start
+        step, _ = self._mix.find(self._begin + start)
+        first = self._mix.pieces_at(step).start
         shards = self._mix.pieces.shards(first, pieces.stop)
         for piece, shard in zip(range(first, pieces.stop), shards, strict=True):
             entered = max(0, self._mix.enters(piece) - self._begin)
@@ -273,12 +297,49 @@ class _MixedPlaces(_Places):
 
     def _is_whole(self, piece: int) -> bool:
         """Return True if these places have all samples of a piece's shard."""
-        if self._mix.enters(piece) < self._begin or self._mix.leaves(piece) > self._begin + self.samples:
+        if self._mix.enters(piece) < self._begin:
             return False
-        if 0 < piece < len(self._mix.pieces) - 1:
+        if self._mix.leaves(piece) > self._begin + self.samples:
+            return False
+
+        last = len(self._mix.pieces) - 1
+        if 0 < piece < last:
             return True  # only the first and the last one may be parts of shards
         found = self._mix.pieces[piece]
-        return (found.start, found.stop) == (0, self._counts[found.shard])
+        return found.start == 0 and found.stop == self._counts[found.shard]
+
+
+class _ChainedPlaces(_Places):
+    """Places of parts that follow each other."""
+
+    def __init__(self, parts: Sequence[_Places]) -> None:
+        self.parts = parts
+        self._starts = [0, *accumulate(part.samples for part in parts)]
+        self.samples = self._starts[-1]
+
+    def within(self, start: int, stop: int) -> Iterator[tuple[_Places, int, int]]:
+        """Yield each part with places from `start` to `stop`: the first, and one after the last."""
+        for part, begin in zip(self.parts, self._starts, strict=False):
+            first = max(start - begin, 0)
+            last = min(stop - begin, part.samples)
+            if first < last:
+                yield part, first, last
+
+    def between(self, start: int, stop: int) -> Iterator[SampleId]:
+        """Yield the samples at the places from `start` to `stop`; see `_Places`."""
+        for part, first, last in self.within(start, stop):
+            yield from part.between(first, last)
+
+    def visits(self, start: int) -> Iterator[Visit]:
+        """Yield the visits that end after the place `start`; see `_Places`."""
+        for part, begin in zip(self.parts, self._starts, strict=False):
+            skipped = min(max(start - begin, 0), part.samples)
+            if skipped == part.samples:
+                continue
+            for visit in part.visits(skipped):
+                is_whole = visit.is_whole and visit.first >= skipped
+                first = max(visit.first, skipped)
+                yield Visit(first + begin, visit.end + begin, visit.shard, is_whole)
 
 
 class _InterleavedPlaces(_Places):
@@ -288,16 +349,19 @@ class _InterleavedPlaces(_Places):
         self.samples = part.samples
         self._turns = part.turns
         self._begin = part.start
-        self._before = part.turns.before(part.start)  # the number of turns of each lane before the first place
+        self._before = part.turns.before(part.start)  # turns of each lane before the first place
         self._lanes = lanes
 
-    def between(self, start: int, stop: int) -> Iterator[Place]:
-        """Yield the places from one number to another; see `_Places`."""
+    def between(self, start: int, stop: int) -> Iterator[SampleId]:
+        """Yield the samples at the places from `start` to `stop`; see `_Places`."""
         firsts = self._taken(start)
         lasts = self._taken(stop)
-        draws = {lane: each.between(firsts[lane], lasts[lane]) for lane, each in self._lanes.items()}
+        draws = {}
+        for lane, places in self._lanes.items():
+            draws[lane] = places.between(firsts[lane], lasts[lane])
         for place in range(self._begin + start, self._begin + stop):
-            yield next(draws[self._turns.lane(place)])
+            lane = self._turns.lane(place)
+            yield next(draws[lane])
 
     def _taken(self, place: int) -> list[int]:
         """Return the number of turns that each lane has had before a place."""
@@ -305,7 +369,7 @@ class _InterleavedPlaces(_Places):
         return [turn - before for turn, before in zip(turns, self._before, strict=True)]
 
     def visits(self, start: int) -> Iterator[Visit]:
-        """Yield the visits that end after a place; see `_Places`."""
+        """Yield the visits that end after the place `start`; see `_Places`."""
         taken = self._taken(start)
         lanes = (self._visits_of(lane, taken[lane]) for lane in self._lanes)
         return merge(*lanes, key=itemgetter(0))
@@ -323,6 +387,22 @@ class _InterleavedPlaces(_Places):
         return self._turns.place(lane, self._before[lane] + number) - self._begin
 
 
+class _PermutedPlaces(_Places):
+    """Places of a permutation of all samples, for which no shard is held."""
+
+    def __init__(self, part: Scattered) -> None:
+        self.samples = part.samples
+        self._part = part
+
+    def between(self, start: int, stop: int) -> Iterator[SampleId]:
+        """Yield the samples at the places from `start` to `stop`; see `_Places`."""
+        return self._part.places(start, stop)
+
+    def visits(self, start: int) -> Iterator[Visit]:
+        """Yield no visits; see `_Places`."""
+        return iter(())
+
+
 class _StridedPlaces(_Places):
     """Places of a lane at regular distances."""
 
@@ -331,16 +411,18 @@ class _StridedPlaces(_Places):
         self._part = part
         self._passing = passing  # all places of the lane from the first of these to the last
 
-    def between(self, start: int, stop: int) -> Iterator[Place]:
-        """Yield the places from one number to another; see `_Places`."""
+    def between(self, start: int, stop: int) -> Iterator[SampleId]:
+        """Yield the samples at the places from `start` to `stop`; see `_Places`."""
+        width = self._part.width
         while start < stop:
-            run = min(stop - start, self._part.width - (self._part.start + start) % self._part.width)
+            left_of_row = width - (self._part.start + start) % width
+            run = min(stop - start, left_of_row)
             first = self._part.passed_before(start)
             yield from self._passing.between(first, first + run)
             start += run
 
     def visits(self, start: int) -> Iterator[Visit]:
-        """Yield the visits that end after a place; see `_Places`."""
+        """Yield the visits that end after the place `start`; see `_Places`."""
         for visit in self._passing.visits(self._part.passed_before(start)):
             first = self._part.reached_by(visit.first)
             end = self._part.reached_by(visit.end)

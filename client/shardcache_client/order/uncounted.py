@@ -1,12 +1,15 @@
-"""The order of a reader's epoch whose samples are not counted: steps of a mix, one share after another. Pure."""
+"""The order of a reader's epoch whose samples are not counted. Pure.
+
+It is the steps of a mix, one share after another.
+"""
 
 from collections.abc import Iterator
 from itertools import chain, count
 from typing import NamedTuple
 
-from shardcache_client.order.deal import ShardDeal
-from shardcache_client.order.lanes import Mix, Segment
-from shardcache_client.order.rounds import ListedPieces, Topology
+from shardcache_client.order.dealing.deal import ShardDeal
+from shardcache_client.order.sequences.lanes import Mix, Segment
+from shardcache_client.order.sequences.rounds import ListedPieces, Topology, window_of
 
 
 class StepPlace(NamedTuple):
@@ -24,9 +27,12 @@ class StepPlace(NamedTuple):
 
 
 class UncountedEpoch:
-    """The steps of a reader's epoch: those of its share; if there are `samples_per_epoch`, of all shares, endlessly.
+    """The steps of a reader's epoch.
+
+    They are those of its share; if there are `samples_per_epoch`, of all shares, endlessly.
 
     Args:
+        deal: of whole shards.
         reader: the rank, or its worker in a plain DataLoader.
         epoch: number of the epoch.
     """
@@ -42,8 +48,7 @@ class UncountedEpoch:
     @property
     def is_mixed(self) -> bool:
         """True if samples of several shards are mixed, or those of one permuted."""
-        shuffle = self._deal.shuffle
-        return shuffle is not None and shuffle.window > 0
+        return window_of(self._deal.shuffle) > 0
 
     @property
     def shares(self) -> int:
@@ -56,20 +61,24 @@ class UncountedEpoch:
 
     def mix(self, share: int) -> Mix:
         """Return the order of a share."""
-        for segment in self._deal.share(self._epoch, share, self._reader).segments:
-            assert isinstance(segment, Segment)
-            return segment.mix
-        return Mix(ListedPieces(()))
+        segments = self._deal.share(self._epoch, share, self._reader).segments
+        if not segments:
+            return Mix(ListedPieces(()))
+        (segment,) = segments
+        assert isinstance(segment, Segment)
+        return segment.mix
 
     def shards(self, start: StepPlace) -> Iterator[int]:
-        """Yield the shards of a share that are needed from a step on, in the order in which they are."""
+        """Yield the shards of a share that are needed from a step on, in that order."""
         mix = self.mix(start.share)
+        if not mix.pieces:
+            return iter(())
         first = mix.pieces_at(start.step).start
-        return mix.pieces.shards(first, len(mix.pieces)) if mix.pieces else iter(())
+        return mix.pieces.shards(first, len(mix.pieces))
 
     def shards_after(self, share: int) -> Iterator[int]:
         """Yield the shards of the shares after one, endlessly if there are always more."""
-        later = (number for number in count(share + 1))
         if not self.has_share(share + 1):
             return iter(())
+        later = count(share + 1)
         return chain.from_iterable(self.shards(StepPlace(number)) for number in later)

@@ -1,7 +1,10 @@
-"""The progress of a job in its epochs, as numbers of batches: the state in which checkpoints hold it. Pure.
+"""The progress of a job in its epochs, as numbers of batches. Pure.
 
-All ranks take their batches in step, so that a few numbers say what each of them has read: an epoch, and for each group
-of ranks that has read a part of it, how many batches of which size each of these ranks has taken.
+It is the state in which checkpoints hold it.
+
+All ranks take their batches in step, so that a few numbers say what each of them has read: an
+epoch, and for each group of ranks that has read a part of it, how many batches of which size each
+of these ranks has taken.
 """
 
 import re
@@ -10,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from shardcache.errors import ConfigError
-from shardcache_client.order import rounds
-from shardcache_client.order.deal import ElasticDeal, SpanDeal
-from shardcache_client.order.rounds import Partition, Topology
+from shardcache_client.order.dealing.deal import SpanDeal
+from shardcache_client.order.dealing.elastic_deal import ElasticDeal
+from shardcache_client.order.sequences.partition import Even, Partition, Phase
+from shardcache_client.order.sequences.rounds import Topology
 
 _MARK = "shardcache"
 _FORMAT = 3
@@ -23,13 +27,21 @@ _BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 
 class BatchPhase(NamedTuple):
-    """A part of an epoch that the same ranks have read."""
+    """A part of an epoch that the same ranks have read.
+
+    Attributes:
+        ranks: number of ranks.
+        batch_size: of each rank, in samples.
+        batches: number of batches that each rank has taken; one number of each rank, if they were
+            not in step.
+        beyond: of each rank, places after those that it has passed as well: bits, in hexadecimal,
+            with bit n for the nth place. Empty if there are none.
+    """
 
     ranks: int
-    batch_size: int  # of each rank
-    batches: int | tuple[int, ...]  # that each rank has taken; of each rank, if they were not in step
-    # Of each rank, places after those that it has passed as well: bits, in hexadecimal, with bit n for the nth place.
-    beyond: tuple[str, ...] = ()  # empty if there are none
+    batch_size: int
+    batches: int | tuple[int, ...]
+    beyond: tuple[str, ...] = ()
 
     def samples(self, rank: int) -> int:
         """Return the number of places that a rank has passed, if its share had as many."""
@@ -45,31 +57,42 @@ class Progress:
     phases: tuple[BatchPhase, ...] = ()
 
     def after(self, ranks: int, batch_size: int, batches: int) -> Self:
-        """Return the progress after each of so many ranks has taken further batches.
+        """Return the progress after each of `ranks` ranks has taken further batches.
 
-        A phase of the same ranks is continued, so that the number of phases is that of changes of ranks.
+        A phase of the same ranks is continued, so that the number of phases is that of changes of
+        ranks.
         """
         if not batches:
             return self
         phase = BatchPhase(ranks, batch_size, batches)
-        is_continued = bool(self.phases) and self.phases[-1].ranks == ranks and not self.phases[-1].beyond
-        if not is_continued:
+        if not self.phases:
+            return replace(self, phases=(phase,))
+        *earlier, last = self.phases
+        if last.ranks != ranks or last.beyond:
             return replace(self, phases=(*self.phases, phase))
-        return replace(self, phases=(*self.phases[:-1], _continued(self.phases[-1], phase)))
+        return replace(self, phases=(*earlier, _continued(last, phase)))
 
     def after_samples(self, ranks: int, batch_size: int, samples: int) -> Self:
-        """Return the progress after each rank has passed further places: in batches, if they are whole ones."""
+        """Return the progress after each rank has passed further places.
+
+        They are counted in batches, if these are whole ones.
+        """
         if samples % batch_size:
             return self.after(ranks, 1, samples)
         return self.after(ranks, batch_size, samples // batch_size)
 
     def of_rank(self, rank: int) -> Self:
-        """Return the progress with what this rank has taken of the last phase, in which ranks were not in step."""
+        """Return the progress with what this rank has taken of the last phase.
+
+        In that phase ranks were not in step.
+        """
         if not self.phases or isinstance(self.phases[-1].batches, int):
             return self
-        *earlier, last = self.phases
+        *phases, last = self.phases
         own = last.samples(rank) // last.batch_size
-        return replace(self, phases=(*earlier, *([last._replace(batches=own)] if own else [])))
+        if own:
+            phases.append(last._replace(batches=own))
+        return replace(self, phases=tuple(phases))
 
     def start_of(self, deal: SpanDeal, topology: Topology) -> "Start":
         """Return where a rank resumes, among ranks that may be others than those so far."""
@@ -80,16 +103,16 @@ class Progress:
         if phases and phases[-1].ranks == topology.world_size and not phases[-1].beyond:
             passed = phases[-1].samples(topology.rank)
             phases = phases[:-1]
-        return Start(tuple(_divided(phase, deal.even) for phase in phases), passed)
+        return Start(tuple(divided(phase, deal.even) for phase in phases), passed)
 
-    def past(self, even: rounds.Even) -> tuple[rounds.Phase, ...]:
+    def past(self, even: Even) -> tuple[Phase, ...]:
         """Return the phases, none of which is continued."""
-        return tuple(_divided(phase, even) for phase in self.phases)
+        return tuple(divided(phase, even) for phase in self.phases)
 
     def is_over(self, deal: SpanDeal, topology: Topology) -> bool:
         """Return True if no rank has anything left of the epoch."""
         if isinstance(deal, ElasticDeal):
-            return self.global_batches(deal) >= deal.batches
+            return self.global_batches(deal) >= deal.batches_in(self.epoch)
         ranks = (Topology(rank, topology.world_size) for rank in range(topology.world_size))
         return all(self._has_ended(deal, each) for each in ranks)
 
@@ -98,7 +121,10 @@ class Progress:
         return (deal.share(self.epoch, 0, topology, start.phases).samples or 0) <= start.passed
 
     def _passed_of_global_batches(self, deal: ElasticDeal, topology: Topology) -> int:
-        """Return the number of places that a rank has passed, of the batch that was begun as well if ranks stay."""
+        """Return the number of places that a rank has passed.
+
+        If ranks stay, those of the batch that was begun count as well.
+        """
         size = deal.cut(topology).batch_size
         if not self.phases or self.phases[-1].ranks != topology.world_size:
             return self.global_batches(deal) * size
@@ -107,20 +133,27 @@ class Progress:
 
     def global_batches(self, deal: ElasticDeal) -> int:
         """Return the number of global batches taken; one that was only begun is read again."""
-        return sum(phase.ranks * phase.samples(0) // deal.global_batch_size for phase in self.phases)
+        size = deal.global_batch_size
+        return sum(phase.ranks * phase.samples(0) // size for phase in self.phases)
 
     def to_json(self, dataset: str) -> dict[str, Any]:
-        """Return a JSON object that `from_json` reads: below 300 bytes, unless the ranks have changed ten times.
+        """Return a JSON object that `from_json` reads.
+
+        It has less than 300 bytes, unless the ranks have changed ten times.
 
         Args:
-            dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
+            dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends
+                on.
         """
         phases = [list(each if each.beyond else each[:-1]) for each in self.phases]
         return {_MARK: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": phases}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> tuple[Self, str]:
-        """Return the progress and the dataset's identifier. Raises ConfigError for what `to_json` has not made."""
+        """Return the progress and the dataset's identifier.
+
+        Raises ConfigError for what `to_json` has not made.
+        """
         mark = data.get(_MARK)
         if mark != _FORMAT:
             raise ConfigError(
@@ -133,18 +166,24 @@ class Progress:
                 raise ValueError("the dataset is not 16 hexadecimal digits")
             if not isinstance(data["phases"], list | tuple):
                 raise TypeError("the phases are no list")
-            phases = tuple(_phase(*numbers) for numbers in data["phases"])
+            phases = tuple(phase_of(*numbers) for numbers in data["phases"])
             return cls(whole_number(data["epoch"], 0, _MAX_COUNT), phases), dataset
         except (KeyError, TypeError, ValueError) as exn:
-            raise ConfigError(
-                f"the state is invalid: {str(exn)[:200]}", remedy="load what state_dict() has returned"
-            ) from exn
+            raise invalid_state(exn) from exn
+
+
+def invalid_state(cause: Exception) -> ConfigError:
+    """Return the error of a state that is not of the form that `to_json` gives it."""
+    return ConfigError(
+        f"the state is invalid: {str(cause)[:200]}",
+        remedy="load what state_dict() has returned",
+    )
 
 
 class Start(NamedTuple):
     """Place at which a rank resumes an epoch."""
 
-    phases: tuple[rounds.Phase, ...]  # whose rest is divided among the ranks
+    phases: tuple[Phase, ...]  # their rest is divided among the ranks
     passed: int  # number of places of its share that the rank has passed
 
 
@@ -157,17 +196,20 @@ def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
     return BatchPhase(phase.ranks, 1, samples)
 
 
-def _divided(phase: BatchPhase, even: rounds.Even) -> rounds.Phase:
+def divided(phase: BatchPhase, even: Even) -> Phase:
+    """Return a phase that is not continued, as what is left of it is divided anew."""
     taken: tuple[int, ...] = (phase.samples(0),)
     if not isinstance(phase.batches, int):
         taken = tuple(map(phase.samples, range(phase.ranks)))
-    return rounds.Phase(Partition(phase.ranks, 1, even), taken, phase.beyond)
+    return Phase(Partition(phase.ranks, even), taken, phase.beyond)
 
 
-# States come from files that anyone may have written, and their values are used without any check but these.
+# States come from files that anyone may have written, and their values are used without any check
+# but these.
 
 
-def _phase(ranks: object, batch_size: object, batches: object, beyond: object = ()) -> BatchPhase:
+def phase_of(ranks: object, batch_size: object, batches: object, beyond: object = ()) -> BatchPhase:
+    """Return a phase of a state. Raises TypeError or ValueError for anything else."""
     number = whole_number(ranks, 1, _MAX_RANKS)
     size = whole_number(batch_size, 1, _MAX_COUNT)
     if not isinstance(beyond, list | tuple) or len(beyond) not in (0, number):
@@ -182,7 +224,10 @@ def _phase(ranks: object, batch_size: object, batches: object, beyond: object = 
 
 
 def hexadecimal(value: object) -> str:
-    """Return bits of a state in hexadecimal, or "" for none. Raises ValueError for anything else."""
+    """Return bits of a state in hexadecimal, or "" for none.
+
+    Raises ValueError for anything else.
+    """
     # Checked here, as `int` would also accept a negative number.
     if not isinstance(value, str) or not _BITS.fullmatch(value):
         raise ValueError("not hexadecimal digits")
@@ -194,3 +239,18 @@ def whole_number(value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{value!r} is not an integer from {least} to {most}")
     return value
+
+
+def text(value: object) -> str:
+    """Return a string of a state. Raises TypeError for anything else."""
+    if not isinstance(value, str):
+        raise TypeError("not a string")
+    return value
+
+
+def named_numbers(value: Mapping[object, object]) -> dict[str, int]:
+    """Return the numbers of a state that have names.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    return {text(name): whole_number(number, 0, _MAX_COUNT) for name, number in value.items()}

@@ -1,20 +1,34 @@
-"""The state of a rank in checkpoints: the progress of all ranks, or its own where they are not in step. Pure."""
+"""The state of a rank in checkpoints. Pure.
+
+It is the progress of all ranks, or its own where they are not in step.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.deal import SpanDeal
-from shardcache_client.order.rounds import Topology
-from shardcache_client.position.progress import BatchPhase, Progress, whole_number
+from shardcache_client.order.dealing.deal import SpanDeal
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.sources.changes import MixtureState
+from shardcache_client.position.mixture_state import Terms, mixture_from_json, mixture_to_json
+from shardcache_client.position.progress import (
+    BatchPhase,
+    Progress,
+    invalid_state,
+    named_numbers,
+    whole_number,
+)
 
 _MAX_WORKERS = 1 << 20
 _MAX_COUNT = 1 << 62
 
 
 class WorkerPart(NamedTuple):
-    """Batches that a worker of a plain DataLoader has given, since the progress: every `workers`-th of the rank's."""
+    """Batches that a worker of a plain DataLoader has given since the progress.
+
+    It gives every `workers`-th batch of the rank's.
+    """
 
     worker: int
     workers: int
@@ -29,12 +43,13 @@ class RankState:
     Attributes:
         dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
         over: True if no rank has a further batch in the epoch.
-        rank: of whoever took the state and the number of ranks, where these need not be in step; else None.
+        rank: of whoever took the state and the number of ranks, where these need not be in step;
+            else None.
         ended: True if this rank has no further batch in the epoch.
-        in_step: False if other ranks may have a batch more than this one, which has none left, or one less.
+        in_step: False if other ranks may have a batch more than this one, which has none left, or
+            one less.
         part: of a worker; None for the whole rank.
-        sources: of a mixture, by name: position in its endless sequence at the "start" of the epoch, and number of its
-            "samples" in the epoch.
+        mixture: what the epoch takes of the sources of a mixture; None for a dataset alone.
         seeds: those drawn, by source; that of a dataset alone is under "".
     """
 
@@ -45,7 +60,7 @@ class RankState:
     ended: bool = False
     in_step: bool = True
     part: WorkerPart | None = None
-    sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    mixture: MixtureState | None = None
     seeds: Mapping[str, int] = field(default_factory=dict)
 
     counted: ClassVar[bool] = True
@@ -56,21 +71,29 @@ class RankState:
         return self.progress.epoch
 
     @property
+    def terms(self) -> Terms:
+        """The terms of the run that took the state."""
+        return Terms(self.seeds, None if self.mixture is None else self.mixture.change)
+
+    @property
     def moment(self) -> object:
-        """The same for all states of one moment; of ranks that are not in step, see `progress_of`."""
+        """The same for all states of one moment.
+
+        Of ranks that are not in step, see `progress_of`.
+        """
         same = self.progress.phases if self.rank is None or self.part is not None else ()
         return "ranks", self.dataset, self.epoch, same, self.part and self.part[1:3]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
         data = self.progress.to_json(self.dataset)
-        for name in ("over", "ended", "rank", "part", "sources", "seeds"):
+        for name in ("over", "ended", "rank", "part", "seeds"):
             value = getattr(self, name)
             if value:
                 data[name] = list(value) if isinstance(value, tuple) else value
         if not self.in_step:
             data["in_step"] = False
-        return data
+        return data | mixture_to_json(self.mixture)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -85,13 +108,11 @@ class RankState:
                 ended=flag(data.get("ended", False)),
                 in_step=flag(data.get("in_step", True)),
                 part=_part(data.get("part")),
-                sources={text(name): named_numbers(numbers) for name, numbers in data.get("sources", {}).items()},
+                mixture=mixture_from_json(data),
                 seeds=named_numbers(data.get("seeds", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
-            raise ConfigError(
-                f"the state is invalid: {str(exn)[:200]}", remedy="load what state_dict() has returned"
-            ) from exn
+            raise invalid_state(exn) from exn
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +141,16 @@ class StateForm:
         left: int | None = None,
         part: WorkerPart | None = None,
     ) -> RankState:
-        """Return the state of a rank, which has so many samples left, or of its worker."""
+        """Return the state of a rank, or of its worker.
+
+        Args:
+            progress: of all ranks, or of this one where they are not in step.
+            topology: the rank.
+            ended: True if the rank has nothing left of the epoch.
+            over: True if no rank has.
+            left: number of samples that the rank has left; None if that is unknown.
+            part: of a worker; None for the whole rank.
+        """
         may_differ = self.deal.even is None and topology.world_size > 1
         has_batch = left is None or self.drop_last is False or left >= self.batch_size
         return RankState(
@@ -131,23 +161,25 @@ class StateForm:
             ended=ended and may_differ,
             in_step=over or not may_differ or has_batch or self.ends_together(progress, topology),
             part=part,
-            sources=self.deal.sources_of(progress.epoch),
+            mixture=self.deal.mixture_of(progress.epoch),
             seeds=self.seeds,
         )
 
     def ends_together(self, progress: Progress, topology: Topology) -> bool:
-        """Return True if the epoch is known to end after the same number of batches on all ranks."""
+        """Return True if all ranks are known to end the epoch after the same number of batches."""
         if topology.world_size == 1:
             return True
         cut = self.deal.cut(topology)
         if cut.batch_size != self.batch_size:
             cut = replace(cut, batch_size=self.batch_size)
         drops = (False, True) if self.drop_last is None else (self.drop_last,)
+        epoch = progress.epoch
         phases = progress.start_of(self.deal, topology).phases
-        return all(self.deal.ends_together(cut, phases, drop_last=drop) for drop in drops)
+        return all(self.deal.ends_together(epoch, cut, phases, drop_last=drop) for drop in drops)
 
 
-# States come from files that anyone may have written, and their values are used without any check but these.
+# States come from files that anyone may have written, and their values are used without any check
+# but these.
 
 
 def flag(value: object) -> bool:
@@ -155,18 +187,6 @@ def flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError("not a boolean")
     return value
-
-
-def text(value: object) -> str:
-    """Return a string of a state. Raises TypeError for anything else."""
-    if not isinstance(value, str):
-        raise TypeError("not a string")
-    return value
-
-
-def named_numbers(value: Mapping[object, object]) -> dict[str, int]:
-    """Return the numbers of a state that have names. Raises TypeError or ValueError for anything else."""
-    return {text(name): whole_number(number, 0, _MAX_COUNT) for name, number in value.items()}
 
 
 def _rank(value: Any) -> tuple[int, int] | None:
@@ -191,15 +211,25 @@ def _part(value: Any) -> WorkerPart | None:
 
 
 def progress_of(states: Sequence[RankState], topology: Topology) -> Progress:
-    """Return the progress from which a rank resumes, given the states of some ranks or of their workers.
+    """Return the progress from which a rank resumes.
+
+    It follows from the states of some ranks or of their workers.
+
+    Raises ConfigError if it cannot be derived from them.
+    """
+    own = [state for state in states if state.rank == (topology.rank, topology.world_size)]
+    if own and len({state.moment for state in states}) == 1:
+        return _progress_of_rank(own).of_rank(topology.rank)
+    return progress_of_all(states)
+
+
+def progress_of_all(states: Sequence[RankState]) -> Progress:
+    """Return the progress of all ranks, given the states of some of them or of their workers.
 
     Raises ConfigError if it cannot be derived from them.
     """
     if len({state.moment for state in states}) > 1:
         raise _not_of_one_moment()
-    own = [state for state in states if state.rank == (topology.rank, topology.world_size)]
-    if own:
-        return _progress_of_rank(own).of_rank(topology.rank)
     by_rank: dict[tuple[int, int] | None, list[RankState]] = {}
     for state in states:
         by_rank.setdefault(state.rank, []).append(state)
@@ -216,7 +246,9 @@ def progress_of(states: Sequence[RankState], topology: Topology) -> Progress:
             remedy="load the states of all ranks",
         )
     ordered = [each[rank, ranks] for rank in range(ranks)]
-    return progress if len(set(ordered)) == 1 else _out_of_step(ordered, ranks)
+    if len(set(ordered)) == 1:
+        return progress
+    return _out_of_step(ordered, ranks)
 
 
 def _out_of_step(ordered: Sequence[Progress], ranks: int) -> Progress:
@@ -224,11 +256,14 @@ def _out_of_step(ordered: Sequence[Progress], ranks: int) -> Progress:
     earlier = ordered[0].phases
     if earlier and earlier[-1].ranks == ranks:
         earlier = earlier[:-1]
-    if any(len(each.phases) > len(earlier) + 1 or each.phases[: len(earlier)] != earlier for each in ordered):
-        raise _not_of_one_moment()
+    before = len(earlier)
+    for each in ordered:
+        if each.phases[:before] != earlier or len(each.phases) > before + 1:
+            raise _not_of_one_moment()
+
     taken = []
     for rank, each in enumerate(ordered):
-        last = each.phases[len(earlier) :]
+        last = each.phases[before:]
         taken.append(last[0].samples(rank) if last else 0)
     return replace(ordered[0], phases=(*earlier, BatchPhase(ranks, 1, tuple(taken))))
 
@@ -240,20 +275,25 @@ def _progress_of_rank(states: Sequence[RankState]) -> Progress:
         return first.progress
     parts = {state.part.worker: state.part for state in states if state.part is not None}
     if len(parts) < first.part.workers:
+        missing = first.part.workers - len(parts)
         raise ConfigError(
-            f"the states of {first.part.workers - len(parts)} of {first.part.workers} workers are missing",
+            f"the states of {missing} of {first.part.workers} workers are missing",
             remedy="load the loader's whole state, with all of its workers",
         )
     samples = sum(part.samples for part in parts.values())
     ranks = first.rank[1] if first.rank else None
     if ranks is None:
-        raise ConfigError("the state of a worker names no ranks", remedy="load what state_dict() has returned")
+        raise ConfigError(
+            "the state of a worker names no ranks",
+            remedy="load what state_dict() has returned",
+        )
     return first.progress.after_samples(ranks, first.part.batch_size, samples)
 
 
 def _not_of_one_moment() -> ConfigError:
     return ConfigError(
-        "the states to load are not from one moment of one job", remedy="load the states of a single checkpoint"
+        "the states to load are not from one moment of one job",
+        remedy="load the states of a single checkpoint",
     )
 
 

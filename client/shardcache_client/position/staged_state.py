@@ -1,14 +1,27 @@
-"""The state of one reader of samples that have no numbers: filtered ones, uncounted ones, or those of a stage. Pure."""
+"""The state of one reader of samples that have no numbers. Pure.
+
+They are filtered ones, uncounted ones, or those of a stage.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.sources.changes import MixtureState
 from shardcache_client.order.uncounted import StepPlace
-from shardcache_client.position.progress import BatchPhase, Progress, hexadecimal, whole_number
-from shardcache_client.position.rank_state import RankState, flag, named_numbers, progress_of, text
+from shardcache_client.position.mixture_state import Terms, mixture_from_json, mixture_to_json
+from shardcache_client.position.progress import (
+    BatchPhase,
+    Progress,
+    hexadecimal,
+    invalid_state,
+    named_numbers,
+    text,
+    whole_number,
+)
+from shardcache_client.position.rank_state import RankState, flag, progress_of
 from shardcache_client.stages.stage import Mark
 
 _MAX_READERS = 1 << 20
@@ -16,7 +29,7 @@ _MAX_COUNT = 1 << 62
 
 
 class Reached(NamedTuple):
-    """Where a reader is in its share of an epoch.
+    """A reader's position in its share of an epoch.
 
     Attributes:
         mark: its place, and that in the stage's group.
@@ -45,7 +58,7 @@ class StagedState:
         ended: True if this reader has nothing left of the epoch.
         in_step: True if the readers of the same worker of all ranks are at the same place.
         stage: name of the stage, whose groups the mark is of; "" if there is none.
-        sources, seeds: as in a `RankState`.
+        mixture, seeds: as in a `RankState`.
     """
 
     dataset: str
@@ -59,7 +72,7 @@ class StagedState:
     ended: bool = False
     in_step: bool = False
     stage: str = ""
-    sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    mixture: MixtureState | None = None
     seeds: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -68,9 +81,15 @@ class StagedState:
         return self.progress.epoch
 
     @property
+    def terms(self) -> Terms:
+        """The terms of the run that took the state."""
+        return Terms(self.seeds, None if self.mixture is None else self.mixture.change)
+
+    @property
     def moment(self) -> object:
-        """What states of one moment have in common."""
-        return "readers", self.dataset, self.progress, self.readers, self.workers, self.counted, self.stage
+        """The facts that states of one moment have in common."""
+        readers = (self.readers, self.workers)
+        return "readers", self.dataset, self.progress, readers, self.counted, self.stage
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
@@ -86,11 +105,11 @@ class StagedState:
             data["again"] = mark.again
         if not self.counted:
             data["step"] = list(step)
-        for name in ("over", "ended", "in_step", "stage", "sources", "seeds"):
+        for name in ("over", "ended", "in_step", "stage", "seeds"):
             value = getattr(self, name)
             if value:
                 data[name] = value
-        return data
+        return data | mixture_to_json(self.mixture)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -100,28 +119,28 @@ class StagedState:
             reader, readers, workers = data["reader"]
             readers = whole_number(readers, 1, _MAX_READERS)
             step = data.get("step")
+            items = whole_number(data.get("items", 0), 0, _MAX_COUNT)
             return cls(
                 dataset,
                 progress,
                 reader=whole_number(reader, 0, readers - 1),
                 readers=readers,
                 workers=_divisor(workers, readers),
-                reached=Reached(_mark(data), whole_number(data.get("items", 0), 0, _MAX_COUNT), _step(step)),
+                reached=Reached(_mark(data), items, _step(step)),
                 counted=step is None,
                 over=flag(data.get("over", False)),
                 ended=flag(data.get("ended", False)),
                 in_step=flag(data.get("in_step", False)),
                 stage=text(data.get("stage", "")),
-                sources={text(name): named_numbers(numbers) for name, numbers in data.get("sources", {}).items()},
+                mixture=mixture_from_json(data),
                 seeds=named_numbers(data.get("seeds", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
-            raise ConfigError(
-                f"the state is invalid: {str(exn)[:200]}", remedy="load what state_dict() has returned"
-            ) from exn
+            raise invalid_state(exn) from exn
 
 
-# States come from files that anyone may have written, and their values are used without any check but these.
+# States come from files that anyone may have written, and their values are used without any check
+# but these.
 
 
 def _divisor(value: object, of: int) -> int:
@@ -147,25 +166,39 @@ def _step(value: Any) -> StepPlace:
         return StepPlace()
     share, step, before = value
     return StepPlace(
-        whole_number(share, 0, _MAX_COUNT), whole_number(step, 0, _MAX_COUNT), whole_number(before, 0, _MAX_COUNT)
+        whole_number(share, 0, _MAX_COUNT),
+        whole_number(step, 0, _MAX_COUNT),
+        whole_number(before, 0, _MAX_COUNT),
     )
 
 
 class Resume(NamedTuple):
-    """From where a reader resumes: the phases that others have read, and how far it is in its share of the rest."""
+    """Place from which a reader resumes.
+
+    Attributes:
+        progress: the phases that others have read.
+        reached: how far the reader is in its share of the rest.
+    """
 
     progress: Progress
     reached: Reached = Reached()
 
 
-def resume(states: Sequence[StagedState | RankState], reader: Topology, *, counted: bool, stage: str = "") -> Resume:
-    """Return from where a reader resumes, given the states of some readers, perhaps of another number of them.
+def resume(
+    states: Sequence[StagedState | RankState],
+    reader: Topology,
+    *,
+    counted: bool,
+    stage: str = "",
+) -> Resume:
+    """Return the place from which a reader resumes.
 
     Args:
+        states: of some readers, perhaps of another number of them.
         reader: the rank, or its worker in a plain DataLoader.
         counted: False if the dataset's samples are not counted.
-        stage: name of the dataset's stage; "" if it has none. Another one makes other groups, so that single places
-            are left out, as where the rest is divided among other readers.
+        stage: name of the dataset's stage; "" if it has none. Another one makes other groups, so
+            that single places are left out, as where the rest is divided among other readers.
 
     Raises ConfigError if it cannot be derived.
     """
@@ -179,16 +212,21 @@ def resume(states: Sequence[StagedState | RankState], reader: Topology, *, count
         reached = _found(by_reader, reader.reader, first.workers).reached
         if stage == first.stage:
             return Resume(first.progress, reached)
-        if all(state.reached.mark == Mark(state.reached.mark.place, state.reached.mark.group) for state in staged):
+        if all(_is_between_groups(state.reached.mark) for state in staged):
             return Resume(first.progress, reached._replace(mark=Mark(reached.mark.place)))
     if not (counted and first.counted):
         raise ConfigError(
-            "an epoch of shards whose samples are not counted can resume only on the same ranks, and with the same "
-            "workers if a plain DataLoader reads it",
-            remedy="run with those that wrote the state; or restart the epoch with an index made by "
-            "`shardcache index URL... -o index.json`, which makes this possible from then on",
+            "an epoch of shards whose samples are not counted can resume only on the same ranks, "
+            "and with the same workers if a plain DataLoader reads it",
+            remedy="run with those that wrote the state; or restart the epoch with an index made "
+            "by `shardcache index URL... -o index.json`, which makes this possible from then on",
         )
     return Resume(_divided(by_reader, first))
+
+
+def _is_between_groups(mark: Mark) -> bool:
+    """Return True if a stage has given all of the samples before a mark, and none after it."""
+    return mark == Mark(mark.place, mark.group)
 
 
 def as_progress(states: Sequence[StagedState]) -> Progress:
@@ -199,19 +237,28 @@ def as_progress(states: Sequence[StagedState]) -> Progress:
     return _divided({state.reader: state for state in states}, states[0])
 
 
+def tell_of_all(states: Sequence[StagedState]) -> bool:
+    """Return True if it is known of all readers exactly which places they have passed."""
+    readers = {state.reader for state in states}
+    if readers == set(range(states[0].readers)):
+        return True
+    return not any(state.reached.mark.given for state in states)
+
+
 def have_ended(states: Sequence[StagedState]) -> bool:
-    """Return True if these are the states of all readers of their job, and none has anything left of the epoch."""
+    """Return True if no reader of a job has anything left of the epoch.
+
+    For that, these must be the states of all of them.
+    """
     is_whole = {state.reader for state in states} == set(range(states[0].readers))
     return is_whole and all(state.ended for state in states)
 
 
 def has_ended(states: Sequence[StagedState | RankState], reader: Topology) -> bool:
     """Return True if a reader's own state says that it has nothing left of the epoch."""
-    return any(
-        state.ended and (state.reader, state.readers, state.workers) == (reader.reader, reader.readers, reader.workers)
-        for state in states
-        if isinstance(state, StagedState)
-    )
+    own = (reader.reader, reader.readers, reader.workers)
+    staged = (state for state in states if isinstance(state, StagedState))
+    return any(each.ended and (each.reader, each.readers, each.workers) == own for each in staged)
 
 
 def _alone(reader: Topology) -> Topology:
@@ -229,13 +276,18 @@ def _of_progress(progress: Progress, reader: Topology) -> Resume:
 
 
 def _found(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> StagedState:
-    """Return a reader's state, or that of the same worker of another rank if ranks are in step. Raises ConfigError."""
+    """Return a reader's state, or that of the same worker of another rank if ranks are in step.
+
+    Raises ConfigError.
+    """
     own = by_reader.get(reader)
     if own is not None:
         return own
     for other, state in by_reader.items():
         if state.in_step and other % workers == reader % workers:
-            return replace(state, reached=state.reached._replace(mark=_of_another(state.reached.mark)))
+            return replace(
+                state, reached=state.reached._replace(mark=_of_another(state.reached.mark))
+            )
     raise ConfigError(
         "one rank's state does not tell how far the others are",
         remedy="load the states of all ranks",
@@ -253,8 +305,18 @@ def _of_another(mark: Mark) -> Mark:
 
 
 def _divided(by_reader: Mapping[int, StagedState], first: StagedState) -> Progress:
-    """Return the progress after what all readers have read, of which others are to read the rest."""
-    marks = [_found(by_reader, reader, first.workers).reached.mark for reader in range(first.readers)]
+    """Return the progress after what all readers have read, of which others are to read the rest.
+
+    Raises ConfigError if states are missing that others do not determine.
+    """
+    if not tell_of_all(list(by_reader.values())):
+        raise ConfigError(
+            "one rank's state does not tell which samples the others have given of the groups that "
+            "they are in, and other readers, or another stage, would read these again",
+            remedy="load the states of all ranks; one is enough for the same ranks and workers",
+        )
+    readers = range(first.readers)
+    marks = [_found(by_reader, reader, first.workers).reached.mark for reader in readers]
     places = tuple(mark.place for mark in marks)
     beyond = tuple(f"{mark.beyond:x}" if mark.beyond else "" for mark in marks)
     if not any(places) and not any(beyond):

@@ -1,4 +1,7 @@
-"""The states in what a user loads: of ranks whose samples have numbers, or of readers whose samples have none. Pure."""
+"""The states in what a user loads. Pure.
+
+They are of ranks whose samples have numbers, or of readers whose samples have none.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -14,7 +17,10 @@ Saved: TypeAlias = RankState | StagedState
 
 
 def find_states(data: object) -> list[Saved]:
-    """Return the states, all of one moment, anywhere in nested dicts and lists such as a StatefulDataLoader's state."""
+    """Return the states anywhere in nested dicts and lists such as a StatefulDataLoader's state.
+
+    They are all of one moment.
+    """
     try:
         states = [_saved(each) for each in _search(data)]
     except RecursionError as exn:
@@ -50,5 +56,6 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
 def _children(data: object) -> Sequence[object]:
     if isinstance(data, Mapping):
         return list(data.values())
-    is_list = isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview | range)
-    return data if is_list else ()  # type: ignore[return-value]
+    if isinstance(data, str | bytes | bytearray | memoryview | range):
+        return ()
+    return data if isinstance(data, Sequence) else ()

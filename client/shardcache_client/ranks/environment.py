@@ -1,4 +1,7 @@
-"""The rank of this process and the name of its job, as its launcher and its environment say; without torch."""
+"""The rank of this process and the name of its job, as its launcher and its environment say.
+
+Without torch.
+"""
 
 import os
 import re
@@ -8,22 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import MAX_JOB_CHARS
-from shardcache_client.order.rounds import Topology
+from shardcache.shared.protocol import MAX_JOB_CHARS
+from shardcache_client.order.sequences.rounds import Topology
 
 _NO_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # torchrun's defaults
 _NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
 
 
-def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Topology:
-    """Return the ranks that the launcher set: torchrun's, else those of a Slurm step, else a single process.
+def ranks_of_environment(
+    env: Mapping[str, str] = os.environ,
+    argv: Sequence[str] = sys.argv,
+) -> Topology:
+    """Return the ranks that the launcher set.
 
-    Only the variables of a Slurm step count. A batch script or a shell under `salloc` runs once, yet sees the
-    SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; only `srun` sets SLURM_STEP_NUM_TASKS. In Ray's
-    workers, they are those of `ray start`, and do not count. Raises ConfigError for invalid values.
+    They are torchrun's, else those of a Slurm step, else those of a single process.
+
+    Only the variables of a Slurm step count. A batch script or a shell under `salloc` runs once,
+    yet sees the SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; only `srun` sets
+    SLURM_STEP_NUM_TASKS. In Ray's workers, they are those of `ray start`, and do not count. Raises
+    ConfigError for invalid values.
     """
-    launchers = [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
-    for rank, world_size in launchers[:1] if _is_ray_worker(env, argv) else launchers:
+    launchers = [("RANK", "WORLD_SIZE")]
+    if not _is_ray_worker(env, argv):
+        launchers.append(("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+    for rank, world_size in launchers:
         if rank in env and world_size in env:
             return Topology(_number(env, rank), _number(env, world_size))
     return Topology()
@@ -32,7 +43,9 @@ def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str
 def ranks_of_ray_train() -> Topology | None:
     """Return the rank of this worker of a Ray Train run; None in any other process."""
     context = _ray_train()
-    return Topology(context.get_world_rank(), context.get_world_size()) if context else None
+    if not context:
+        return None
+    return Topology(context.get_world_rank(), context.get_world_size())
 
 
 def _ray_train() -> Any:
@@ -45,7 +58,9 @@ def _ray_train() -> Any:
 
 
 def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
-    return bool(argv) and Path(argv[0]).name == "default_worker.py" and bool(env.get("RAY_JOB_ID"))
+    if not argv or not env.get("RAY_JOB_ID"):
+        return False
+    return Path(argv[0]).name == "default_worker.py"
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
@@ -53,21 +68,27 @@ def _number(env: Mapping[str, str], name: str) -> int:
         return int(env[name])
     except ValueError:
         raise ConfigError(
-            f"${name} is {env[name]!r}, not a number", remedy="correct or unset it, or pass rank and world_size"
+            f"${name} is {env[name]!r}, not a number",
+            remedy="correct or unset it, or pass rank and world_size",
         ) from None
 
 
-def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv, module: str | None = None) -> str:
+def job_name(
+    env: Mapping[str, str] = os.environ,
+    argv: Sequence[str] = sys.argv,
+    module: str | None = None,
+) -> str:
     """Return the name under which the daemon lists this job, cut to the length that it shows.
 
     Characters that cannot be printed are question marks.
 
-    In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name, the Ray Train run or
-    Ray job; Slurm's job name with the id that `squeue` shows; the name of the script, or of the module that `python -m`
-    runs, with torchrun's run id if the user chose one.
+    In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name,
+    the Ray Train run or Ray job; Slurm's job name with the id that `squeue` shows; the name of the
+    script, or of the module that `python -m` runs, with torchrun's run id if the user chose one.
     """
     name = _full_name(env, argv, module)
-    # A file name need not be valid text; a message must be, and a line break would tear the table of jobs.
+    # A file name need not be valid text; a message must be, and a line break would tear the table
+    # of jobs.
     printable = (char if char.isprintable() else "?" for char in name)
     return "".join(printable)[:MAX_JOB_CHARS]
 
@@ -77,26 +98,46 @@ def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) 
         return env["SHARDCACHE_JOB"]
     if _is_ray_worker(env, argv):
         run = _ray_train()
-        return (run and run.get_experiment_name()) or f"ray-{env['RAY_JOB_ID']}"
+        experiment = run and run.get_experiment_name()
+        return experiment or f"ray-{env['RAY_JOB_ID']}"
     if env.get("SLURM_JOB_ID"):
-        job_id = env["SLURM_JOB_ID"]
-        if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
-            job_id = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
-        return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{job_id}"
-    script = _script(env, argv, _main_module() if module is None else module)
+        return _slurm_name(env)
+
+    if module is None:
+        module = _main_module()
+    script = _script(env, argv, module)
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
-    return script if _NO_RUN_ID.fullmatch(run_id) else f"{script}-{run_id}"
+    if _NO_RUN_ID.fullmatch(run_id):
+        return script
+    return f"{script}-{run_id}"
+
+
+def _slurm_name(env: Mapping[str, str]) -> str:
+    job_id = env["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
+        job_id = f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    name = env.get("SLURM_JOB_NAME", "slurm")
+    return f"{name}-{job_id}"
 
 
 def _script(env: Mapping[str, str], argv: Sequence[str], module: str) -> str:
-    """Return the script's name; that of a notebook or module, if one runs; "python" at a prompt or with `-c`."""
-    script = module.removesuffix(".__main__") or (Path(argv[0]).name if argv else "")
+    """Return the script's name.
+
+    That of a notebook or module, if one runs; "python" at a prompt or with `-c`.
+    """
+    script = module.removesuffix(".__main__")
+    if not script and argv:
+        script = Path(argv[0]).name
     if script.removesuffix(".py") in _NOTEBOOKS:
         return Path(env.get("JPY_SESSION_NAME", "notebook")).name
-    return script if script not in ("", "-c", "-m") else "python"
+    if script in ("", "-c", "-m"):
+        return "python"
+    return script
 
 
 def _main_module() -> str:
     """Return the name of the module that `python -m` runs; empty for a script."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return "" if spec is None or spec.name == "__main__" else str(spec.name)
+    if spec is None or spec.name == "__main__":
+        return ""
+    return str(spec.name)

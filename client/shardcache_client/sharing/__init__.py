@@ -1,1 +1,1 @@
-"""State shared between the processes of one dataset: the epoch, a loaded state, and samples passed without a copy."""
+"""State shared between a dataset's processes: epoch, loaded state, and values without a copy."""

@@ -1,4 +1,4 @@
-"""The epoch that comes next, counted by a trainer process and the DataLoader workers that it starts."""
+"""The epoch that comes next, counted by a trainer and the DataLoader workers that it starts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, ClassVar
 
+from shardcache.errors import ConfigError
 from shardcache_client.sharing.file_locks import held
 
 _COUNTING, _BEGINNING = range(2)  # bytes of the file that processes lock
 
-# Places in the file. Its first byte is the number of the slot that has the count: a process that is killed while it
-# writes the other one has changed nothing.
+# Places in the file. Its first byte is the number of the slot that has the count: a process that is
+# killed while it writes the other one has changed nothing.
 _SLOTS_AT = (1 << 12, 1 << 13)
 _LOADED_AT = 1 << 14  # of the states that were loaded last
 _SLOT_BYTES = 1 << 12
 
 _MAX_WORKERS = 1024
+_BITS_BYTES = _MAX_WORKERS // 8
 # Passes noted, of which abandoned loaders leave behind some: as many as a slot has room for.
 _MAX_KEPT = 12
 
@@ -38,7 +40,8 @@ class Pass:
         workers: number of them.
         pid: of the one that has begun first.
         is_resuming: True if they read from the state that was loaded last.
-        joined, read: bits of the workers that have begun, and of those that have read their part to its end.
+        joined: bits of the workers that have begun.
+        read: bits of those that have read their part to its end.
     """
 
     loader: int
@@ -50,20 +53,27 @@ class Pass:
     joined: int = 0
     read: int = 0
 
-    FORM: ClassVar[struct.Struct] = struct.Struct(f"<qqqqq?{_MAX_WORKERS // 8}s{_MAX_WORKERS // 8}s")
+    FORM: ClassVar[struct.Struct] = struct.Struct(f"<qqqqq?{_BITS_BYTES}s{_BITS_BYTES}s")
 
     def pack(self) -> bytes:
         """Return it as bytes."""
-        bits = (each.to_bytes(_MAX_WORKERS // 8, "little") for each in (self.joined, self.read))
-        numbers = (self.loader, self.nth, self.epoch, self.workers, self.pid, self.is_resuming)
-        return self.FORM.pack(*numbers, *bits)
+        return self.FORM.pack(
+            self.loader,
+            self.nth,
+            self.epoch,
+            self.workers,
+            self.pid,
+            self.is_resuming,
+            self.joined.to_bytes(_BITS_BYTES, "little"),
+            self.read.to_bytes(_BITS_BYTES, "little"),
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Pass:
         """Build from the bytes of `pack`."""
-        loader, nth, epoch, workers, pid, is_resuming, *bits = cls.FORM.unpack(data)
-        joined, read = (int.from_bytes(each, "little") for each in bits)
-        return cls(loader, nth, epoch, workers, pid, is_resuming, joined, read)
+        *numbers, joined, read = cls.FORM.unpack(data)
+        bits = (int.from_bytes(each, "little") for each in (joined, read))
+        return cls(*numbers, *bits)
 
     @property
     def is_read(self) -> bool:
@@ -73,7 +83,7 @@ class Pass:
 
 @dataclass(slots=True)
 class Count:
-    """What a trainer and its workers count.
+    """Counts shared by a trainer and its workers.
 
     Attributes:
         next: the epoch that an iteration reads if none is set.
@@ -98,34 +108,48 @@ class Count:
     def pack(self) -> bytes:
         """Return it as bytes."""
         kept = self.passes[-_MAX_KEPT:]
-        numbers = (self.next, self.chosen, self.loads, self.is_resumed, self.workers, self.is_explained)
-        return self.FORM.pack(*numbers, len(kept)) + b"".join(each.pack() for each in kept)
+        head = self.FORM.pack(
+            self.next,
+            self.chosen,
+            self.loads,
+            self.is_resumed,
+            self.workers,
+            self.is_explained,
+            len(kept),
+        )
+        return head + b"".join(each.pack() for each in kept)
 
     @classmethod
     def unpack(cls, data: bytes) -> Count:
         """Build from the bytes of `pack`."""
-        next_epoch, chosen, loads, is_resumed, workers, is_explained, kept = cls.FORM.unpack_from(data)
-        starts = (cls.FORM.size + number * Pass.FORM.size for number in range(kept))
-        passes = [Pass.unpack(data[start : start + Pass.FORM.size]) for start in starts]
-        return cls(next_epoch, chosen, loads, is_resumed, workers, is_explained, passes)
+        *numbers, kept = cls.FORM.unpack_from(data)
+        count = cls(*numbers)
+        for number in range(kept):
+            start = cls.FORM.size + number * Pass.FORM.size
+            count.passes.append(Pass.unpack(data[start : start + Pass.FORM.size]))
+        return count
 
 
 class EpochCounter:
-    """A count that is shared by the process that created it and the DataLoader workers that it starts.
+    """A count that a process shares with the DataLoader workers that it starts.
 
-    Any other process that receives it by fork or spawn is a trainer in its own right: it has a count of its own, which
-    begins as it was when the process was started. A copy pickled for any other purpose begins with the current count.
+    Any other process that receives it by fork or spawn is a trainer in its own right: it has a
+    count of its own, which begins as it was when the process was started. A copy pickled for any
+    other purpose begins with the current count.
 
-    It lives in a memfd, an unnamed file that vanishes with the last process that holds it, however that process ends.
-    Threads and processes may read and change it at any time, and may be killed while doing so.
+    It lives in a memfd, an unnamed file that vanishes with the last process that holds it, however
+    that process ends. Threads and processes may read and change it at any time, and may be killed
+    while doing so.
 
     Args:
-        in_worker: returns True in a DataLoader worker (`bool()` is False); it is pickled with the counter.
+        in_worker: returns True in a DataLoader worker (`bool()` is False); it is pickled with the
+            counter.
     """
 
     def __init__(self, count: Count | None = None, in_worker: Callable[[], bool] = bool) -> None:
         self._in_worker = in_worker
-        self._fds: dict[int, int] = {}  # by pid of a trainer; the last is this process's, or that of its trainer
+        # By pid of a trainer; the last is this process's, or that of its trainer.
+        self._fds: dict[int, int] = {}
         first = count or Count()
         self._hold(_filled(first), os.getpid(), first)
 
@@ -164,21 +188,25 @@ class EpochCounter:
             _write(fd, count)
 
     def hold_loaded(self, states: bytes) -> None:
-        """Hold the states that were loaded last, for workers that run already. `Count.loads` is to be raised after."""
+        """Hold the states that were loaded last, for workers that run already.
+
+        `Count.loads` is to be raised after.
+        """
         fd = self._here()
         with held(fd, _COUNTING):
             os.ftruncate(fd, _LOADED_AT)
             os.pwrite(fd, states, _LOADED_AT)
 
     def loaded(self) -> bytes:
-        """Return the states that were loaded last; b"" if none were since this process was started."""
+        """Return the states that were loaded last; b"" if none were since this process began."""
         fd = self._here()
         with held(fd, _COUNTING):
-            return os.pread(fd, max(0, os.fstat(fd).st_size - _LOADED_AT), _LOADED_AT)
+            size_bytes = os.fstat(fd).st_size - _LOADED_AT
+            return os.pread(fd, max(0, size_bytes), _LOADED_AT)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Admit one thread or process at a time, for any length of time; others may still read and change."""
+        """Admit one thread or process at a time, for any time; others may still read and change."""
         with held(self._here(), _BEGINNING):
             yield
 
@@ -187,30 +215,41 @@ class EpochCounter:
             return EpochCounter, (self.read(), self._in_worker)
         count = self.read()
         trainer_pid, fd = list(self._fds.items())[-1]
-        return _attach, (DupFd(fd), trainer_pid, count, self._in_worker)
+        return object.__new__, (EpochCounter,), (DupFd(fd), trainer_pid, count, self._in_worker)
 
+    def __setstate__(self, state: tuple[Any, int, Count, Callable[[], bool]]) -> None:
+        duplicate, trainer_pid, at_start, in_worker = state
+        self._in_worker = in_worker
+        self._fds = {}
+        self._hold(duplicate.detach(), trainer_pid, at_start)
 
-def _attach(duplicate: Any, trainer_pid: int, at_start: Count, in_worker: Callable[[], bool]) -> EpochCounter:
-    counter = EpochCounter.__new__(EpochCounter)
-    counter._in_worker = in_worker
-    counter._fds = {}
-    counter._hold(duplicate.detach(), trainer_pid, at_start)
-    return counter
+    def prepare_fork(self) -> None:
+        """Keep the present count for a child that is about to be forked."""
+        self._at_start = self.read()
 
 
 def _prepare_fork() -> None:
-    """Keep the present counts for a child that is about to be forked."""
     for counter in list(_ALL):
-        counter._at_start = counter.read()
+        counter.prepare_fork()
 
 
 _ALL: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
-os.register_at_fork(before=_prepare_fork)  # in the parent, so that no later change reaches a forked trainer
+# In the parent, so that no later change reaches a forked trainer.
+os.register_at_fork(before=_prepare_fork)
 
 
 def _filled(count: Count) -> int:
     fd = os.memfd_create("shardcache-epochs")
-    _write(fd, count)
+    try:
+        _write(fd, count)
+    except OSError as exn:
+        os.close(fd)
+        raise ConfigError(
+            "a dataset's processes share their count of epochs, which this one may not write "
+            f"({exn.strerror})",
+            remedy="ulimit -S -f unlimited, before the job starts: the limit of file sizes counts "
+            "for memory as well",
+        ) from exn
     return fd
 
 

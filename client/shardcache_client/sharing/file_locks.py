@@ -1,4 +1,7 @@
-"""Locks on single bytes of files, which exclude processes and threads, and end with their process however it ends."""
+"""Locks on single bytes of files, which exclude processes and threads.
+
+They end with their process, however it ends.
+"""
 
 import errno
 import fcntl
@@ -9,15 +12,20 @@ from contextlib import contextmanager
 
 from shardcache.errors import ConfigError
 
-_FLOCK = struct.Struct("hhqqi4x")  # flock of fcntl(2): type, whence, start, length, and a pid that must be 0
+# flock of fcntl(2): type, whence, start, length, and a pid that must be 0.
+_FLOCK = struct.Struct("hhqqi4x")
 
-# These locks belong to open file descriptions (F_OFD_SETLK): locks of processes do not exclude threads of one process,
-# and are dropped when any descriptor of the file is closed.
+# These locks belong to open file descriptions (F_OFD_SETLK): locks of processes do not exclude
+# threads of one process, and are dropped when any descriptor of the file is closed.
 
 
 def reopened(fd: int) -> int:
-    """Return a descriptor with its own open file description, as forked processes share that of the original."""
-    # /proc/self is this process in every PID namespace, unlike /proc/PID; elsewhere it does not exist.
+    """Return a descriptor of the same file with an open file description of its own.
+
+    Forked processes share that of the original.
+    """
+    # /proc/self is this process in every PID namespace, unlike /proc/PID; elsewhere it does not
+    # exist.
     try:
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError as exn:
@@ -38,7 +46,7 @@ def _no_proc() -> ConfigError:
 def take(fd: int, byte: int) -> bool:
     """Lock a byte unless another open file description holds it; return True on success."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK, byte))
     except OSError as exn:
         if exn.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -51,9 +59,14 @@ def held(fd: int, byte: int) -> Iterator[None]:
     """Hold the lock on a byte, which excludes other processes and other threads of this one."""
     own = reopened(fd)
     try:
-        fcntl.fcntl(own, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        fcntl.fcntl(own, fcntl.F_OFD_SETLKW, _lock(fcntl.F_WRLCK, byte))
         yield
     finally:
-        # Unlock explicitly: a child forked by another thread in the meantime shares the open file description.
-        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+        # Unlock explicitly: a child forked by another thread in the meantime shares the open file
+        # description.
+        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, byte))
         os.close(own)
+
+
+def _lock(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)

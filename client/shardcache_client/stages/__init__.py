@@ -1,1 +1,1 @@
-"""Stages that make something else of a rank's samples than one item each: batches by length, blocks of tokens."""
+"""Stages of a dataset: decoding, functions on single samples, and what makes groups of several."""

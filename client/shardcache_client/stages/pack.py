@@ -1,30 +1,32 @@
 """Whole samples packed into blocks of at most `max_tokens`, the same number on every rank.
 
-A reader's epoch goes in groups of blocks; see `order.packing`, which also tells how many blocks ranks agree on. Ranks
-cannot deadlock, for the reason that `by_length` gives: a reader agrees on a group when it has `window` samples waiting,
-or all that are left, and these depend on no other rank.
+A reader's epoch goes in groups of blocks; see `order.packing`, which also tells how many blocks
+ranks agree on. Ranks cannot deadlock, for the reason that `by_length` gives: a reader agrees on a
+group when it has `window` samples waiting, or all that are left, and these depend on no other rank.
 
-The samples of a group are a run of places, without those that were left out. So a reader resumes from its own mark
-alone: it reads on from the first place of a group, packs it again, and passes over the blocks that it has given. Ranks
-are at different places, as those with short samples get ahead; so it takes the marks of all ranks to resume them.
+The samples of a group are a run of places, without those that were left out. So a reader resumes
+from its own mark alone: it reads on from the first place of a group, packs it again, and passes
+over the blocks that it has given. Ranks are at different places, as those with short samples get
+ahead; so it takes the marks of all ranks to resume them.
 
-A rank that has given all of its samples, while others need more blocks, repeats its last one, in a block of its own.
-For this, its mark stays at that sample, which is read again.
+A rank that has given all of its samples, while others need more blocks, repeats its last one, in a
+block of its own. For this, its mark stays at that sample, which is read again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 from shardcache.errors import ConfigError, SampleError
+from shardcache_client.arguments.values import shown
 from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.packing import Blocks, cu_seqlens, next_group, positions
-from shardcache_client.order.rounds import Topology
-from shardcache_client.stages.sample_length import length_of, unfit
-from shardcache_client.stages.stage import Agree, Mark, Placed, StageRun
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.stages.sample_length import length_of, unfit, warn_of_refused
+from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
 
 log = logging.getLogger("shardcache")
 
@@ -32,22 +34,27 @@ T = TypeVar("T")
 
 _END = Placed(-1, None)
 
-# Of samples whose number nobody knows. More than any rank has left, so that no rank waits for this one.
+# Stands for the samples left of an epoch without a known end. It is more than any rank has left, so
+# that no rank waits for this one.
 _MANY = 2**40
 
 
 class Block(TypedDict, Generic[T]):
     """A block of whole samples, one after another.
 
-    The arrays are int32 tensors; numpy arrays in a dataset without torch. Attention kernels for sequences of different
-    lengths take them as they are.
+    The arrays are int32 tensors; numpy arrays in a dataset without torch. Attention kernels for
+    sequences of different lengths take them as they are.
 
     Attributes:
         samples: in order, as the dataset yields them.
-        cu_seqlens: (samples + 1,): where each sample begins in the block, from 0, and where the last one ends.
+        cu_seqlens: (samples + 1,): where each sample begins in the block, from 0, and where the
+            last one ends.
         positions: (tokens,): the position of each token in its sample, from 0.
         max_seqlen: number of tokens of the longest sample.
-        tokens: (tokens,): those of all samples, as `tokens=` of `pack` returns them; absent if it gives lengths.
+        tokens: (tokens,): those of all samples, as `tokens=` of `pack` returns them; absent if it
+            gives lengths.
+        source: name of the samples' source in a mixture; absent if those of several may share a
+            block.
     """
 
     samples: list[T]
@@ -55,6 +62,7 @@ class Block(TypedDict, Generic[T]):
     positions: Any
     max_seqlen: int
     tokens: NotRequired[Any]
+    source: NotRequired[str]
 
 
 class Fitted(NamedTuple):
@@ -64,12 +72,14 @@ class Fitted(NamedTuple):
         place: among those of the epoch.
         length: number of tokens, 1 or more.
         tokens: themselves, an array of this length; None if they are not known.
+        source: of a mixture, whose samples alone may share a block with it; None if all may.
     """
 
     place: int
     item: Any
     length: int
     tokens: Any = None
+    source: str | None = None
 
 
 Making = Callable[[Sequence[Fitted]], "Block[Any]"]
@@ -89,16 +99,22 @@ def numpy_block(samples: Sequence[Fitted]) -> Block[Any]:
     }
     if samples[0].tokens is not None:
         block["tokens"] = numpy.concatenate([sample.tokens for sample in samples])
+    if samples[0].source is not None:
+        block["source"] = samples[0].source
     return block
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The stage of `ShardReader.pack`, which describes the attributes; `length` or `tokens` is None.
+    """The stage of `ShardReader.pack`, which describes the attributes.
+
+    `length` or `tokens` is None.
 
     Attributes:
         block_of: makes a block of its samples.
-        agreement: returns how a reader agrees with those of the same worker of all other ranks, for one iteration.
+        agreement: returns how a reader agrees with those of the same worker of all other ranks, for
+            one iteration.
+        per_source: True if a block has samples of one source of a mixture only.
     """
 
     max_tokens: int
@@ -108,20 +124,22 @@ class Pack:
     on_error: Handler
     block_of: Making
     agreement: Callable[[Topology], Agree]
+    per_source: bool = False
 
     is_in_step = False
 
     @property
     def name(self) -> str:
-        """What its groups depend on; see `Stage`."""
-        return f"pack {self.max_tokens} {self.window}"
+        """Identifier of its groups; see `Stage`."""
+        name = f"pack {self.max_tokens} {self.window}"
+        return f"{name} per source" if self.per_source else name
 
     def fitted(self, placed: Placed) -> Fitted:
         """Return a sample with its length. Raises SampleError if it fits into no block."""
         place, item = placed
         tokens = None
         if self.tokens is not None:
-            tokens = self.tokens(item)
+            tokens = _array_of(item, self.tokens(item))
             given: Any = len(tokens)
         else:
             assert self.length is not None
@@ -131,45 +149,89 @@ class Pack:
         if length < 1:
             remedy = "leave it out by filter(), or let on_error skip it"
             raise unfit(item, f"length {length}, and a block needs tokens", remedy)
-        return Fitted(place, item, length, tokens)
+        source = _source_of(item) if self.per_source else None
+        return Fitted(place, item, length, tokens, source)
 
-    def regrouped(self, samples: Iterator[Placed], run: StageRun) -> Iterator[tuple[Any, Mark]]:
+    def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
         """Yield each block with the mark after it; see `Stage`.
 
-        Raises what the agreement raises, and ConfigError if this reader has no sample but others do.
+        Raises what the agreement raises, and ConfigError if this reader has no sample but others
+        do.
         """
-        return iter(_Groups(self, samples, run, self.agreement(run.reader)))
+        return iter(_Groups(self, samples, facts, self.agreement(facts.reader)))
+
+
+def _source_of(item: Any) -> str:
+    """Return the name of a sample's source. Raises ConfigError if it has none."""
+    source = item.get("__source__") if isinstance(item, Mapping) else None
+    if not isinstance(source, str):
+        raise ConfigError(
+            "pack(per_source=True) needs samples with a __source__, as those of a Mixture have",
+            remedy="let map() keep __source__; or omit per_source for a dataset that is no Mixture",
+        )
+    return source
+
+
+def _array_of(item: Any, tokens: Any) -> Any:
+    """Return the tokens of a sample as an array of one dimension.
+
+    Raises SampleError if they are none.
+
+    Args:
+        tokens: what the user's function has returned for the sample.
+    """
+    import numpy
+
+    if not hasattr(tokens, "shape"):
+        try:
+            tokens = numpy.asarray(tokens)
+        except ValueError:  # lists of different lengths
+            raise _no_array(item, tokens) from None
+        if tokens.size and tokens.dtype.kind not in "biuf":
+            raise _no_array(item, tokens)
+    if len(tokens.shape) != 1:
+        raise _no_array(item, tokens)
+    return tokens
+
+
+def _no_array(item: Any, tokens: Any) -> SampleError:
+    what = f"tokens that are no numbers in one dimension: {shown(tokens)}"
+    return unfit(item, what, "let the function return a tensor or array of one dimension")
 
 
 class _Groups:
     """The groups of one reader's epoch, or of its rest. Iterable once."""
 
-    def __init__(self, stage: Pack, samples: Iterator[Placed], run: StageRun, agree: Agree) -> None:
+    def __init__(
+        self, stage: Pack, samples: Iterator[Placed], facts: EpochFacts, agree: Agree
+    ) -> None:
         self._stage = stage
         self._samples = samples
-        self._run = run
+        self._facts = facts
         self._agree = agree
         self._on_error = for_epoch(stage.on_error)
         self._waiting: list[Fitted] = []
         self._last_given: Fitted | None = None
-        self._read_until = run.start.place
+        self._read_until = facts.start.place
         self._is_over = False
         self._refused = 0
         self._repeated = 0
 
     def __iter__(self) -> Iterator[tuple[Block[Any], Mark]]:
-        number = self._run.start.group
-        given_before = self._run.start.given
-        self._read_again()
-        self._read(self._stage.window)
-        while blocks := self._next_blocks(number):
-            yield from self._group(number, blocks, given_before)
-            number += 1
-            given_before = 0
-        self._report()
+        number = self._facts.start.group
+        given_before = self._facts.start.given
+        try:
+            self._read_again()
+            self._read(self._stage.window)
+            while blocks := self._next_blocks(number):
+                yield from self._group(number, blocks, given_before)
+                number += 1
+                given_before = 0
+        finally:  # also of an epoch that is left early
+            self._report()
 
     def _read(self, size: int) -> None:
-        """Read on until so many samples wait, or the epoch ends."""
+        """Read on until `size` samples wait, or the epoch ends."""
         while len(self._waiting) < size and not self._is_over:
             placed = next(self._samples, _END)
             if placed is _END:
@@ -185,53 +247,67 @@ class _Groups:
                 self._waiting.append(fitted)
 
     def _read_again(self) -> None:
-        """Read the last sample of the epoch, if it was given before the run was interrupted, and may be repeated."""
-        if not self._run.start.again:
+        """Read the epoch's last sample again, if it was given before the run was interrupted.
+
+        It may be repeated.
+        """
+        if not self._facts.start.again:
             return
         self._read(1)
         if self._waiting:
             self._last_given = self._waiting.pop()
 
     def _next_blocks(self, number: int) -> Blocks:
-        """Return the blocks of a group, of waiting samples by number; none if no rank has samples left."""
-        run = self._run
-        name = f"epoch {run.epoch}, group {number}"
+        """Return the blocks of a group: each lists waiting samples by their numbers.
+
+        There are no blocks if no rank has samples left.
+        """
+        facts = self._facts
+        name = f"epoch {facts.epoch}, group {number}"
         return next_group(
             [sample.length for sample in self._waiting],
             self._unread(),
             self._stage.max_tokens,
-            f"{run.seed}/{run.epoch}/{run.reader.worker}/{number}",
+            f"{facts.seed}/{facts.epoch}/{facts.reader.worker}/{number}",
             lambda value: self._agree(name, value),
+            [sample.source for sample in self._waiting] if self._stage.per_source else (),
         )
 
     def _unread(self) -> int:
-        """Return the number of samples that are to be read, if it is known, or more."""
+        """Return the number of samples that are to be read; more than that if it is unknown."""
         if self._is_over:
             return 0
-        if self._run.places is None:
+        if self._facts.places is None:
             return _MANY
-        return self._run.places - self._read_until
+        return self._facts.places - self._read_until
 
-    def _group(self, number: int, blocks: Blocks, given_before: int) -> Iterator[tuple[Block[Any], Mark]]:
-        """Yield the blocks of a group but those given before, while samples of the next one are read."""
-        first, _, _, beyond, again = self._mark_before(number)
+    def _group(
+        self, number: int, blocks: Blocks, given_before: int
+    ) -> Iterator[tuple[Block[Any], Mark]]:
+        """Yield the blocks of a group, without the first `given_before`.
+
+        Samples of the next group are read while these are given.
+        """
+        before = self._mark_before(number)
+        beyond = before.beyond
         samples = self._take(sum(map(len, blocks)))
         left = len(samples)
         for given, block in enumerate(blocks, 1):
             left -= len(block)
             chosen = [samples[at] for at in block] or self._repeatable()
             for sample in chosen:
-                beyond |= 1 << sample.place - first
+                beyond |= 1 << (sample.place - before.place)
             if given <= given_before:
                 continue
 
-            # As many as were given, so that no block waits for a whole window. Before the last block, this shows
-            # whether the epoch has more.
+            # As many as were given, so that no block waits for a whole window. Before the last
+            # block, this shows whether the epoch has more.
             self._read(self._stage.window - left)
             made = self._stage.block_of(chosen)
-            self._repeated += not block
+            if not block:
+                self._repeated += 1
             if given < len(blocks):
-                yield made, Mark(first, number, given, beyond, again)
+                yield made, Mark(before.place, number, given, beyond, before.again)
             else:
                 yield made, self._mark_before(number + 1)
 
@@ -247,7 +323,8 @@ class _Groups:
         if self._last_given is None:
             raise ConfigError(
                 "this reader has no sample for a block, but the same worker of another rank does",
-                remedy="give each worker of each rank a sample at least: use fewer of them; or begin the next epoch",
+                remedy="give each worker of each rank a sample at least: use fewer of them; or "
+                "begin the next epoch",
             )
         return [self._last_given]
 
@@ -255,16 +332,14 @@ class _Groups:
         """Return where the reader is before a group."""
         if self._waiting:
             return Mark(self._waiting[0].place, number)
-        is_alone = self._run.reader.world_size == 1
+        is_alone = self._facts.reader.world_size == 1
         if is_alone or not self._is_over or self._last_given is None:
             return Mark(self._read_until, number)
         # Other ranks may need more blocks, for which this one repeats its last sample.
-        return Mark(self._last_given.place, number, 0, 1, again=1)
+        return Mark(self._last_given.place, number, given=0, beyond=1, again=1)
 
     def _report(self) -> None:
-        if self._refused:
-            text = "epoch %d: skipped %d samples longer than max_tokens, or of no length, as on_error decided"
-            log.warning(text, self._run.epoch, self._refused)
+        warn_of_refused(self._facts.epoch, self._refused)
         if self._repeated:
             text = "epoch %d: repeated a sample %d times, to make as many blocks as other ranks"
-            log.warning(text, self._run.epoch, self._repeated)
+            log.warning(text, self._facts.epoch, self._repeated)

@@ -1,4 +1,4 @@
-"""What a stage is: it regroups the samples of a rank, and says after each group where to read on."""
+"""The stages' interface: regroups a rank's samples, and says after each group where to read on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.sequences.rounds import Topology
 
 Agree = Callable[[str, int], int]
 """Returns the greatest value that any rank passes under a name, once all have passed one."""
@@ -20,18 +20,18 @@ class Placed(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a reader is in its epoch, after what a stage has given.
+    """A reader's position in its epoch, between two items that a stage gives.
 
-    The same reader reads on from `place` and makes the group again, without what was given of it. Others, among whom
-    the rest is divided anew, leave out single places.
+    The same reader resumes at `place`, makes the group again and leaves out the items that were
+    given of it. Other readers, among whom the rest is divided, leave out single places.
 
     Attributes:
         place: the first place of the group of samples that is being given, or of the next.
         group: number of groups before it.
         given: number of items that were given of it.
         beyond: bits: the nth says that the sample at `place + n` was given, or refused.
-        again: number of places, from `place` on, that were given before the group: a sample of them is repeated if the
-            group has none.
+        again: number of places, from `place` on, that were given before the group: a sample of them
+            is repeated if the group has none.
     """
 
     place: int = 0
@@ -47,8 +47,8 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StageRun:
-    """What a stage knows of the epoch that it regroups.
+class EpochFacts:
+    """Facts about the epoch that a stage regroups.
 
     Attributes:
         reader: the rank, or its worker in a plain DataLoader.
@@ -70,16 +70,20 @@ class Stage(Protocol):
 
     @property
     def name(self) -> str:
-        """What its groups depend on: a stage of another name makes other groups."""
+        """Identifier of its groups: a stage of another name makes other groups."""
 
     @property
     def is_in_step(self) -> bool:
-        """True if readers of all ranks pass the same places, so that one rank's state tells where all are."""
+        """True if readers of all ranks pass the same places: one's state tells where all are."""
 
-    def regrouped(self, samples: Iterator[Placed], run: StageRun) -> Iterator[tuple[Any, Mark]]:
-        """Yield what the stage makes of the samples from `run.start` on, each with the mark after it.
+    def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
+        """Yield what the stage makes of samples, each with the mark after it.
 
         Ranks that train together are given equally many. Raises what the stage's functions raise.
+
+        Args:
+            samples: those from `facts.start` on.
+            facts: about the epoch.
         """
 
 

@@ -18,8 +18,8 @@ from shardcache.errors import CorruptShardError, TokensError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef
-from shardcache.shards import Shards
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.shard_columns import Shards
 from shardcache.store.indexing.indexer import TokensRequest
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.shard import Facts, Shard
@@ -87,10 +87,13 @@ class Counting:
         totals = await work.run(visit, self._max_transfers)
         await send({"event": "done", **totals, "samples": samples})
 
+    async def _stat(self, url: str) -> RemoteObject:
+        return await self._downloader.stat_ahead(self._origins.origin(url), url)
+
     async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> Shards:
         """Return each url once, in its present version, with that one's sample count if known."""
         unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
-        found = await self._downloader.stat_all(self._origins.origin, unsure)
+        found = await self._downloader.stat_all(self._stat, unsure)
         counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
         present: dict[str, ShardRef] = {}
         for ref in refs:

@@ -10,8 +10,8 @@ from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.shard_listing import name_of
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.download import Downloader
-from shardcache.protocol import ShardRef
 from shardcache.redact import redact
+from shardcache.shared.protocol import ShardRef
 
 Event = dict[str, Any]
 """A line of the answer to a user's request."""

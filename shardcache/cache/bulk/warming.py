@@ -11,10 +11,10 @@ from shardcache.errors import CapacityError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.units import size
 from shardcache.store.space import Space
 from shardcache.store.store import Store
-from shardcache.units import size
 
 CACHED = "cached"
 """Counter of the shards that need not be fetched."""
@@ -109,6 +109,9 @@ class Warming:
 
         return await work.run(visit, self._max_transfers)
 
+    async def _stat(self, url: str) -> RemoteObject:
+        return await self._downloader.stat_ahead(self._origins.origin(url), url)
+
     async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
         """Return each ref once, with sizes that its pattern did not give.
 
@@ -116,7 +119,7 @@ class Warming:
         """
         wanted = list(dict.fromkeys(refs))
         unknown = [ref.url for ref in wanted if _lacks_facts(ref, versions=versions)]
-        found = await self._downloader.stat_all(self._origins.origin, unknown)
+        found = await self._downloader.stat_all(self._stat, unknown)
         return [_completed(ref, found.get(ref.url), versions=versions) for ref in wanted]
 
 

@@ -4,14 +4,18 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import structlog
 
-from shardcache.cache.disk_health import Health
+from shardcache.cache.disk_health import DiskHealth
+from shardcache.cache.fetching.part_filler import PartFiller
 from shardcache.cache.fetching.publisher import Publisher
 from shardcache.cache.fetching.reserving import reserve_for_transfer
+from shardcache.cache.planner import Planner
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError
@@ -27,39 +31,40 @@ from shardcache.fetch.retry import refetch
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
+from shardcache.shared.url_names import format_of
 from shardcache.store.folder.folder_contents import Leftover
 from shardcache.store.folder.layout import PART
 from shardcache.store.keys import place_of, shard_key
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation, footprint_bytes
+from shardcache.store.store import Store
+from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Fetcher:
-    """Fetches shards on behalf of `Transfers`."""
+    """Fetches shards on behalf of `Transfers`.
 
-    def __init__(
-        self,
-        residency: Residency,
-        health: Health,
-        origins: Origins,
-        downloader: Downloader,
-        publisher: Publisher,
-        part_bytes: int,
-    ) -> None:
-        self._residency = residency
-        self._store = residency.store
-        self._planner = residency.planner
-        self._health = health
-        self._origins = origins
-        self._downloader = downloader
-        self._publisher = publisher
-        self._part_bytes = part_bytes
+    `_changed` is notified when a transfer has given up space that others wait for.
+    """
 
-    async def fetch(self, transfer: Transfer) -> Shard:
-        """Return the published shard.
+    _store: Store
+    _planner: Planner
+    _residency: Residency
+    _health: DiskHealth
+    _origins: Origins
+    _downloader: Downloader
+    _publisher: Publisher
+    _filler: PartFiller
+    _part_bytes: int
+    _counters: Counters
+    _changed: Signal
+
+    async def fetch(self, transfer: Transfer) -> Shard | None:
+        """Return the published shard; None if only ranges were wanted, and nobody waits for more.
 
         Raises PostponedError if the disk has failed and no reader waits for it.
         """
@@ -76,7 +81,7 @@ class Fetcher:
         return await self._fetch(transfer)
 
     @refetch
-    async def _fetch(self, transfer: Transfer) -> Shard:
+    async def _fetch(self, transfer: Transfer) -> Shard | None:
         # 1. A cached shard only lacks an index, for which the origin need not be asked.
         known = self._planner.key(transfer.name)
         if known in self._store.shards:
@@ -88,13 +93,7 @@ class Fetcher:
         # 2. Its version gives the key.
         url = transfer.ref.url
         origin = self._origins.origin(url)
-        transfer.stages.enter(Stage.ASKING)
-        obj = await self._downloader.stat(
-            origin,
-            url,
-            transfer.ref.version,
-            self._first_bytes(transfer),
-        )
+        obj = await self._object(transfer, origin, known)
         key = shard_key(place_of(obj.url, is_file=transfer.ref.is_file), obj.version)
         self._planner.learn(transfer.name, key, obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
@@ -106,7 +105,28 @@ class Fetcher:
                 return shard
             self._health.check(obj.url)
             transfer.begin(obj.size_bytes)
+            if obj.guarded and obj.ranges and not claim.wants_whole:
+                await self._filler.fill(transfer, claim, origin, obj, key)
+                if not claim.wants_whole:
+                    return None
+            file = self._store.part_files.get(key)
+            if file is not None:
+                claim.has_range_readers = not file.is_left
+                self._residency.parts.hand_over(file)
             return await self._into(transfer, claim, origin, obj, key)
+
+    async def _object(self, transfer: Transfer, origin: Origin, key: str) -> RemoteObject:
+        """Return the object to fetch: that of cached parts, or else what the origin has."""
+        file = self._store.part_files.get(key)
+        if file is not None and not file.is_left:
+            return file.partial.obj
+        transfer.stages.enter(Stage.ASKING)
+        return await self._downloader.stat(
+            origin,
+            transfer.ref.url,
+            transfer.ref.version,
+            self._first_bytes(transfer),
+        )
 
     async def _cached(self, transfer: Transfer, claim: KeyClaim, key: str) -> Shard | None:
         """Return the cached shard, indexed if samples are wanted.
@@ -152,15 +172,9 @@ class Fetcher:
 
         One plan may know a shard's version, another only its url.
         """
-        claim = self._residency.claims.setdefault(key, KeyClaim())
-        claim.transfers.append(transfer)
-        try:
+        with self._residency.claiming(key, transfer) as claim:
             async with claim.lock:
                 yield claim
-        finally:
-            claim.transfers.remove(transfer)
-            if not claim.transfers:
-                del self._residency.claims[key]
 
     async def _into(
         self,
@@ -196,7 +210,7 @@ class Fetcher:
         finally:
             self._leave_parts(key, reservation, transfer)
             if gave_way:
-                self._residency.changed.notify()
+                self._changed.notify()
 
     async def _clean_up(
         self,
@@ -208,7 +222,7 @@ class Fetcher:
         """Remove what a failed transfer has left, but for parts that another can continue with."""
         exn.url = exn.url or transfer.ref.url  # the disk's errors name none
         if isinstance(exn, CorruptShardError):
-            self._residency.counters.corrupt += 1
+            self._counters.corrupt += 1
             self._origins.suspect(obj, self._part_bytes)
         if isinstance(exn, (ShardChangedError, CorruptShardError)):
             log.info("discarding the download", version=obj.version, cause=exn.message)
@@ -257,12 +271,14 @@ class Fetcher:
 
     def _may_be_read_early(self, partial: Partial) -> bool:
         """Return whether readers may have a shard's beginning while the rest arrives."""
-        if partial.codec is not None:
+        if partial.may_be_copied:
+            return False
+        if not partial.is_file and not format_of(partial.obj.url).reads_early:
             return False
         if not partial.obj.guarded or not partial.obj.ranges:
             return False
         # A reader of an arriving shard refuses one with torn samples, whatever the rule.
-        is_strict = self._origins.rule(partial.obj.url).require_adjacent
+        is_strict = self._origins.table(partial.obj.url).require_adjacent
         return is_strict or partial.is_file
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
@@ -282,7 +298,7 @@ class Fetcher:
         # closes it.
         if arriving is None:
             reservation.close()
-        elif arriving.partial.codec is not None or not parts.size_bytes:
+        elif arriving.partial.may_be_copied or not parts.size_bytes:
             arriving.when_left(reservation.close)
         else:
             reservation.close()

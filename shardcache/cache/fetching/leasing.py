@@ -4,22 +4,26 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
-from shardcache.cache.disk_health import Health
+from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.shard_listing import name_of
+from shardcache.cache.planner import Planner
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.versions.history import History
 from shardcache.cache.versions.revalidation import Revalidation
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import Class, Wait
 from shardcache.errors import CorruptShardError, OutdatedError
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from shardcache.store.keys import shard_key
+from shardcache.store.part_file import PartFile, Span
 from shardcache.store.shard import Facts, Shard
+from shardcache.store.store import Store
+from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
@@ -35,25 +39,19 @@ class Published:
     hit: bool  # True if it did not have to be fetched
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Leasing:
     """Finds or fetches the published file of a planned shard."""
 
-    def __init__(
-        self,
-        residency: Residency,
-        transfers: Transfers,
-        health: Health,
-        history: History,
-        revalidation: Revalidation,
-    ) -> None:
-        self._residency = residency
-        self._store = residency.store
-        self._planner = residency.planner
-        self._transfers = transfers
-        self._health = health
-        self._history = history
-        self._revalidation = revalidation
-        self._examining = asyncio.Lock()
+    _store: Store
+    _planner: Planner
+    _residency: Residency
+    _transfers: Transfers
+    _health: DiskHealth
+    _history: History
+    _revalidation: Revalidation
+    _counters: Counters
+    _examining: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def recall(self, urls: Iterable[str]) -> None:
         """Restore the versions of bare urls cached before the last restart.
@@ -81,19 +79,16 @@ class Leasing:
         shard = await self._present(name, ref)
         hit = shard is not None
         while True:
-            if shard is not None:
-                facts = await self._facts(shard, ref.url)
-                hit = hit and facts is not None
-                if facts is not None and _is_enough(facts, ref):
-                    if hit:
-                        self._planner.now.found(shard.key)
-                    return Published(shard, facts, hit)
+            published = await self._published(shard, ref, hit=hit)
+            if published is not None:
+                return published
 
             # It is missing, damaged, or has no index: the transfer fetches or indexes it.
             found = await self._transfers.wait(name, ref, wanted, wait)
             if isinstance(found, Arrival):
                 return found
             # The published shard may have been evicted before this task runs: check again.
+            hit = hit and found is shard  # it was indexed in its place
             shard = self._store.shards.get(found.key)
 
     async def acquire_latest(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
@@ -105,6 +100,75 @@ class Leasing:
         key = found.shard.key if isinstance(found, Published) else found.partial.key
         self._planner.learn(name_of(ref), key, time.monotonic())
         return found
+
+    async def acquire_range(self, ref: ShardRef, wait: Wait) -> Published | PartFile:
+        """Return a file with the bytes that a wait needs: the whole object, or some of its parts.
+
+        Neither is retained yet. Raises every error that fetching can raise; OutdatedError if the
+        origin has another version than the ref names.
+        """
+        assert wait.bytes is not None
+        name = name_of(ref)
+        shard = await self._present(name, ref)
+        hit = shard is not None
+        while True:
+            published = await self._published(shard, ref, hit=hit)
+            if published is not None:
+                return published
+
+            file = self._store.part_files.get(self._planner.key(name))
+            if file is not None and file.has(wait.bytes):
+                return file
+            found = await self._transfers.wait_for_range(name, ref, wait)
+            if isinstance(found, PartFile):
+                return found
+            hit = hit and found is shard  # it was indexed in its place
+            shard = self._store.shards.get(found.key)
+
+    def at_hand(self, name: str, span: Span, version: str | None = None) -> Shard | PartFile | None:
+        """Return what has a range of a file, to be read or retained before the next await.
+
+        None if it has to be fetched or checked first, which `acquire_range` does.
+
+        Args:
+            name: of the file in plans.
+            version: that is wanted; None for any.
+        """
+        key = self._planner.key(name)
+        shard = self._store.shards.get(key)
+        if shard is not None:
+            if shard.facts is None or self._store.is_suspect(shard):
+                return None
+            if version not in (None, shard.facts.version):
+                return None
+            self._store.touch(shard)
+            self._planner.now.found(key)
+            return shard
+        file = self._store.part_files.get(key)
+        if file is None or not file.has(span) or version not in (None, file.version):
+            return None
+        return file
+
+    async def _published(
+        self,
+        shard: Shard | None,
+        ref: ShardRef,
+        *,
+        hit: bool,
+    ) -> Published | None:
+        """Return a cached shard that is sound and has what is wanted; None if there is none.
+
+        Args:
+            hit: whether it was cached when it was asked for.
+        """
+        if shard is None:
+            return None
+        facts = await self._facts(shard, ref.url)
+        if facts is None or not _is_enough(facts, ref):
+            return None
+        if hit:
+            self._planner.now.found(shard.key)
+        return Published(shard, facts, hit)
 
     @contextlib.asynccontextmanager
     async def published(self, ref: ShardRef) -> AsyncIterator[Published]:
@@ -172,7 +236,7 @@ class Leasing:
     async def _has_index(self, shard: Shard, facts: Facts) -> bool:
         """Return whether a shard's index is sound; without one, it is a file from then on."""
         try:
-            await self._store.check_index(shard, facts)
+            await self._store.check_sidecar(shard, facts)
         except CorruptShardError as exn:
             await self._check_disk(facts.url)
             log.error(
@@ -180,7 +244,7 @@ class Leasing:
                 shard=facts.url,
                 cause=exn.message,
             )
-            self._residency.counters.corrupt += 1
+            self._counters.corrupt += 1
             shard.facts = replace(facts, samples=None)
             return False
         return True

@@ -1,37 +1,39 @@
 """Prefetching: transfers of the shards that plans need soonest."""
 
+from dataclasses import dataclass
+
 import structlog
 
-from shardcache.cache.disk_health import Health
+from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.planner import Planner
 from shardcache.cache.space.residency import LOOK_AGAIN_S, Residency
+from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.waits import Class
 from shardcache.errors import ShardcacheError
-from shardcache.logs import about
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from shardcache.store.space import footprint_bytes
+from shardcache.store.store import Store
+from shardcache.telemetry.logs import about
 
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Prefetcher:
     """Turns the plan into transfers.
 
-    It starts those of the shards needed soonest, while there is space and a free slot.
+    It starts those of the shards needed soonest, while there is space and a free slot. It looks
+    again whenever something has `_changed`.
     """
 
-    def __init__(
-        self,
-        residency: Residency,
-        health: Health,
-        transfers: Transfers,
-        max_transfers: int,
-    ) -> None:
-        self._residency = residency
-        self._planner = residency.planner
-        self._health = health
-        self._transfers = transfers
-        self._max_transfers = max_transfers
+    _store: Store
+    _planner: Planner
+    _residency: Residency
+    _health: DiskHealth
+    _transfers: Transfers
+    _max_transfers: int
+    _changed: Signal
 
     async def run(self) -> None:
         """Start transfers whenever plans, transfers or space change, or a shard becomes due.
@@ -44,7 +46,7 @@ class Prefetcher:
             except ShardcacheError as exn:  # the cache disk failed: each reader gets its own error
                 log.error("cannot prefetch", cause=exn.message)
                 pause_s = None
-            await self._residency.changed.wait(pause_s)
+            await self._changed.wait(pause_s)
 
     def _start_all(self) -> float | None:
         """Start what can be started now.
@@ -96,6 +98,6 @@ class Prefetcher:
 
         It is cached, being fetched, or blocked after failures.
         """
-        if self._planner.key(name) in self._residency.store.shards:
+        if self._planner.key(name) in self._store.shards:
             return True
         return name in self._transfers or name in self._transfers.failures

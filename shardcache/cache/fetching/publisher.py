@@ -7,20 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardcache.cache.fetching.reserving import reserve_for_transfer
+from shardcache.cache.fetching.shard_indexing import ShardIndexing, allowed_index_bytes
 from shardcache.cache.space.residency import NOW, Residency
 from shardcache.cache.versions.history import History
 from shardcache.cache.waiting.claims import KeyClaim
+from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.errors import ShardError
 from shardcache.origin.objects import RemoteObject
-from shardcache.origin.registry import Origins
 from shardcache.store.folder.layout import SIDECAR, TAR
-from shardcache.store.indexing.indexer import IndexRequest, write_bare
-from shardcache.store.indexing.indexers import Indexers
+from shardcache.store.indexing.indexer import write_bare
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.space import Reservation, footprint_bytes
+from shardcache.store.space import Reservation
+from shardcache.store.store import Store
 
 
 class Publisher:
@@ -28,16 +29,22 @@ class Publisher:
 
     def __init__(
         self,
+        store: Store,
         residency: Residency,
-        origins: Origins,
+        indexing: ShardIndexing,
         history: History,
-        indexers: Indexers,
+        changed: Signal,
     ) -> None:
+        """Begin without anything to publish.
+
+        Args:
+            changed: notified when the next shard may be inflated.
+        """
+        self._store = store
         self._residency = residency
-        self._store = residency.store
-        self._origins = origins
+        self._indexing = indexing
         self._history = history
-        self._indexers = indexers
+        self._changed = changed
         self._inflating: KeyClaim | None = None
 
     async def publish(
@@ -49,24 +56,25 @@ class Publisher:
         """Inflate, index and publish a complete partial, which closes the claim's reservation.
 
         Readers that have nothing else to read get it once it is indexed, before it is synced to
-        the disk. It is not indexed if nobody wants samples; nor, and that error is returned, if
-        somebody waits for the mere file.
+        the disk. It is not indexed if nobody wants samples. If that fails, and somebody waits for
+        the plain file, it is published without an index, and the error is returned.
         """
-        tar, facts = await self._plain_tar(partial, claim)
+        tar, facts = await self._stored_file(partial, claim)
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         refused: ShardError | None = None
         try:
             if claim.wants_samples and not partial.is_file:
                 facts = await self._indexed(tar, sidecar, facts, partial.obj, claim)
         except ShardError as exn:
-            if not claim.wants_file or partial.codec is not None:
+            if not claim.wants_file or partial.may_be_copied:
                 raise
             refused = exn
         if facts.samples is None:
             await asyncio.to_thread(write_bare, sidecar, facts.to_json())
 
         files = await self._store.seal(tar, sidecar, facts)
-        # Begun before any reader has the shard: who has read it finds its number of samples known.
+        # Begun before any reader has the shard, so that its number of samples is known to whoever
+        # has read it.
         remembering = asyncio.create_task(self._history.remember(facts))
         arrival = transfer.arriving
         if arrival is None:
@@ -99,7 +107,7 @@ class Publisher:
         reservation = Reservation(self._store.space)
         claim.reservation = reservation
         try:
-            index_bytes = _allowed_index_bytes(obj)
+            index_bytes = allowed_index_bytes(obj)
             await reserve_for_transfer(self._residency, claim, transfer, shard.key, index_bytes)
             transfer.stages.enter(Stage.DISK)
             tar = layout.tar(shard.key)
@@ -110,8 +118,6 @@ class Publisher:
             reservation.close()
             await asyncio.to_thread(discard, layout, shard.key, keep_parts=True)
 
-    # Indexing
-
     async def _indexed(
         self,
         tar: Path,
@@ -120,36 +126,19 @@ class Publisher:
         obj: RemoteObject,
         claim: KeyClaim,
     ) -> Facts:
-        """Write the sidecar of a complete tar; return the facts with the number of samples."""
-        rule = self._origins.rule(obj.url)
-        request = IndexRequest(
-            tar=str(tar),
-            sidecar=str(sidecar),
-            header=facts.to_json(),
-            url=facts.url,
-            require_end=rule.require_end,
-            allowed_bytes=_allowed_index_bytes(obj),
-            ignore_trailing_data=rule.ignore_trailing_data,
-            require_adjacent=rule.require_adjacent,
-        )
-        samples = await self._index(request, claim)
-        return replace(facts, samples=samples)
+        """Write the sidecar of a complete shard; return the facts with the number of samples."""
 
-    async def _index(self, request: IndexRequest, claim: KeyClaim) -> int:
-        indexed = await self._indexers.index(request)
-        if not indexed.written:
-            # An index this large, of many tiny samples, is rare enough to scan twice.
-            await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
-            allowed = replace(request, allowed_bytes=indexed.sidecar_bytes)
-            indexed = await self._indexers.index(allowed)
-        return indexed.samples
+        async def grow(size_bytes: int) -> None:
+            await self._grow(claim, size_bytes)
+
+        samples = await self._indexing.index(tar, sidecar, facts, obj, grow)
+        return replace(facts, samples=samples)
 
     # Inflating
 
-    async def _plain_tar(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
+    async def _stored_file(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
         """Return the file to publish, and the facts about it without samples."""
-        codec = partial.codec
-        if codec is None:
+        if not partial.may_be_copied:
             return partial.path, partial.facts()
 
         path = self._store.layout.in_progress(partial.key, TAR)
@@ -160,7 +149,9 @@ class Publisher:
             growing.result()
 
         async with self._inflating_turn(claim):
-            facts = await asyncio.to_thread(partial.inflate, codec, path, reserve)
+            facts = await asyncio.to_thread(partial.copy, path, reserve)
+        if facts is None:
+            return partial.path, partial.facts()
         return path, facts
 
     @asynccontextmanager
@@ -174,15 +165,10 @@ class Publisher:
             yield
         finally:
             self._inflating = None
-            self._residency.changed.notify()
+            self._changed.notify()
 
     async def _grow(self, claim: KeyClaim, size_bytes: int) -> None:
         """Reserve space that is written at once."""
         await self._residency.reserve(claim, size_bytes, lambda: NOW)
         assert claim.reservation is not None
         claim.reservation.written(size_bytes)
-
-
-def _allowed_index_bytes(obj: RemoteObject) -> int:
-    """Return the size of an index that the reservation for its shard has space for."""
-    return footprint_bytes(obj.size_bytes) - obj.size_bytes

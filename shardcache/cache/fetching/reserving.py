@@ -27,7 +27,6 @@ async def reserve_for_transfer(
 def _needed_at_s(residency: Residency, claim: KeyClaim, key: str) -> float:
     if claim.klass is Class.WAITING:
         return NOW
-    due_s = residency.due_s(key)
     if claim.klass is Class.PLANNED:
-        return min(residency.planner.now.next_use_s(key), due_s)
-    return due_s
+        return residency.planned_s(key)
+    return residency.due_s(key)

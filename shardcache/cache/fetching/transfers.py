@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from shardcache.cache.fetching.retry_gate import RetryGate
-from shardcache.cache.space.residency import Residency
+from shardcache.cache.planner import Planner
 from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, JobKey, PostponedError, Wait
@@ -20,9 +21,11 @@ from shardcache.errors import (
     ShardError,
     internal_error,
 )
-from shardcache.logs import about
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
+from shardcache.store.part_file import PartFile, Span
 from shardcache.store.shard import Shard
+from shardcache.telemetry.logs import about
+from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
@@ -42,30 +45,33 @@ class Transfers:
 
     def __init__(
         self,
-        fetch: Callable[[Transfer], Awaitable[Shard]],
+        fetch: Callable[[Transfer], Awaitable[Shard | None]],
         reconsider: Callable[[], None],
-        residency: Residency,
+        planner: Planner,
+        counters: Counters,
+        changed: Signal,
         group: asyncio.TaskGroup,
     ) -> None:
         """Begin without transfers.
 
         Args:
-            fetch: fetches a shard; raises its errors, or PostponedError.
+            fetch: fetches a shard, or what is wanted of it, and returns None then; raises its
+                errors, or PostponedError.
             reconsider: called when a transfer has become more urgent.
-            residency: the cached shards.
+            changed: notified when a transfer has ended.
             group: runs the transfers.
         """
         self.failures = RetryGate()
         self.refusals: dict[str, ShardError] = {}
         self._fetch = fetch
         self._reconsider = reconsider
-        self._planner = residency.planner
-        self._changed = residency.changed
-        self._counters = residency.counters
-        self._measures = residency.counters.measures
-        self._clients = residency.counters.bills.clients
+        self._planner = planner
+        self._counters = counters
+        self._measures = counters.measures
+        self._changed = changed
         self._group = group
         self._by_name: dict[str, Transfer] = {}
+        self._is_hurrying = False
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -88,16 +94,69 @@ class Transfers:
         """
         wait.is_file = ref.is_file
         has_joined = name in self._by_name
-        transfer = self.start(name, ref, wanted, wait.client)
         try:
-            return await self._wait(transfer, wait)
+            return await self._insist(name, ref, wanted, wait)
         except ShardcacheError as exn:
             if not (has_joined and exn.retryable):
                 raise
-        own = self.start(name, ref, wanted, wait.client)
-        return await self._wait(own, wait)
+        return await self._insist(name, ref, wanted, wait)
 
-    async def _wait(self, transfer: Transfer, wait: Wait) -> Shard | Arrival:
+    async def _insist(
+        self,
+        name: str,
+        ref: ShardRef,
+        wanted: Class,
+        wait: Wait,
+    ) -> Shard | Arrival:
+        while True:
+            transfer = self.start(name, ref, wanted, wait.client)
+            found = await self._wait(transfer, wait)
+            if found is not None:
+                return found
+            # It had ended with the ranges that others wanted of it.
+
+    async def wait_for_range(self, name: str, ref: ShardRef, wait: Wait) -> Shard | PartFile:
+        """Return a file with the bytes that a wait needs: some of its parts, or the whole object.
+
+        The caller retains the parts before the next await. Raises as `wait` does.
+        """
+        assert wait.bytes is not None
+        wait.is_file = True
+        has_joined = name in self._by_name
+        while True:
+            transfer = self.start(name, ref, Class.PLANNED, wait.client, is_whole=False)
+            try:
+                found = await self._wait_for_range(transfer, wait, wait.bytes)
+            except ShardcacheError as exn:
+                if not (has_joined and exn.retryable):
+                    raise
+                has_joined = False
+            else:
+                if found is not None:
+                    return found
+
+    async def _wait_for_range(
+        self,
+        transfer: Transfer,
+        wait: Wait,
+        needed: Span,
+    ) -> Shard | PartFile | None:
+        transfer.waits.add(wait)
+        wait.stages = transfer.stages
+        self.hurry(transfer)
+        try:
+            while not transfer.outcome.done():
+                file = transfer.part_file
+                # A file that has arrived whole loses its name before the transfer ends.
+                is_readable = file is not None and (file.is_own or file.partial.is_there())
+                if file is not None and is_readable and file.has(needed):
+                    return file
+                await transfer.moved.wait()
+            return transfer.outcome.result()
+        finally:
+            transfer.waits.discard(wait)
+
+    async def _wait(self, transfer: Transfer, wait: Wait) -> Shard | Arrival | None:
         transfer.waits.add(wait)
         wait.stages = transfer.stages
         try:
@@ -119,24 +178,29 @@ class Transfers:
         ref: ShardRef,
         wanted: Class,
         client: JobKey | None = None,
+        *,
+        is_whole: bool = True,
     ) -> Transfer:
         """Start a transfer, or make the running one at least as urgent as `wanted`.
 
         Args:
             client: the job to which a new transfer is charged.
+            is_whole: whether all of the object is wanted, and not only what readers wait for.
         """
         transfer = self._by_name.get(name)
         if transfer is None:
-            transfer = Transfer(name, ref, wanted)
+            transfer = Transfer(name, ref, wanted, is_whole=is_whole)
             self._by_name[name] = transfer
-            self._clients[ref.url] = client
             transfer.outcome.add_done_callback(_retrieve_error)
             with about(shard=ref.url):
                 transfer.task = self._group.create_task(
-                    self._run(transfer),
+                    self._run(transfer, client),
                     name=f"fetch {ref.url}",
                 )
         transfer.wanted = min(transfer.wanted, wanted)
+        if is_whole and not transfer.is_whole:
+            transfer.is_whole = True
+            transfer.moved.notify()
         if not ref.is_file:  # samples are wanted if anybody wants them
             transfer.ref = ref
         return transfer
@@ -144,6 +208,12 @@ class Transfers:
     def hurry(self, transfer: Transfer) -> None:
         """Re-evaluate priorities now: a reader waits for this shard."""
         transfer.moved.notify()
+        if not self._is_hurrying:  # many readers may begin to wait at the same moment
+            self._is_hurrying = True
+            asyncio.get_running_loop().call_soon(self._hurry)
+
+    def _hurry(self) -> None:
+        self._is_hurrying = False
         self._reconsider()
 
     def stop(self) -> None:
@@ -152,12 +222,13 @@ class Transfers:
             if transfer.task is not None:
                 transfer.task.cancel()
 
-    async def _run(self, transfer: Transfer) -> None:
+    async def _run(self, transfer: Transfer, client: JobKey | None) -> None:
         is_postponed = False
         try:
             log.debug("fetching", wanted=transfer.klass.name.lower())
-            shard = await self._fetch(transfer)
-            log.debug("fetched", size_bytes=shard.size_bytes)
+            with self._counters.bills.charged(transfer.ref.url, client):
+                shard = await self._fetch(transfer)
+            log.debug("fetched", size_bytes=None if shard is None else shard.size_bytes)
             for name in self.failures.succeeded(transfer.name):
                 self._planner.now.missed(name)
             self._measure(transfer)
@@ -175,7 +246,6 @@ class Transfers:
             self._fail(transfer, internal_error(exn, transfer.ref.url))
         finally:
             del self._by_name[transfer.name]
-            self._clients.pop(transfer.ref.url, None)
             if not transfer.outcome.done():
                 # Postponed, or the daemon is stopping: waiters still get an answer.
                 transfer.outcome.set_exception(
@@ -212,7 +282,7 @@ class Transfers:
             self._measures.stage.of(stage.name.lower()).observe(spent_s)
 
 
-def _retrieve_error(outcome: asyncio.Future[Shard]) -> None:
+def _retrieve_error(outcome: asyncio.Future[Shard | None]) -> None:
     """Take note of a failed prefetch's error: nothing awaits it, and it has been logged."""
     if not outcome.cancelled():
         outcome.exception()

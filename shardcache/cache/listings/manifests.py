@@ -10,21 +10,25 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from shardcache.access import WEB, AllowList, Peer, is_sound, protocol_of
+from shardcache.access.deceptive import is_sound
+from shardcache.access.protocols import WEB
+from shardcache.access.rules import AllowList, Peer
+from shardcache.access.urls import protocol_of
 from shardcache.cache.listings.shard_listing import Listing
 from shardcache.cache.versions.history import History
+from shardcache.cache.versions.revalidation import Revalidation
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError, ProtocolError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.braces import expand_braces, in_braces
 from shardcache.origin.patterns.expansion import expand, named_by_braces
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef, Wanted
 from shardcache.redact import redact
-from shardcache.shardlist import MAX_SHARDS
-from shardcache.shards import Shards
-from shardcache.transport.flow import Received
-from shardcache.url_names import is_index
+from shardcache.shared.protocol import ShardRef, Wanted
+from shardcache.shared.shard_columns import Shards
+from shardcache.shared.shardlist import MAX_SHARDS
+from shardcache.shared.url_names import is_index
+from shardcache.transport.between.flow import Received
 
 log = structlog.get_logger()
 
@@ -46,6 +50,19 @@ class _Listed:
     filled_after: int = -1  # `History.changes` when its sample counts were last looked up
 
 
+@dataclass(frozen=True, slots=True)
+class ListingLimits:
+    """Limits of age and number of the lists that are kept.
+
+    Attributes:
+        ttl_s: how long a listing is used again.
+        memory_bytes: of the lists that are kept without being in any plan.
+    """
+
+    ttl_s: float
+    memory_bytes: int
+
+
 class Manifests:
     """Resolves patterns to lists of shards.
 
@@ -59,22 +76,17 @@ class Manifests:
         origins: Origins,
         downloader: Downloader,
         history: History,
+        revalidation: Revalidation,
         allow: AllowList,
-        ttl_s: float,
-        memory_bytes: int,
+        limits: ListingLimits,
     ) -> None:
-        """Begin without lists.
-
-        Args:
-            ttl_s: how long a listing is used again.
-            memory_bytes: limit of the lists that are kept without being in any plan.
-        """
+        """Begin without lists."""
         self._origins = origins
         self._downloader = downloader
         self._history = history
+        self._revalidation = revalidation
         self._allow = allow
-        self._ttl_s = ttl_s
-        self._memory_bytes = memory_bytes
+        self._limits = limits
         self._listed: dict[tuple[str, ...], _Listed] = {}  # by kind and patterns
         self._known: dict[tuple[Peer, Fingerprints], Listing] = {}  # least recently used first
         self._indexes: WeakValueDictionary[tuple[str, str], Shards] = WeakValueDictionary()
@@ -186,7 +198,7 @@ class Manifests:
             if listing is None:
                 return None
             lists.append(listing)
-        if not lists or sum(each.memory_bytes for each in lists) > self._memory_bytes:
+        if not lists or sum(each.memory_bytes for each in lists) > self._limits.memory_bytes:
             return None
         return await asyncio.to_thread(Listing.joined, lists)
 
@@ -207,7 +219,7 @@ class Manifests:
         self._known[peer, key] = listing
 
         lists = set(self._known.values())
-        excess_bytes = sum(each.memory_bytes for each in lists) - self._memory_bytes
+        excess_bytes = sum(each.memory_bytes for each in lists) - self._limits.memory_bytes
         while excess_bytes > 0 and len(self._known) > 1:
             oldest = next(iter(self._known))
             excess_bytes -= self._known.pop(oldest).memory_bytes
@@ -258,25 +270,38 @@ class Manifests:
         return await asyncio.to_thread(Listing, joined)
 
     async def _object(self, url: str) -> ShardRef:
-        """Return an object, or a ref without a version where a folder may be. Raises the origin's errors.
+        """Return an object, or a ref without a version where a folder may be.
+
+        Raises the origin's errors.
 
         Only the origin's word that there is no object may lead to the search for a folder: after
         any other error, the object would seem to be missing.
         """
         try:
-            obj = await self._downloader.stat_ahead(self._origins.origin(url), url)
+            obj = await self.stat(url)
         except NotFoundError:
             if protocol_of(url) in WEB:  # web servers have no folders
                 raise
             return ShardRef(url)
         return ShardRef(url, obj.version, obj.size_bytes)
 
+    async def stat(self, url: str) -> RemoteObject:
+        """Return an object as its origin has it now.
+
+        A cached file is as it is cached if the origin fails. Raises the origin's errors.
+        """
+        cached = await self._history.cached_file(url)
+        if cached is None:
+            return await self._downloader.stat_ahead(self._origins.origin(url), url)
+        present = await self._revalidation.present(url)
+        return cached if present is None else present
+
     async def _with_versions(self, shards: Shards) -> Shards:
         """Return files with versions and sizes, which their origins are asked for."""
         unknown = [ref.url for ref in shards if None in (ref.version, ref.size_bytes)]
         if not unknown:
             return shards
-        found = await self._downloader.stat_all(self._origins.origin, unknown)
+        found = await self._downloader.stat_all(self.stat, unknown)
         return await asyncio.to_thread(
             lambda: Shards.of(_stated(ref, found.get(ref.url)) for ref in shards),
         )
@@ -319,12 +344,12 @@ class Manifests:
         """Forget stale listings, and the oldest while they take too much memory."""
         total_bytes = 0
         for key, listed in reversed(list(self._listed.items())):
-            ttl_s = self._ttl_s
+            ttl_s = self._limits.ttl_s
             if any(map(is_index, key)):
                 # It costs one request, and may just have been updated for the job that asks.
                 ttl_s = min(ttl_s, _INDEX_TTL_S)
             total_bytes += listed.listing.memory_bytes
-            if now_s - listed.listed_s >= ttl_s or total_bytes > self._memory_bytes:
+            if now_s - listed.listed_s >= ttl_s or total_bytes > self._limits.memory_bytes:
                 del self._listed[key]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from shardcache.access import canonical, is_glob
+from shardcache.access.urls import canonical, is_glob
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.globs import glob_regex
 from shardcache.redact import redact

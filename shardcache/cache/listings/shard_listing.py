@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from shardcache.protocol import ShardRef, Wanted
-from shardcache.shards import Shards
+from shardcache.shared.protocol import ShardRef, Wanted
+from shardcache.shared.shard_columns import Shards
+from shardcache.shared.url_names import is_shard_or_file
 from shardcache.store.keys import place_of, shard_key
-from shardcache.url_names import is_shard
 
 # Memory of a list, and of a shard in it, besides its texts: name and numbers.
 _LIST_BYTES = 16_384
@@ -65,8 +65,13 @@ class Listing:
 
     def _is_file(self, url: str) -> bool:
         if self._wanted == "either":
-            return not is_shard(url)
-        return self._wanted in ("files", "objects")
+            return not is_shard_or_file(url)
+        return self._wanted in ("files", "ranges", "objects")
+
+    @property
+    def is_of_ranges(self) -> bool:
+        """True if nothing of the files is wanted but what readers ask for."""
+        return self._wanted == "ranges"
 
     def ref(self, number: int) -> ShardRef:
         """Return a shard by its number, or a file if that is wanted."""

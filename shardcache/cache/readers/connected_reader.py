@@ -4,28 +4,27 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from shardcache.cache.fetching.leasing import Leasing, Published
-from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.listings.shard_listing import Listing, name_of
+from shardcache.cache.readers.held_ranges import HeldRange, HeldRanges
 from shardcache.cache.readers.jobs import Job, Loader
-from shardcache.cache.readers.leases import Lease, LeaseState
+from shardcache.cache.readers.leases import Lease, LeaseState, has_more_samples
 from shardcache.cache.readers.plan_memory import PlanMemory
+from shardcache.cache.readers.services import Shared
 from shardcache.cache.readers.wait_clock import WaitClock
-from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.turns import Turns
 from shardcache.cache.waiting.waits import Class, JobKey, Wait
 from shardcache.errors import CorruptShardError, ProtocolError, ShardcacheError
-from shardcache.protocol import ShardRef
 from shardcache.redact import excerpt
+from shardcache.shared.protocol import ShardRef
+from shardcache.store.part_file import PartFile, Span
 from shardcache.store.shard import Shard
 
 LISTING = "listing the shards"
-"""What a reader waits for until its patterns are resolved."""
+"""Stage of a reader's wait until its patterns are resolved."""
 
 _OF_A_PREVIOUS_PLAN = -1
 _MAX_LEASES = 4096  # more than any reader needs: each is an open file
@@ -34,18 +33,6 @@ _MAX_LEASES = 4096  # more than any reader needs: each is an open file
 # defaults to 2).
 _BATCHES_AHEAD = 4
 _STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all readers use."""
-
-    residency: Residency
-    transfers: Transfers
-    leasing: Leasing
-    turns: Turns
-    plan_memory: PlanMemory
-    disconnected: "Callable[[Reader], None]"  # called with a reader that disconnects
 
 
 class Reader:
@@ -64,12 +51,15 @@ class Reader:
         self,
         job: Job,
         shared: Shared,
+        plan_memory: PlanMemory,
+        disconnected: "Callable[[Reader], None]",
         loader: Loader | None = None,
         mates: "Collection[Reader]" = (),
     ) -> None:
         """Connect a reader without a plan.
 
         Args:
+            disconnected: called with it when it disconnects.
             mates: all workers of its loader, at any time.
         """
         self.job = job
@@ -79,15 +69,18 @@ class Reader:
         self.order = array("I")
         self.resolving: Sequence[str] = ()
         self._mates = mates
+        self._planner = shared.planner
         self._residency = shared.residency
-        self._planner = shared.residency.planner
-        self._counters = shared.residency.counters
+        self._counters = shared.counters
         self._transfers = shared.transfers
         self._leasing = shared.leasing
         self._turns = shared.turns
-        self._plan_memory = shared.plan_memory
-        self._disconnected = shared.disconnected
+        self._changed = shared.changed
+        self._plan_memory = plan_memory
+        self._disconnected = disconnected
         self._leases: dict[int, Lease] = {}  # by number
+        self._of_shards: dict[int, Lease] = {}  # those granted, but for ranges: there may be many
+        self._ranges = HeldRanges(shared.residency.parts, shared.counters, job.key)
         self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
         self._moved_s = time.monotonic()  # when it last took or released a shard
 
@@ -107,6 +100,7 @@ class Reader:
         self.job.shards_planned += reads
         self._planner.now.declare(self, job=self.job.key)
         self.order = array("I")
+        self._ranges.forget_order()
         self.listing = None
         self._plan_memory.check(self, listing, 0)
         self.listing = listing
@@ -117,15 +111,17 @@ class Reader:
         self._plan_memory.check(self, self.listing, len(order))
         versions = self.listing.shards.versions
         names = self.listing.names
+        is_of_ranges = self.listing.is_of_ranges
         bare_urls = [names[number] for number in dict.fromkeys(order) if not versions[number]]
         await self._leasing.recall(bare_urls)
 
         def add(some: Sequence[int]) -> None:
             self.order.extend(some)
-            self._planner.now.extend(self, [names[number] for number in some])
+            if not is_of_ranges:  # of which nothing is fetched ahead of need
+                self._planner.now.extend(self, [names[number] for number in some])
 
         await self._turns.take(order, add)
-        self._residency.changed.notify()
+        self._changed.notify()
 
     def ref(self, position: int) -> ShardRef:
         """Return the shard at a position of the plan.
@@ -152,6 +148,7 @@ class Reader:
         unpublished: bool = False,
         latest: bool = False,
         first: tuple[int, int] | None = None,
+        needed: bool = False,
     ) -> Lease:
         """Lease the shard at a position of the plan. Raises every error of its fetching.
 
@@ -161,24 +158,30 @@ class Reader:
             partial: whether its beginning will do.
             unpublished: whether its checked files will do before they are published.
             latest: whether its present version is wanted, whatever the plan says.
-            first: start and end of the bytes that are needed first.
+            first: start and end of the bytes that are wanted, for a plan of ranges.
+            needed: whether the reader has reached the shard, as by `need`.
         """
         ref = self.ref(position)
-        if number in self._leases:
-            raise ProtocolError(f"request {number} has already asked for a lease")
-        if len(self._leases) >= _MAX_LEASES:
-            raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
+        self._check_new(number)
+        if not self._is_of_ranges:
+            first = None
         wait = Wait(
             self.job.key,
             partial=partial,
             unpublished=unpublished,
             holder=self,
             bytes=first,
+            ahead=None if first is None else self._ranges.read_next(position, first),
         )
         lease = Lease(number, position, wait)
         self._leases[number] = lease
+        if needed:
+            self.need(number)
+        found: Published | Arrival | PartFile
         try:
-            if latest:
+            if first is not None:
+                found = await self._leasing.acquire_range(ref, wait)
+            elif latest:
                 found = await self._leasing.acquire_latest(ref, Class.PLANNED, wait)
             else:
                 found = await self._leasing.acquire(ref, Class.PLANNED, wait)
@@ -186,27 +189,73 @@ class Reader:
             self._end_wait(wait)
             self._leases.pop(number, None)
         self._leases[number] = lease
+        self._count(found)
+        self._grant(lease, found.shard if isinstance(found, Published) else found)
+        return lease
+
+    def lease_at_hand(
+        self,
+        number: int,
+        position: int,
+        span: Span,
+        *,
+        needed: bool,
+    ) -> Lease | None:
+        """Lease a range of a plan of ranges if that takes no waiting; arguments are as of `lease`.
+
+        None if it has to be fetched or checked first, which `lease` does.
+        """
+        if not self._is_of_ranges:
+            return None
+        ref = self.ref(position)
+        self._check_new(number)
+        if ref.version is None:
+            return None  # the object store may have to be asked for it
+        found = self._leasing.at_hand(name_of(ref), span, ref.version)
+        if found is None:
+            return None
+        self._counters.hits += 1
+        self._counters.hit_bytes += found.size_bytes if isinstance(found, Shard) else 0
+        wait = Wait(self.job.key, partial=True, holder=self, bytes=span)
+        state = LeaseState.AWAITED if needed else LeaseState.REQUESTED
+        lease = Lease(number, position, wait, state, task=None)
+        self._ranges.read_next(position, span)
+        self._leases[number] = lease
         self._grant(lease, found)
         return lease
 
-    def _grant(self, lease: Lease, found: Published | Arrival) -> None:
+    def _check_new(self, number: int) -> None:
+        """Raise ProtocolError unless another lease may be requested by this number."""
+        if number in self._leases:
+            raise ProtocolError(f"request {number} has already asked for a lease")
+        if len(self._leases) >= _MAX_LEASES:
+            raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
+
+    def _count(self, found: Published | Arrival | PartFile) -> None:
         if isinstance(found, Published) and found.hit:
             self._counters.hits += 1
             self._counters.hit_bytes += found.facts.size_bytes
         else:
             self._counters.misses += 1
 
+    def _grant(self, lease: Lease, found: Shard | Arrival | PartFile) -> None:
         self._moved_s = time.monotonic()
-        if isinstance(found, Published):
-            lease.granted = found.shard
+        if isinstance(found, PartFile):
+            assert lease.wait.bytes is not None
+            lease.granted = self._ranges.hold(found, lease.wait.bytes)
         else:
             lease.granted = found
-            if lease.wait.unpublished:
+            self._of_shards[lease.number] = lease
+            if isinstance(found, Arrival) and lease.wait.unpublished:
                 lease.files = found.files
         if lease.state is LeaseState.AWAITED:
             self._use(lease)
         else:
             lease.state = LeaseState.GRANTED
+
+    @property
+    def _is_of_ranges(self) -> bool:
+        return self.listing is not None and self.listing.is_of_ranges
 
     def need(self, number: int) -> None:
         """Use a lease's shard from now on, or count the reader as waiting for it.
@@ -221,12 +270,16 @@ class Reader:
         elif lease.state is LeaseState.REQUESTED:
             lease.state = LeaseState.AWAITED
             self._begin_wait(lease.wait, self.transfer(lease.position))
-            self._planner.now.waits(self, lease.position, self.clock.waited_s)
-            self._residency.changed.notify()
+            if lease.wait.bytes is None:  # a plan of ranges has no order to be at a place of
+                self._planner.now.waits(self, lease.position, self.clock.waited_s)
+            self._changed.notify()
 
     def _use(self, lease: Lease) -> None:
         """Retain a granted shard: the reader has reached it."""
         found = lease.granted
+        if isinstance(found, HeldRange):
+            lease.state = LeaseState.IN_USE
+            return
         if isinstance(found, Shard):
             # It may have been evicted, and perhaps re-fetched, since the grant.
             found = self._residency.retain_cached(found.key)
@@ -238,14 +291,9 @@ class Reader:
             lease.state = LeaseState.IN_USE
             lease.granted = found
             now.reads(self, lease.position, self.clock.waited_s)
-        self._residency.changed.notify()
+        self._changed.notify()
 
-    async def more(
-        self,
-        number: int,
-        beyond_bytes: int,
-        first: tuple[int, int] | None = None,
-    ) -> Lease:
+    async def more(self, number: int, beyond_bytes: int) -> Lease:
         """Wait for more of an arriving shard; if all of it was granted, for its publication.
 
         Returns its lease. The transfer's error ends the lease.
@@ -253,7 +301,6 @@ class Reader:
         Args:
             number: the lease.
             beyond_bytes: number of bytes that the reader has; more of them are awaited.
-            first: start and end of bytes that are awaited instead.
         """
         lease = self._lease(number)
         arrival = lease.granted
@@ -266,23 +313,30 @@ class Reader:
             stages=None if transfer is None else transfer.stages,
             holder=self,
             is_file=self.ref(lease.position).is_file,
-            bytes=first,
         )
         self._begin_wait(wait, transfer)
         try:
             await arrival.beyond(beyond_bytes, wait)
             if arrival.refused is not None and not wait.is_file:
                 raise arrival.refused
+            await self._index(lease, wait)
             if wait.unpublished:
                 lease.files = arrival.files
         except ShardcacheError:
             if self._leases.get(number) is lease:  # not released since, nor its number used again
-                del self._leases[number]
+                self._drop(number)
                 await self._let_go(lease)
             raise
         finally:
             self._end_wait(wait)
         return lease
+
+    async def _index(self, lease: Lease, wait: Wait) -> None:
+        """Have a shard indexed that was published as a file, while its samples are read."""
+        facts = None if lease.shard is None else lease.shard.facts
+        if facts is not None and facts.samples is None and not wait.is_file:
+            ref = self.ref(lease.position)
+            await self._leasing.acquire(ref, Class.PLANNED, Wait(self.job.key, holder=self))
 
     async def release(self, number: int, *, read: bool, damage: str = "") -> None:
         """Release a lease or its request; no-op if it has ended.
@@ -293,8 +347,11 @@ class Reader:
             damage: what the reader found wrong with the shard, which is then checked before it is
                 next leased.
         """
-        lease = self._leases.pop(number, None)
+        lease = self._drop(number)
         if lease is None:
+            return
+        if isinstance(lease.granted, HeldRange):
+            self._ranges.release(lease.granted, read=read)
             return
         if damage and lease.shard is not None:
             lease.shard.suspicion = excerpt(damage)
@@ -314,15 +371,15 @@ class Reader:
         self.job.shards_done += 1
         facts = lease.facts
         if facts is not None:
-            bills = self._counters.bills
-            bills.add("read", facts.url, facts.origin_bytes, 1, self.client)
+            self._counters.bills.add_read(facts.url, facts.origin_bytes, self.client)
         self._planner.now.done(self, lease.position, self.clock.waited_s)
 
     async def close(self) -> None:
         """Disconnect the reader: end its leases and drop its plan."""
         self._disconnected(self)
         while self._leases:
-            _, lease = self._leases.popitem()
+            lease = self._drop(next(reversed(self._leases)))
+            assert lease is not None
             await self._let_go(lease)
         # Explicitly, as an error's traceback may keep a disconnected reader alive.
         self.listing = None
@@ -335,10 +392,12 @@ class Reader:
             await self._leasing.release(lease.retained)
         elif isinstance(lease.granted, Arrival):
             lease.granted.leave(self.job.key)
+        elif isinstance(lease.granted, HeldRange):
+            self._ranges.let_go(lease.granted)
 
     def take_damage(self) -> list[CorruptShardError]:
         """Return the damage found in shards while the reader had them in use, each once."""
-        for lease in self._leases.values():
+        for lease in self._of_shards.values():
             self._note_damage(lease)
         found = self._damage
         self._damage = []
@@ -348,6 +407,11 @@ class Reader:
         if not lease.damage_seen and lease.damage is not None:
             lease.damage_seen = True
             self._damage.append(lease.damage)
+
+    def _drop(self, number: int) -> Lease | None:
+        """Remove a lease, and return it; None if it has ended."""
+        self._of_shards.pop(number, None)
+        return self._leases.pop(number, None)
 
     def position(self, number: int) -> int:
         """Return the plan position of a lease."""
@@ -409,7 +473,7 @@ class Reader:
 
     def retained(self) -> list[Shard]:
         """Return the shards retained for the reader."""
-        shards = [lease.retained for lease in self._leases.values()]
+        shards = [lease.retained for lease in self._of_shards.values()]
         return [shard for shard in shards if shard is not None]
 
     def kept_waiting(self) -> "Collection[Reader]":
@@ -431,8 +495,4 @@ class Reader:
         if self.clock.runs or time.monotonic() - self._moved_s <= _STILL_S:
             return False
         min_samples = batch_size * _BATCHES_AHEAD
-        return all(_has_more_samples(shard, min_samples) for shard in self.retained())
-
-
-def _has_more_samples(shard: Shard, count: int) -> bool:
-    return shard.facts is not None and (shard.facts.samples or 0) > count
+        return all(has_more_samples(shard, min_samples) for shard in self.retained())

@@ -5,7 +5,7 @@ from typing import Any
 
 from shardcache.cache.waiting.stages import Stage, Stages
 from shardcache.cache.waiting.waits import JobKey
-from shardcache.units import user_name
+from shardcache.shared.units import user_name
 
 _WAIT_CAUSES = {
     Stage.ASKING: "network_s",

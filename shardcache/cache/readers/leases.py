@@ -4,6 +4,7 @@ import asyncio
 import enum
 from dataclasses import dataclass, field
 
+from shardcache.cache.readers.held_ranges import HeldRange
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import Wait
 from shardcache.errors import CorruptShardError
@@ -34,7 +35,7 @@ class Lease:
     wait: Wait  # until the lease is granted
     state: LeaseState = LeaseState.REQUESTED
     # The shard, or its transfer if the lease was granted before its end.
-    granted: Shard | Arrival | None = None
+    granted: Shard | Arrival | HeldRange | None = None
     # Those of the whole shard, if granted before their publication
     files: Unpublished | None = None
     damage_seen: bool = False  # True once damage of its shard was noted
@@ -44,7 +45,9 @@ class Lease:
     @property
     def shard(self) -> Shard | None:
         """The published shard; None until there is one."""
-        return self.granted.shard if isinstance(self.granted, Arrival) else self.granted
+        if isinstance(self.granted, Arrival):
+            return self.granted.shard
+        return self.granted if isinstance(self.granted, Shard) else None
 
     @property
     def facts(self) -> Facts | None:
@@ -72,3 +75,8 @@ class Lease:
         if self.retained is not None:
             return self.retained.damage
         return self.granted.damage if isinstance(self.granted, Arrival) else None
+
+
+def has_more_samples(shard: Shard, count: int) -> bool:
+    """Return whether a shard is known to have more than a number of samples."""
+    return shard.facts is not None and (shard.facts.samples or 0) > count

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from shardcache.cache.listings.shard_listing import Listing
 from shardcache.errors import CapacityError
-from shardcache.units import size
+from shardcache.shared.units import size
 
 _POSITION_BYTES = 64  # memory taken by a position of a plan
 

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 
-from shardcache.cache.fetching.leasing import Leasing
-from shardcache.cache.fetching.transfers import Transfers
-from shardcache.cache.readers.connected_reader import Reader, Shared
+from shardcache.cache.readers.connected_reader import Reader
 from shardcache.cache.readers.jobs import Job, Loader
 from shardcache.cache.readers.plan_memory import PlanMemory
-from shardcache.cache.space.residency import Residency
-from shardcache.cache.waiting.turns import Turns
+from shardcache.cache.readers.services import Shared
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import ProtocolError
-from shardcache.protocol import MAX_JOB_CHARS
+from shardcache.shared.protocol import MAX_JOB_CHARS
 
 # Number of disconnected jobs still shown: readers disconnect between epochs.
 _PAST_JOBS = 32
@@ -22,26 +19,17 @@ class Readers:
 
     def __init__(
         self,
-        residency: Residency,
-        transfers: Transfers,
-        leasing: Leasing,
-        turns: Turns,
+        shared: Shared,
         plan_memory_bytes: int,
     ) -> None:
-        self._planner = residency.planner
-        self._changed = residency.changed
-        self._bills = residency.counters.bills
+        self._shared = shared
+        self._planner = shared.planner
+        self._changed = shared.changed
+        self._bills = shared.counters.bills
         self._readers: set[Reader] = set()
         self._workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
         self._jobs: dict[JobKey, Job] = {}  # most recently joined last
-        self._shared = Shared(
-            residency=residency,
-            transfers=transfers,
-            leasing=leasing,
-            turns=turns,
-            plan_memory=PlanMemory(self._readers, plan_memory_bytes),
-            disconnected=self._remove,
-        )
+        self._plan_memory = PlanMemory(self._readers, plan_memory_bytes)
 
     def __iter__(self) -> Iterator[Reader]:
         return iter(list(self._readers))
@@ -64,7 +52,7 @@ class Readers:
         mates: set[Reader] = set()
         if loader is not None:
             mates = self._workers.setdefault((job.key, loader), mates)
-        reader = Reader(job, self._shared, loader, mates)
+        reader = Reader(job, self._shared, self._plan_memory, self._remove, loader, mates)
         self._readers.add(reader)
         mates.add(reader)
         return reader
@@ -82,7 +70,7 @@ class Readers:
         surplus = max(0, len(past) - _PAST_JOBS)
         for key in past[:surplus]:
             del self._jobs[key]
-            self._bills.amounts.pop(key, None)
+            self._bills.forget(key)
 
     def _remove(self, reader: Reader) -> None:
         """Forget a reader and its plan."""

@@ -12,9 +12,9 @@ from typing import NamedTuple, Self
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.waits import Holder, PostponedError
 from shardcache.errors import CapacityError
+from shardcache.shared.units import size
 from shardcache.store.shard import Shard
 from shardcache.store.space import Space
-from shardcache.units import size
 
 
 def check_progress(

@@ -13,18 +13,18 @@ from dataclasses import replace
 import structlog
 
 from shardcache.cache.waiting.turns import Turns
-from shardcache.config import Amount
+from shardcache.config.amounts import Amount
 from shardcache.errors import CacheError, CapacityError
+from shardcache.shared.units import size, user_name
 from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
-from shardcache.units import size, user_name
 
 log = structlog.get_logger()
 
 # Every save writes all pins, so changes are batched: new versions of a whole dataset arrive one
 # after another.
-_COLLECT_S = 5.0
+_SAVE_INTERVAL_S = 5.0
 
 
 class Pins:
@@ -37,43 +37,43 @@ class Pins:
         self._store = store
         self._turns = turns
         self._limit_bytes = limit.of(store.space.capacity_bytes)
-        self._pins: dict[str, Pin] = {}  # by url
-        self._urls: dict[str, str] = {}  # by key
-        self._size_bytes = 0
-        self._changed: Callable[[str], None] = lambda key: None
-        self._unsaved = asyncio.Event()
+        self._by_url: dict[str, Pin] = {}
+        self._url_by_key: dict[str, str] = {}  # by the key of the pinned version
+        self._size_bytes = 0  # of all pins together
+        self._report: Callable[[str], None] = lambda key: None
+        self._unsaved = asyncio.Event()  # set while the file lacks a change
         self._changing = asyncio.Lock()  # each change is checked and written after the one before
         for pin in read_pins(store.layout):
             shard = store.shards.get(pin.key)
             if shard is None:
-                self._apply(pin.url, pin)
+                self._put(pin.url, pin)
             else:
-                self._apply(pin.url, replace(pin, size_bytes=shard.kept_bytes))
+                self._put(pin.url, replace(pin, size_bytes=shard.kept_bytes))
         if self._size_bytes > self._limit_bytes:
             log.warning("pins exceed their limit; all are kept", **self.to_json())
 
     def __iter__(self) -> Iterator[Pin]:
-        return iter(list(self._pins.values()))
+        return iter(list(self._by_url.values()))
 
-    def watch(self, changed: Callable[[str], None]) -> None:
-        """Call `changed` with every pinned key, and with each that is pinned or unpinned later."""
-        self._changed = changed
-        for key in self._urls:
-            changed(key)
+    def watch(self, report: Callable[[str], None]) -> None:
+        """Call `report` with every pinned key, and with each that is pinned or unpinned later."""
+        self._report = report
+        for key in self._url_by_key:
+            report(key)
 
     def get(self, url: str) -> Pin | None:
         """Return the pin on a url, if there is one."""
-        return self._pins.get(url)
+        return self._by_url.get(url)
 
-    def has(self, key: str) -> bool:
+    def has_version(self, key: str) -> bool:
         """Return whether this version of a shard is pinned, cached or not."""
-        return key in self._urls
+        return key in self._url_by_key
 
     def to_json(self) -> dict[str, int]:
         """Return the number of pins, how many of their shards are missing, and their total size."""
         return {
-            "shards": len(self._pins),
-            "missing": len(self._urls.keys() - self._store.shards.keys()),
+            "shards": len(self._by_url),
+            "missing": len(self._url_by_key.keys() - self._store.shards.keys()),
             "size_bytes": self._size_bytes,
             "limit_bytes": self._limit_bytes,
         }
@@ -81,58 +81,69 @@ class Pins:
     async def add(self, wanted: Sequence[Pin]) -> set[str]:
         """Add pins; return the urls that were not pinned before.
 
-        Raises CapacityError, DiskError, changing nothing.
+        Of several with one url, the last counts. Raises CapacityError, DiskError, changing nothing.
         """
         async with self._changing:
-            by_url = {pin.url: pin for pin in wanted}
-            growth_bytes = sum(self._growth_bytes(pin) for pin in by_url.values())
+            last_by_url = {pin.url: pin for pin in wanted}
+            growth_bytes = sum(self._growth_bytes(pin) for pin in last_by_url.values())
             self._check_growth(growth_bytes)
             previous = await self._change(wanted, self._joined)
         return {url for url, pin in previous.items() if pin is None}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
-        """Remove one user, or all, from pins; return what remains, by url.
+        """Remove a user from pins; return what remains of each, by url.
 
         Raises DiskError, changing nothing.
+
+        Args:
+            uid: None to remove all users.
         """
         async with self._changing:
-            await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
-        return {pin.url: self._pins.get(pin.url) for pin in pins}
+            await self._change(pins, lambda pin: _without(self._by_url.get(pin.url), uid))
+        return {pin.url: self._by_url.get(pin.url) for pin in pins}
 
     def arrived(self, shard: Shard) -> None:
-        """Keep a newly cached shard if its url is pinned, in place of the version kept so far."""
-        if shard.facts is not None:
-            url: str | None = shard.facts.url
-        else:
-            url = self._urls.get(shard.key)
-        if url is None:
-            return
-        pin = self._pins.get(url)
+        """Keep a cached shard if its url is pinned, in place of the version kept so far.
+
+        One that would exceed the limit is unpinned instead.
+        """
+        pin = self._pin_on(shard)
         if pin is None:
             return
-        present: Pin | None = replace(pin, key=shard.key, size_bytes=shard.kept_bytes)
         try:
             self._check_growth(shard.kept_bytes - pin.size_bytes)
         except CapacityError as exn:
             log.warning(
                 "shard has grown beyond the pin limit; unpinned",
-                shard=url,
+                shard=pin.url,
                 cause=exn.message,
             )
-            present = None
-        self._apply(pin.url, present)
+            self._put(pin.url, None)
+        else:
+            self._put(pin.url, replace(pin, key=shard.key, size_bytes=shard.kept_bytes))
         self.schedule_save()
+
+    def _pin_on(self, shard: Shard) -> Pin | None:
+        """Return the pin on a shard's url, if there is one."""
+        if shard.facts is not None:
+            return self._by_url.get(shard.facts.url)
+        # Since a restart, its sidecar has not been read. If this version is pinned, the pin has its
+        # url.
+        url = self._url_by_key.get(shard.key)
+        if url is None:
+            return None
+        return self._by_url.get(url)
 
     def schedule_save(self) -> None:
         """Have all pins saved soon."""
         self._unsaved.set()
 
     async def run(self) -> None:
-        """Save the pins after changes caused by arriving shards.
+        """Save the pins soon after each `schedule_save`, and after changes that failed to be saved.
 
         Runs until cancelled, then saves once more.
         """
-        failing = False
+        failing = False  # True once the log says so
         try:
             while True:
                 await self._unsaved.wait()
@@ -143,7 +154,7 @@ class Pins:
                     if not failing:
                         log.warning("cannot save the pins; retrying later", cause=exn.message)
                     failing = True
-                await asyncio.sleep(_COLLECT_S)
+                await asyncio.sleep(_SAVE_INTERVAL_S)
         finally:
             with contextlib.suppress(CacheError):
                 await self.save()
@@ -157,42 +168,47 @@ class Pins:
     async def _change(
         self,
         pins: Sequence[Pin],
-        become: Callable[[Pin], Pin | None],
+        replacement: Callable[[Pin], Pin | None],
     ) -> dict[str, Pin | None]:
-        """Apply what `become` makes of each pin, and save; return the previous pins, by url.
+        """Put each pin's replacement in its place, and save; return the previous pins, by url.
 
-        On an error, undo it.
+        If the replacements cannot be saved, the previous ones are put back.
         """
         previous: dict[str, Pin | None] = {}
 
-        def apply(some: Sequence[Pin]) -> None:
+        def replace_some(some: Sequence[Pin]) -> None:
             for pin in some:
-                previous.setdefault(pin.url, self._pins.get(pin.url))
-                self._apply(pin.url, become(pin))
+                previous.setdefault(pin.url, self._by_url.get(pin.url))
+                self._put(pin.url, replacement(pin))
 
-        self._unsaved.set()
-        await self._turns.take(pins, apply)
+        self._unsaved.set()  # first: if this task is cancelled, what it has replaced is saved later
+        await self._turns.take(pins, replace_some)  # of a whole dataset: not all at once
         try:
             await self._write()
         except CacheError:
             for url, pin in previous.items():
-                self._apply(url, pin)
+                self._put(url, pin)
             raise
         return previous
 
     async def _write(self) -> None:
-        self._unsaved.clear()
-        pins = list(self._pins.values())
+        """Write the file, to the end even if this task is cancelled meanwhile."""
+        self._unsaved.clear()  # first: a shard that arrives meanwhile needs another save
+        pins = list(self._by_url.values())
         writing = asyncio.create_task(asyncio.to_thread(write_pins, self._store.layout, pins))
         try:
             await asyncio.shield(writing)
         except (CacheError, asyncio.CancelledError):
             self._unsaved.set()
             await asyncio.wait([writing])  # the next writer uses the same temporary file
-            writing.exception()
+            writing.exception()  # or asyncio would log that nobody has looked at it
             raise
 
     def _check_growth(self, growth_bytes: int) -> None:
+        """Raise CapacityError if the pins would grow beyond their limit.
+
+        They may be beyond it already, after a restart with a lower one; then they may only shrink.
+        """
         pinned_bytes = self._size_bytes + growth_bytes
         if growth_bytes > 0 and pinned_bytes > self._limit_bytes:
             limit = size(self._limit_bytes)
@@ -204,15 +220,18 @@ class Pins:
             )
 
     def _growth_bytes(self, pin: Pin) -> int:
-        """Return how much a pin adds to the pinned bytes."""
-        previous = self._pins.get(pin.url)
+        """Return how much a wanted pin would add to the pinned bytes."""
+        previous = self._by_url.get(pin.url)
         if previous is None:
             return pin.size_bytes
         return self._joined(pin).size_bytes - previous.size_bytes
 
     def _joined(self, pin: Pin) -> Pin:
-        """Return a pin with the users of the one on the same url."""
-        previous = self._pins.get(pin.url)
+        """Return what replaces the pin on a url when another is added: one with the users of both.
+
+        Of the two versions, it has the one to keep for now.
+        """
+        previous = self._by_url.get(pin.url)
         if previous is None:
             return pin
         uids = previous.uids | pin.uids
@@ -221,21 +240,24 @@ class Pins:
             return replace(previous, uids=uids)
         return replace(pin, uids=uids)
 
-    def _apply(self, url: str, pin: Pin | None) -> None:
-        """Put a pin in place of the one on the url; remove that one if there is none."""
-        previous = self._pins.get(url)
+    def _put(self, url: str, pin: Pin | None) -> None:
+        """Put a pin in place of the one on the url, if any; None just removes that one.
+
+        Does not save.
+        """
+        previous = self._by_url.get(url)
         if previous is not None:
             self._size_bytes -= previous.size_bytes
-            self._urls.pop(previous.key, None)
+            self._url_by_key.pop(previous.key, None)
         if pin is None:
-            self._pins.pop(url, None)
+            self._by_url.pop(url, None)
         else:
             self._size_bytes += pin.size_bytes
-            self._pins[url] = pin
-            self._urls[pin.key] = url
-        changed = {each.key for each in (previous, pin) if each is not None}
-        for key in changed:
-            self._changed(key)
+            self._by_url[url] = pin
+            self._url_by_key[pin.key] = url
+        keys = {each.key for each in (previous, pin) if each is not None}
+        for key in keys:
+            self._report(key)
 
 
 def _without(pin: Pin | None, uid: int | None) -> Pin | None:

@@ -10,16 +10,19 @@ import structlog
 
 from shardcache.cache.planner import Planner
 from shardcache.cache.space.deadlock import check_progress
+from shardcache.cache.space.part_residency import PartResidency
 from shardcache.cache.space.pins import Pins
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.signals import Signal
+from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError
 from shardcache.errors import CacheError, CapacityError, CorruptShardError, DiskFullError
-from shardcache.metrics import Counters
+from shardcache.shared.units import size
 from shardcache.store.folder.folder_contents import compare_folder
+from shardcache.store.part_file import part_of_key
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
-from shardcache.units import size
+from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
@@ -35,6 +38,7 @@ AFTER_ALL_PLANS = sys.float_info.max
 # A claim waiting for space wakes at every change; a deadlock check examines all readers, and so
 # runs less often.
 _CHECK_AGAIN_S = 0.5
+_AHEAD_SHARE = 8  # of the cache, one in so many bytes may be fetched ahead of a reader of ranges
 _REMEMBERED = 100_000  # number of evicted shards remembered, to count re-fetches
 
 
@@ -49,27 +53,44 @@ class Residency:
         leased: shards with leases, including damaged ones already in quarantine.
         pinned: cached shards that are pinned, by key.
         claims: shards being fetched, by key.
-        changed: notified when more shards may be evictable.
+        parts: those of objects of which ranges are read.
         short_bytes: by how much the filesystem's free space fell short of --min-free, when last
             checked.
     """
 
-    def __init__(self, store: Store, planner: Planner, pins: Pins, counters: Counters) -> None:
-        self.store = store
-        self.planner = planner
-        self.pins = pins
-        self.counters = counters
+    def __init__(
+        self,
+        store: Store,
+        planner: Planner,
+        pins: Pins,
+        counters: Counters,
+        changed: Signal,
+    ) -> None:
+        """Tell the plan which shards are cached already.
+
+        Args:
+            changed: notified when more shards may be evictable.
+        """
+        self._store = store
+        self._planner = planner
+        self._pins = pins
+        self._counters = counters
+        self._changed = changed
         self.leased: set[Shard] = set()
         self.pinned: dict[str, Shard] = {}
         self.claims: dict[str, KeyClaim] = {}
-        self.changed = Signal()
         self.short_bytes = 0
         self._allocating = asyncio.Lock()
+        self.parts = PartResidency(
+            store, planner, counters, changed, self.claims.keys(), self._allocating
+        )
         self._evicted: dict[str, None] = {}  # keys, oldest first
         self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
         now = planner.now
         for shard in store.shards.values():
             now.arrived(shard.key, shard.kept_bytes)
+        for file in store.part_files.values():
+            self.parts.restored(file)
         pins.watch(self._pin_changed)
 
     # What is cached, and what keeps it
@@ -78,9 +99,9 @@ class Residency:
         """Add a newly cached shard."""
         if shard.key in self._evicted:
             del self._evicted[shard.key]
-            self.counters.refetches += 1
-        self.planner.now.arrived(shard.key, shard.kept_bytes)
-        self.pins.arrived(shard)
+            self._counters.refetches += 1
+        self._planner.now.arrived(shard.key, shard.kept_bytes)
+        self._pins.arrived(shard)
 
     def gone(self, key: str) -> None:
         """Remove a shard that was evicted, quarantined or lost.
@@ -88,9 +109,9 @@ class Residency:
         Its leases last until they are released.
         """
         self._unpin(key)
-        self.planner.now.gone(key)
-        self.planner.forget(key)
-        self.changed.notify()
+        self._planner.now.gone(key)
+        self._planner.forget(key)
+        self._changed.notify()
 
     def retain(self, shard: Shard) -> None:
         """Keep a shard until `release`."""
@@ -100,7 +121,7 @@ class Residency:
 
     def retain_cached(self, key: str) -> Shard | None:
         """Keep the cached shard for `key` until `release`, and return it; None if there is none."""
-        shard = self.store.shards.get(key)
+        shard = self._store.shards.get(key)
         if shard is not None:
             self.retain(shard)
         return shard
@@ -111,7 +132,7 @@ class Residency:
         if not shard.leases:
             self.leased.discard(shard)
             self._update_plan(shard)
-        self.changed.notify()
+        self._changed.notify()
 
     @contextlib.contextmanager
     def retained(self, shard: Shard) -> Iterator[None]:
@@ -124,38 +145,52 @@ class Residency:
 
     def _pin_changed(self, key: str) -> None:
         """Keep the cached shard for `key`, if there is one, from now on or no longer."""
-        if not self.pins.has(key):
+        if not self._pins.has_version(key):
             self._unpin(key)
             return
-        shard = self.store.shards.get(key)
+        shard = self._store.shards.get(key)
         if shard is not None and not shard.pinned:
             shard.pinned = True
             self.pinned[key] = shard
-            self.store.space.pinned_bytes += shard.kept_bytes
+            self._store.space.pinned_bytes += shard.kept_bytes
             self._update_plan(shard)
 
     def _unpin(self, key: str) -> None:
         shard = self.pinned.pop(key, None)
         if shard is not None:
             shard.pinned = False
-            self.store.space.pinned_bytes -= shard.kept_bytes
+            self._store.space.pinned_bytes -= shard.kept_bytes
             self._update_plan(shard)
-            self.changed.notify()
+            self._changed.notify()
 
     def _update_plan(self, shard: Shard) -> None:
         """Tell the plan whether a shard may be evicted."""
         if not self._is_cached(shard):
             return
         if shard.stays:
-            self.planner.now.held(shard.key)
+            self._planner.now.held(shard.key)
         else:
-            self.planner.now.freed(shard.key)
+            self._planner.now.freed(shard.key)
 
     def _is_cached(self, shard: Shard) -> bool:
         # By identity: a corrupt shard may be quarantined while leased, and then fetched again.
-        return self.store.shards.get(shard.key) is shard
+        return self._store.shards.get(shard.key) is shard
 
     # Space
+
+    @contextlib.contextmanager
+    def claiming(self, key: str, transfer: Transfer) -> Iterator[KeyClaim]:
+        """Provide the claim of all transfers that lead to a key, this one among them."""
+        claim = self.claims.setdefault(key, KeyClaim())
+        claim.transfers.append(transfer)
+        for each in claim.transfers:  # the one that works does so for all of them
+            each.moved.notify()
+        try:
+            yield claim
+        finally:
+            claim.transfers.remove(transfer)
+            if not claim.transfers:
+                del self.claims[key]
 
     async def reserve(
         self,
@@ -191,11 +226,20 @@ class Residency:
         assert claim.reservation is not None
         async with self._allocating:
             self._look_again()
-            while shortfall := self.store.measured().shortfall_bytes(size_bytes):
+            while shortfall := self._store.measured().shortfall_bytes(size_bytes):
                 if not await self._free(shortfall, needed_at_s):
                     return False
             claim.reservation.grow(size_bytes)
             return True
+
+    async def reserve_at_once(self, claim: KeyClaim, size_bytes: int) -> bool:
+        """Grow a claim's reservation if that takes a small part of the cache, and no waiting.
+
+        Only what nobody plans is evicted for it.
+        """
+        if size_bytes > self._store.space.effective_bytes() // _AHEAD_SHARE:
+            return False
+        return await self._try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
 
     async def keep_free(self) -> None:
         """Evict until --min-free is met, as other files take space, too.
@@ -204,7 +248,7 @@ class Residency:
         """
         async with self._allocating:
             self._look_again()
-            while shortfall := self.store.measured().crowding_bytes:
+            while shortfall := self._store.measured().crowding_bytes:
                 if not await self._free(shortfall, NOW):
                     break
         if bool(shortfall) != bool(self.short_bytes):
@@ -220,30 +264,34 @@ class Residency:
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s
-            check_progress(claim, self.claims.values(), self.leased, self.store.space)
-        await self.changed.wait(LOOK_AGAIN_S)
+            check_progress(claim, self.claims.values(), self.leased, self._store.space)
+        await self._changed.wait(LOOK_AGAIN_S)
 
     def may_fit(self, size_bytes: int) -> bool:
         """Return False if `size_bytes` would not fit even with all unpinned shards evicted."""
-        space = self.store.space
+        space = self._store.space
         return size_bytes <= space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
 
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether `reserve` would succeed now; evict nothing."""
         self._look_again()
-        shortfall_bytes = self.store.measured().shortfall_bytes(size_bytes)
-        for leftover in self.store.leftovers.values():
+        shortfall_bytes = self._store.measured().shortfall_bytes(size_bytes)
+        for leftover in self._store.leftovers.values():
             shortfall_bytes -= leftover.size_bytes
-        victims = self.planner.now.victims(shortfall_bytes, needed_at_s, self.planner.lead_s)
+        victims = self._planner.now.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
         return victims is not None
+
+    def planned_s(self, key: str) -> float:
+        """Return the time of need of a planned shard: an unplanned one's, if that is sooner."""
+        return min(self._planner.now.next_use_s(key), self.due_s(key))
 
     def due_s(self, key: str) -> float:
         """Return the time of need of an unplanned shard.
 
         A pinned one follows those that are needed within the lead time.
         """
-        if self.pins.has(key):
-            return self.planner.now.now_s + self.planner.lead_s
+        if self._pins.has_version(key):
+            return self._planner.now.now_s + self._planner.lead_s
         return AFTER_ALL_PLANS
 
     def _check_possible(self, size_bytes: int, url: str) -> None:
@@ -251,12 +299,12 @@ class Residency:
 
         Processes may close what they have open; pins and hard links stay.
         """
-        space = self.store.space
+        space = self._store.space
         still_open = [shard for shard in self._still_open if not shard.stays]
         open_bytes = sum(shard.kept_bytes for shard in still_open)
         if self.may_fit(size_bytes + open_bytes):
             return
-        linked_bytes = sum(shard.kept_bytes for shard in still_open if self.store.is_linked(shard))
+        linked_bytes = sum(shard.kept_bytes for shard in still_open if self._store.is_linked(shard))
         if self.may_fit(size_bytes + linked_bytes):
             return
 
@@ -273,7 +321,8 @@ class Residency:
             f"the shard takes {size(size_bytes)}; {space.explanation}, of which only "
             f"{size(free_bytes)} is not pinned or hard-linked",
             url=url,
-            remedy=f"remove pins (shardcache unpin) or links (shardcache get --copy makes copies), or {space.remedy}",
+            remedy="remove pins (shardcache unpin) or links (shardcache get --copy makes "
+            f"copies), or {space.remedy}",
         )
 
     # Eviction
@@ -286,14 +335,17 @@ class Residency:
             return await self._evict(shard.key)
 
     async def _evict(self, key: str) -> bool:
-        shard = self.store.shards.get(key)
+        part = part_of_key(key)
+        if part is not None:
+            return await self.parts.evict(*part)
+        shard = self._store.shards.get(key)
         if shard is None or shard.stays:  # since it was chosen
             return False
         with self.evicting(shard):
-            if not await self.store.remove(shard):
+            if not await self._store.remove(shard):
                 return False
         log.debug("evicted", shard=key if shard.facts is None else shard.facts.url)
-        self.counters.evictions += 1
+        self._counters.evictions += 1
         return True
 
     @contextlib.contextmanager
@@ -302,14 +354,14 @@ class Residency:
 
         If that fails, it stays none for a while.
         """
-        self.planner.now.held(shard.key)
+        self._planner.now.held(shard.key)
         try:
             yield
         finally:
             if self._is_cached(shard):  # a process has it open, or the disk failed
                 self._still_open[shard] = time.monotonic()
-                self.pins.arrived(shard)  # it may have been pinned in the meantime
-            elif shard.key not in self.store.shards:
+                self._pins.arrived(shard)  # it may have been pinned in the meantime
+            elif shard.key not in self._store.shards:
                 self.gone(shard.key)
 
     def _look_again(self) -> None:
@@ -325,10 +377,10 @@ class Residency:
 
         A shard that could not be removed is no longer a candidate: the caller tries again.
         """
-        for key in list(self.store.leftovers):
-            if key in self.store.leftovers and await self.store.remove_leftover(key):
+        for key in list(self._store.leftovers):
+            if key in self._store.leftovers and await self._store.remove_leftover(key):
                 return True
-        victims = self.planner.now.victims(wanted_bytes, needed_at_s, self.planner.lead_s)
+        victims = self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
         if victims is None:
             return False
         for key in victims:
@@ -349,24 +401,24 @@ class Residency:
         if not self._is_cached(shard):
             return  # evicted or quarantined, and perhaps re-fetched, during the check
         log.error("cached shard is damaged; quarantined", shard=exn.url, cause=exn.message)
-        self.counters.corrupt += 1
+        self._counters.corrupt += 1
         self.gone(shard.key)
         try:
-            await self.store.quarantine(shard)
+            await self._store.quarantine(shard)
         except CacheError as failure:  # it is out of service in any case
             log.warning(
                 "cannot move the corrupt shard to quarantine yet",
                 shard=exn.url,
                 cause=failure.message,
             )
-        self.changed.notify()
+        self._changed.notify()
 
     async def reconcile(self) -> None:
         """Forget shards that are no longer in the folder, and serve others that are.
 
         Raises DiskError.
         """
-        store = self.store
+        store = self._store
         await store.set_aside()
         changes = await asyncio.to_thread(
             compare_folder,
@@ -389,9 +441,9 @@ class Residency:
             store.restore(shard)
             self.arrived(shard)
         for part in changes.parts:
-            if part.key not in self.claims:
+            if part.key not in self.claims and part.key not in store.part_files:
                 store.leave(part)
 
-        self.pins.schedule_save()  # their file may have been lost with the folder
+        self._pins.schedule_save()  # their file may have been lost with the folder
         if gone or found:
             log.warning("the cache folder has changed", gone=gone, shards_back=len(found))

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from shardcache.origin.objects import RemoteObject
 from shardcache.redact import redact
-from shardcache.shards import Shards
+from shardcache.shared.shard_columns import Shards
+from shardcache.store.keys import place_of, shard_key
 from shardcache.store.shard import Facts
 from shardcache.store.store import Store
 
@@ -96,6 +98,17 @@ class History:
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
         """Return the last version fetched of each url, or None."""
         return [None if known is None else known.version for known in await self._known(urls)]
+
+    async def cached_file(self, url: str) -> RemoteObject | None:
+        """Return the object of a file as it is cached; None if no version of it is."""
+        (version,) = await self.versions([url])
+        if version is None:
+            return None
+        key = shard_key(place_of(url, is_file=True), version)
+        shard = self._store.shards.get(key)
+        if shard is None:
+            return None
+        return RemoteObject(url, version, shard.size_bytes)
 
     async def fill(self, shards: Shards) -> Shards:
         """Return the shards with known sample counts filled in.

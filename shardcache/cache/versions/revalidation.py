@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from shardcache.access import store_of
+from shardcache.access.urls import store_of
 from shardcache.cache.planner import Planner
 from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
-from shardcache.metrics import Counters
+from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from shardcache.store.keys import place_of, shard_key
 from shardcache.store.store import Store
+from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
@@ -104,27 +105,36 @@ class Revalidation:
 
     async def _present_key(self, name: str, ref: ShardRef) -> str:
         """Return the key of the origin's present version; the last known one if it is silent."""
-        url = ref.url
+        obj = await self.present(ref.url)
+        if obj is None:
+            return self._planner.key(name)
+        return shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
+
+    async def present(self, url: str) -> RemoteObject | None:
+        """Return the object of a cached shard's or file's url as the origin has it now.
+
+        None if the origin is silent, fails or refuses: what is cached is then served. Raises its
+        other errors.
+        """
         self._counters.fetched(url, 0, 1)
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
-                obj = await self._origins.origin(url).stat(url)
+                return await self._origins.origin(url).stat(url)
         except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
             log.warning(
                 "cannot revalidate the shard; serving the cached version",
                 shard=url,
                 cause=str(exn),
             )
-            return self._planner.key(name)
+            return None
         except ShardcacheError:
             raise
         except Exception:
             # A top-level guard like that of transfers: one bad shard must not end all jobs.
             log.exception("unexpected error in revalidation; serving the cached version", shard=url)
-            return self._planner.key(name)
+            return None
         finally:
             if limit.expired():
                 self._silent.add(store_of(url))
             else:
                 self._silent.discard(store_of(url))
-        return shard_key(place_of(url, is_file=ref.is_file), obj.version)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.waits import JobKey
-from shardcache.protocol import Json
+from shardcache.shared.protocol import Json
 
 # How far ahead plans are examined, in how many intervals, and how many positions per reader: one
 # shard per second.

@@ -14,7 +14,6 @@ from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.connected_reader import LISTING, Reader
 from shardcache.cache.readers.readers import Readers
-from shardcache.cache.space.residency import Residency
 from shardcache.cache.views.job_timelines import HORIZON_S, MAX_USES, Lane, Presence, Use, gaps
 from shardcache.cache.views.reasons import Reasons
 from shardcache.cache.views.shard_map import ShardMap
@@ -22,7 +21,8 @@ from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.turns import Turns
 from shardcache.cache.waiting.waits import JobKey
-from shardcache.protocol import Json
+from shardcache.shared.protocol import Json
+from shardcache.store.store import Store
 
 # A little less than the pages' interval, so that no page gets the same state twice.
 _PERIOD_S = 0.9
@@ -30,7 +30,7 @@ _SHARE = 0.04  # share of the time that refreshing lanes and map may take
 
 
 class LiveView:
-    """What open dashboard pages show beyond the status page.
+    """Data that open dashboard pages show beyond the status page.
 
     Attributes:
         looks: the number of refreshes.
@@ -39,9 +39,10 @@ class LiveView:
 
     def __init__(
         self,
+        store: Store,
+        planner: Planner,
         readers: Readers,
         transfers: Transfers,
-        residency: Residency,
         reasons: Reasons,
         turns: Turns,
     ) -> None:
@@ -49,11 +50,11 @@ class LiveView:
         self.maps = 0
         self._readers = readers
         self._transfers = transfers
-        self._store = residency.store
-        self._planner: Planner = residency.planner
+        self._store = store
+        self._planner = planner
         self._reasons = reasons
         self._turns = turns
-        self._map = ShardMap(residency.store, residency.planner, turns)
+        self._map = ShardMap(store, planner, turns)
         self._lanes: list[Lane] = []
         self._looking = asyncio.Lock()
         self._looked_s = -math.inf  # when it was last refreshed

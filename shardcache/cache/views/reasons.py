@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from shardcache.access import store_of
+from shardcache.access.urls import store_of
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.readers.connected_reader import LISTING
 from shardcache.cache.readers.readers import Readers
@@ -13,28 +13,30 @@ from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, JobKey
 from shardcache.fetch.download import Downloader
-from shardcache.fetch.origin_states import Limit
+from shardcache.fetch.limits.origin_states import Limit
+from shardcache.shared.units import size, user_name
 from shardcache.store.shard import Shard
-from shardcache.units import size, user_name
+from shardcache.store.space import Space
 
 _MAX_HOLDERS = 3  # jobs named as holding space
 _MAX_PATTERNS = 256  # of a reader, among which the one that is being asked about is searched
 
 
 class Reasons:
-    """Why shards have not arrived, and patterns are not resolved."""
+    """Reasons why shards have not arrived, and patterns are not resolved."""
 
     def __init__(
         self,
         readers: Readers,
         transfers: Transfers,
         residency: Residency,
+        space: Space,
         downloader: Downloader,
     ) -> None:
         self._readers = readers
         self._transfers = transfers
         self._residency = residency
-        self._space = residency.store.space
+        self._space = space
         self._downloader = downloader
 
     def of_transfer(self, transfer: Transfer) -> str:

@@ -1,4 +1,8 @@
-"""The map of cached shards: when each is needed next."""
+"""The map of cached shards: when each is needed next.
+
+It alone says on the page whether a shard is cached, to users who have only a browser. Each second
+it costs a page 22 ms of a processor and 150 kB with 4,500 shards, 95 ms and 680 kB with 20,000.
+"""
 
 import bisect
 import itertools
@@ -13,8 +17,8 @@ from shardcache.cache.waiting.turns import Turns
 from shardcache.cache.waiting.waits import Holder
 from shardcache.plan.reader_plan import NEVER
 from shardcache.plan.schedule import Schedule
-from shardcache.protocol import Json
 from shardcache.redact import redact
+from shardcache.shared.protocol import Json
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 

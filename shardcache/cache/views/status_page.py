@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from shardcache.cache.fetching.prefetcher import Prefetcher
 from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.planner import Planner
 from shardcache.cache.readers.connected_reader import LISTING, Reader
 from shardcache.cache.readers.jobs import Job
 from shardcache.cache.readers.readers import Readers
@@ -19,14 +20,19 @@ from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import CacheError, ShardError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
-from shardcache.protocol import Json
+from shardcache.shared.protocol import Json
 from shardcache.store.disk.mounts import free_bytes
+from shardcache.store.store import Store
+from shardcache.telemetry.metrics import Counters
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StatusPage:
     """A read-only view of the whole cache. Urls that are not `visible` are hidden."""
 
+    _store: Store
+    _planner: Planner
+    _counters: Counters
     _readers: Readers
     _transfers: Transfers
     _prefetcher: Prefetcher
@@ -37,7 +43,7 @@ class StatusPage:
 
     def page(self, visible: Visible) -> Json:
         """Return cache, counters, transfers and jobs."""
-        counters = self._residency.counters
+        counters = self._counters
         scheduler = self._downloader.scheduler
         return {
             "cache": self._cache(),
@@ -59,7 +65,7 @@ class StatusPage:
         return [exn for url, exn in self._transfers.refusals.items() if visible(url)]
 
     def _cache(self) -> Json:
-        store = self._residency.store
+        store = self._store
         return {
             "dir": str(store.layout.root),
             "capacity_bytes": store.space.capacity_bytes,
@@ -68,21 +74,21 @@ class StatusPage:
             "leased_bytes": self._reasons.leased_bytes(),
             "leases": sum(shard.leases for shard in self._residency.leased),
             "reserved_bytes": store.space.reserved_bytes,
+            "parts_bytes": sum(file.kept_bytes for file in store.part_files.values()),
             "shards": len(store.shards),
         }
 
     def _free_bytes(self) -> int | None:
         try:
-            return free_bytes(self._residency.store.layout.root)
+            return free_bytes(self._store.layout.root)
         except CacheError:  # reported under `disk`
             return None
 
     def _transfer(self, transfer: Transfer, visible: Visible) -> Json:
         url = transfer.ref.url
         failed = self._downloader.failing.get(url) if visible(url) else None
-        planner = self._residency.planner
-        now = planner.now
-        next_use_s = now.next_use_s(planner.key(transfer.name))
+        now = self._planner.now
+        next_use_s = now.next_use_s(self._planner.key(transfer.name))
         return {
             "url": shown(url, visible),
             **transfer.to_json(),
@@ -100,14 +106,14 @@ class StatusPage:
         return [self._job(job, readers[job.key], visible) for job in jobs]
 
     def _job(self, job: Job, readers: list[Reader], visible: Visible) -> Json:
-        now = self._residency.planner.now
+        now = self._planner.now
         waiting = [reader for reader in readers if reader.waiting_for is not None]
         waiting_share = 0.0
         if readers:
             recently_s = sum(reader.clock.recently_s() for reader in readers)
             waiting_share = recently_s / (RECENT_S * len(readers))
         return job.to_json() | {
-            "bill": self._residency.counters.bills.to_json(job.key),
+            "bill": self._counters.bills.to_json(job.key),
             "shards_per_s": round(sum(now.shards_per_s(reader) for reader in readers), 4),
             "ahead_s": self._ahead_s(readers),
             "waiting": len(waiting),
@@ -120,7 +126,7 @@ class StatusPage:
         """Return the time until a reader needs a missing shard; None if all are cached."""
         if any(reader.resolving for reader in readers):
             return 0.0
-        now = self._residency.planner.now
+        now = self._planner.now
         coming = [transfer.name for transfer in self._transfers.all()]
         is_cared_for = self._prefetcher.is_cared_for
         needs_s = [now.covered_until_s(reader, is_cared_for, coming) for reader in readers]

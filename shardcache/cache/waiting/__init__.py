@@ -1,1 +1,1 @@
-"""What waits, and for what: readers for shards, transfers for space, tasks for a turn."""
+"""Waits: of readers for shards, of transfers for space, of tasks for a turn."""

@@ -74,27 +74,15 @@ class Arrival:
             return False
         if self._is_checked_for(wait):
             return True
-        if not wait.partial or self.partial.codec is not None:
+        if not wait.partial or self.partial.may_be_copied:
             return False
-        if wait.bytes is None:
-            return 0 < self.ready_bytes < self.partial.obj.size_bytes
-        is_unpublished = self.files is not None or len(self.partial.done) < self.partial.count
-        return is_unpublished and self._has(wait.bytes)
+        return 0 < self.ready_bytes < self.partial.obj.size_bytes
 
     def _is_checked_for(self, wait: Wait) -> bool:
         return wait.unpublished and self.files is not None and self.files.facts.samples is not None
 
-    def _has(self, needed: tuple[int, int]) -> bool:
-        """Return whether every part is finished that has some of the bytes from start to end."""
-        start, end = needed
-        part_bytes = self.partial.part_bytes
-        end = min(end, self.partial.obj.size_bytes)
-        first_part = start // part_bytes
-        end_part = -(-end // part_bytes)
-        return all(part in self.partial.done for part in range(first_part, end_part))
-
     async def beyond(self, count_bytes: int, wait: Wait) -> None:
-        """Wait for more than `count_bytes`, for those that are needed first, or the whole shard.
+        """Wait for more than `count_bytes`, or the whole shard.
 
         Raises the transfer's error.
         """
@@ -110,8 +98,8 @@ class Arrival:
     def _serves(self, wait: Wait, count_bytes: int) -> bool:
         if self.shard is not None or self._is_checked_for(wait):
             return True
-        if wait.bytes is not None:
-            return self._has(wait.bytes)
+        if self.partial.may_be_copied:  # a reader counts the bytes of another file
+            return False
         return self.ready_bytes > count_bytes
 
     def check(self, files: Unpublished) -> None:

@@ -11,7 +11,7 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, Wait, longest_wait
-from shardcache.fetch.slot_claims import Priority
+from shardcache.fetch.limits.slot_claims import Priority
 from shardcache.store.space import Reservation
 
 
@@ -25,6 +25,7 @@ class KeyClaim:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     transfers: list[Transfer] = field(default_factory=list)
     reservation: Reservation | None = None
+    has_range_readers: bool = False  # True if ranges of the object were read before the whole of it
     wanted_bytes: int = 0  # further space that it waits for; 0 while it does not wait
     behind: "KeyClaim | None" = None  # the claim whose turn it waits for
     waits_since_s: float = 0.0  # start of the wait, by the monotonic clock
@@ -56,8 +57,15 @@ class KeyClaim:
         return not all(transfer.ref.is_file for transfer in self.transfers)
 
     @property
+    def wants_whole(self) -> bool:
+        """True if anybody wants the whole object, and not only ranges of it."""
+        return any(transfer.is_whole for transfer in self.transfers)
+
+    @property
     def wants_file(self) -> bool:
         """True if anybody waits for the object's own bytes, or reads them as they arrive."""
+        if self.has_range_readers:
+            return True
         if any(wait.is_file for wait in self.waits):
             return True
         return any(arrival.is_file for arrival in self._arrivals)

@@ -16,6 +16,9 @@ class Signal:
 
     async def wait(self, limit_s: float | None = None) -> None:
         """Wait for the next `notify`, or `limit_s`, if given."""
+        if limit_s is None:
+            await self._event.wait()
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._event.wait()

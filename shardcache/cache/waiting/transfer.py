@@ -10,7 +10,8 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage, Stages
 from shardcache.cache.waiting.waits import Class, Wait, longest_wait
 from shardcache.fetch.reads import Coming
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
+from shardcache.store.part_file import PartFile
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 
@@ -22,14 +23,17 @@ class Transfer:
     name: str  # of the shard in plans
     ref: ShardRef
     wanted: Class  # its urgency, not counting waiting readers
+    is_whole: bool = True  # False while only ranges of the object are wanted
     waits: set[Wait] = field(default_factory=set)  # the present waits for the shard
     stages: Stages = field(default_factory=Stages)
     done_bytes: int = 0  # on disk, of `total_bytes`
     coming: Coming = field(default_factory=Coming)  # bytes received that are not on disk yet
     total_bytes: int | None = None  # None until the origin has reported it
     arriving: Arrival | None = None  # early access to the shard, while it can be offered
+    part_file: PartFile | None = None  # its parts that have arrived, for readers of ranges
     moved: Signal = field(default_factory=Signal)  # notified when any of these changes
-    outcome: asyncio.Future[Shard] = field(default_factory=asyncio.Future, repr=False)
+    # None if only ranges were wanted, and nobody wants more of them.
+    outcome: asyncio.Future[Shard | None] = field(default_factory=asyncio.Future, repr=False)
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
@@ -46,6 +50,7 @@ class Transfer:
     def offer(self, partial: Partial) -> Arrival:
         """Offer early access to the shard, while it arrives in `partial`."""
         self.arriving = Arrival(partial, self.waits, self.coming, self.moved)
+        self.part_file = PartFile(partial, is_own=False)
         return self.arriving
 
     def set_done(self, done_bytes: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from shardcache.cache.waiting.stages import Stages
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 
 
 class Class(enum.IntEnum):
@@ -57,7 +57,8 @@ class Wait:
     stages: Stages | None = None  # of the transfer being waited for, once there is one
     holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
     is_file: bool = False  # True if the object's own bytes will do, without samples
-    bytes: tuple[int, int] | None = None  # start and end of those that are needed first
+    bytes: tuple[int, int] | None = None  # start and end of the range that is needed
+    ahead: tuple[int, int] | None = None  # of those that will probably be needed next
 
 
 def longest_wait(waits: Collection[Wait]) -> Wait | None:

@@ -6,7 +6,6 @@ its context exits.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -25,20 +24,16 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.demo.demo_data import SHAPES, draw_shape, write_data
 from shardcache.cli.demo.demo_outcome import Epoch, Outcome, epochs_of, show
-from shardcache.errors import NoDaemonError, ShardcacheError
-from shardcache.protocol import SOCKET_ENV, Json
+from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
+from shardcache.shared.protocol import Json
+from shardcache.shared.socket_paths import SOCKET_ENV
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
 
-# Corners; with 30, a polygon looks like a circle.
-_SHAPES = {
-    "circle": 30,
-    "square": 4,
-    "triangle": 3,
-}
 _IMAGES = 577  # not divisible by the number of ranks or workers
 _SHARD_SIZE = "150kB"
 _PIXELS = 64
@@ -63,10 +58,16 @@ _TRY_AGAIN_S = 0.05
 _LOG_LINES = 60
 
 
-@common.examples("demo", "demo --json")
+@common.examples("demo", "demo --data data")
 @click.command()
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Only write the data that the documentation's pages read into this new folder.",
+)
 @common.json_option
-def demo(as_json: bool) -> None:
+def demo(data: Path | None, as_json: bool) -> None:
     """Run a complete example on this machine, without external services.
 
     Starts an S3 server, writes a small dataset of JPEG images to it, starts a daemon with an empty
@@ -75,12 +76,10 @@ def demo(as_json: bool) -> None:
     every job saw each sample exactly once per epoch (apart from padding), all ranks took the same
     number of steps, and the dataset was downloaded only once. Removes all its files at the end.
     """
-    missing = [name for name in ("torch", "moto", "flask", "PIL") if find_spec(name) is None]
-    if missing:
-        raise ShardcacheError(
-            f"the demo needs packages that are not installed: {', '.join(missing)}",
-            remedy="pip install 'shardcache[demo]'",
-        )
+    if data is not None:
+        _write_data(data, as_json)
+        return
+    _require("torch", "moto", "flask", "PIL")
     # The same orderly shutdown as of Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     import asyncio
@@ -94,6 +93,31 @@ def demo(as_json: bool) -> None:
         show(outcome)
     if not outcome.ok:
         common.fail()
+
+
+def _require(*packages: str) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ShardcacheError(
+            f"the demo needs packages that are not installed: {', '.join(missing)}",
+            remedy="pip install 'shardcache[demo]'",
+        )
+
+
+def _write_data(folder: Path, as_json: bool) -> None:
+    """Write the documentation's data into a folder that is new or empty, and say what is in it."""
+    _require("PIL")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty",
+            remedy="name a new folder: --data DIR",
+        )
+    write_data(folder)
+    names = sorted(path.name for path in folder.iterdir())
+    if as_json:
+        common.print_json({"folder": str(folder), "names": names})
+    else:
+        common.make_console().print(f"{folder}: {', '.join(names)}")
 
 
 async def _run(folder: Path, say: Callable[[str], object]) -> Outcome:
@@ -149,27 +173,12 @@ async def _train(node: _DemoNode, urls: str) -> list[Epoch]:
 def _draw(folder: Path) -> frozenset[str]:
     """Draw the images, `<shape>/<number>.jpg`; return their names without the suffix."""
     rng = random.Random(0)
-    keys = [f"{rng.choice(list(_SHAPES))}/{number:03d}" for number in range(_IMAGES)]
+    keys = [f"{rng.choice(list(SHAPES))}/{number:03d}" for number in range(_IMAGES)]
     for key in keys:
         path = folder / f"{key}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_jpeg(_SHAPES[path.parent.name], rng))
+        path.write_bytes(draw_shape(path.parent.name, rng, _PIXELS, _PIXELS))
     return frozenset(keys)
-
-
-def _jpeg(corners: int, rng: random.Random) -> bytes:
-    from PIL import Image, ImageDraw
-
-    def colour(low: int, high: int) -> tuple[int, int, int]:
-        return rng.randint(low, high), rng.randint(low, high), rng.randint(low, high)
-
-    image = Image.new("RGB", (_PIXELS, _PIXELS), colour(0, 90))
-    radius = rng.randint(_PIXELS // 6, _PIXELS // 3)
-    x, y = (rng.randint(radius, _PIXELS - radius) for _ in range(2))
-    ImageDraw.Draw(image).regular_polygon((x, y, radius), corners, fill=colour(140, 255))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 # The object store, and the node

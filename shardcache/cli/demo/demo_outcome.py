@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardcache.cli import common
-from shardcache.protocol import Json
-from shardcache.units import duration, size
+from shardcache.shared.protocol import Json
+from shardcache.shared.units import duration, size
 
 
 @dataclass(frozen=True, slots=True)

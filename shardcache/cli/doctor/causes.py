@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shardcache import errors
-from shardcache.access import S3, protocol_of, row_of
+from shardcache.access.protocols import row_of
+from shardcache.access.urls import protocol_of
 from shardcache.cli.doctor.context import Finding, of_error
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
 
 # By class, the most special ones first.
@@ -22,15 +23,8 @@ _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
 )
 
-# In an [[origin]] table's `storage_options`; and in the environment, by protocol, where the first
-# that is set counts.
+# In an [[origin]] table's `storage_options`.
 _OPTION = "endpoint_url"
-_IGNORED = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
-_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(S3.names, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),
-    **dict.fromkeys(("gs", "gcs"), ("STORAGE_EMULATOR_HOST",)),
-    "hf": ("HF_ENDPOINT",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +45,10 @@ def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) ->
     if named:
         whose = f"the [[origin]] table for {table.match}" if table.match else "the [[origin]] table"
         return Endpoint(str(named), f"`{_OPTION}` in {whose}")
-    protocol = protocol_of(url)
-    if row_of(protocol) is S3 and environment.get(_IGNORED, "").lower() == "true":
+    row = row_of(protocol_of(url))
+    if environment.get(row.provider_variable, "").lower() == "true":
         return None
-    for name in _VARIABLES.get(protocol, ()):
+    for name in row.endpoint_variables:
         if environment.get(name):
             return Endpoint(environment[name], name)
     return None

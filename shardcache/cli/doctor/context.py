@@ -1,7 +1,6 @@
 """Findings, and what all checks share: options, the daemon that answers, and facts about paths."""
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,18 +9,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from shardcache.cli.admin_client import AdminClient
-from shardcache.config import Settings, config_file
+from shardcache.config.settings import Settings, config_file
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache.private import tool_socket
 from shardcache.redact import printable, redact
-from shardcache.units import user_name
-from shardcache.unix_socket import connected, credentials
+from shardcache.shared.private import tool_socket
+from shardcache.shared.store_variables import reaches_stores
+from shardcache.shared.units import user_name
+from shardcache.shared.unix_socket import connected, credentials
 
 _ANSWER_LIMIT_S = 10.0
-_OF_STORES = re.compile(
-    r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|STORAGE_EMULATOR_HOST$|(?:https?|all|no)_proxy$",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ def of_error(error: ShardcacheError, cause: str = "", remedy: str | None = None)
 
 
 class Context:
-    """What all checks share: the options, and what the daemon tells.
+    """Facts that all checks share: the options, and the daemon's answers.
 
     Attributes:
         flags: options from the command line.
@@ -181,8 +177,8 @@ class Context:
 
     @staticmethod
     def store_variables(environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that select object stores, credentials and proxies."""
-        return {name: value for name, value in environment.items() if _OF_STORES.match(name)}
+        """Return the variables that select object stores, credentials, proxies and certificates."""
+        return {name: value for name, value in environment.items() if reaches_stores(name)}
 
 
 def connect(socket: Path) -> tuple[int, int]:

@@ -25,16 +25,16 @@ from shardcache.cli.doctor.context import (
     skipped,
     warning,
 )
-from shardcache.config import Settings
+from shardcache.config.settings import Settings
 from shardcache.errors import DaemonError
-from shardcache.private import tool_socket
-from shardcache.protocol import SOCKET_ENV
 from shardcache.server.listening.limits import own_files
+from shardcache.shared.private import tool_socket
+from shardcache.shared.socket_paths import SOCKET_ENV
+from shardcache.shared.units import duration, group_name, size, user_name
+from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import Layout
 from shardcache.store.folder.permissions import other_writers
-from shardcache.units import duration, group_name, size, user_name
-from shardcache.unix_socket import MAX_SOCKET_BYTES
 
 _SILENT_S = 10.0
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcache.cli import common
-from shardcache.cli.doctor import node_checks, store_checks
+from shardcache.cli.doctor import node_checks, s3_checks, store_checks
 from shardcache.cli.doctor.context import Context, Finding, failed, of_error
 from shardcache.errors import ShardcacheError
 from shardcache.redact import printable, redact
@@ -29,6 +29,7 @@ CHECKS: Sequence[Check] = (
     ("socket.daemon", node_checks.listener),
     ("daemon.health", node_checks.health),
     ("daemon.refused", node_checks.refused),
+    ("daemon.s3", s3_checks.endpoint),
     ("config.file", node_checks.options),
     ("cache.folder", node_checks.folder),
     ("cache.filesystem", node_checks.filesystem),

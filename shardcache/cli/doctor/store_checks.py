@@ -11,23 +11,25 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 
-from shardcache.access import STORES, WEB, AllowList, Peer, protocol_of, store_of
+from shardcache.access.protocols import STORES, WEB
+from shardcache.access.rules import AllowList, Peer
+from shardcache.access.urls import protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.causes import failure
 from shardcache.cli.doctor.context import Context, Finding, failed, me, ok, skipped, warning
 from shardcache.cluster.tier_config import expiry_warning
-from shardcache.config import Settings
+from shardcache.config.settings import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError
-from shardcache.front import PEERS, STATUS, page
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins, reason_to_bypass
 from shardcache.redact import HIDDEN
-from shardcache.transport.flow import Flow
-from shardcache.transport.parts import Parts
-from shardcache.units import duration, size, user_name
-from shardcache.url_names import is_index, is_shard
+from shardcache.shared.front import PEERS, STATUS, page
+from shardcache.shared.units import duration, size, user_name
+from shardcache.shared.url_names import is_index, is_shard
+from shardcache.transport.between.flow import Flow
+from shardcache.transport.between.parts import Parts
 
 _LIMIT_S = 20.0
 _MAX_CACHED = 10_000
@@ -155,7 +157,7 @@ class _Stores:
                 check = "origin.speed"
                 found.append((await _speed(origin, obj, self._settings)).named(check))
         except ShardcacheError as exn:
-            table = self.origins.rule(url)
+            table = self.origins.table(url)
             found.append(failure(exn, url, table=table, environment=os.environ).named(check))
         return found
 

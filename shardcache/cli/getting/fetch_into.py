@@ -15,13 +15,13 @@ from shardcache.cli.getting.get_progress import Progress, shown
 from shardcache.cli.getting.placed_files import Names, folder_of, is_copy_of, put
 from shardcache.cli.getting.wanted_files import PATIENCE, find_files
 from shardcache.errors import CacheError, ConfigError, OriginError, ShardcacheError, ShardError
-from shardcache.private import PrivatePlace
-from shardcache.protocol import Json, ShardRef
 from shardcache.redact import redact
+from shardcache.shared.private import PrivatePlace
+from shardcache.shared.protocol import Json, ShardRef
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.paths import CachedFile, session_of
+from shardcache_client.files.cached_file import CachedFile, session_of
+from shardcache_client.order.shards.manifest import Manifest
 
 _JOB = "shardcache get"
 

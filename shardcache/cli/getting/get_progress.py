@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import Json, ShardRef
 from shardcache.redact import printable, redact
-from shardcache.units import size
+from shardcache.shared.protocol import Json, ShardRef
+from shardcache.shared.units import size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,6 +1,6 @@
-"""Files in the destination, as links, clones or copies.
+"""Files in the destination of `get`, as links, clones or copies of cached ones.
 
-Nothing outside of it is touched, whatever links lie in it.
+Links in the destination are never followed, so that nothing outside of it is touched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 
 Names: TypeAlias = tuple[str, ...]
 """Names of the folders and the file, below the destination."""
@@ -23,8 +23,9 @@ Copied: TypeAlias = Callable[[int], None]
 """Called with the number of bytes of a file that have been copied."""
 
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
-_MARK = "user.shardcache"  # extended attribute of a copy: what it is of, and its size and time
-_STEP_BYTES = 64 * 2**20  # copied between two looks at the clock
+# Extended attribute of a copy: the version that it is of, and its size and time as it was made.
+_MARK = "user.shardcache"
+_STEP_BYTES = 64 * 2**20  # copied between two reports
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def folder_of(place: Path | int, names: Names = (), *, make: bool = True) -> Ite
 def is_copy_of(folder: int, names: Names, ref: ShardRef) -> bool:
     """Return True if an earlier run has put a copy of the same version there.
 
-    A copy that somebody has changed since is none.
+    It is False for a copy that somebody has changed since.
     """
     if ref.version is None:
         return False
@@ -88,7 +89,9 @@ def put(
     *,
     links: bool | None,
 ) -> str:
-    """Have a cached file under a name in the destination, at once and whole; return how.
+    """Put a cached file under a name in the destination, where it appears whole.
+
+    Return how: "present" if it was there, "linked", "cloned", or "copied".
 
     Args:
         cached: path of the file in the cache.
@@ -122,9 +125,9 @@ def put(
 
 @contextmanager
 def _replaced(name: str, parent: int) -> Iterator[str]:
-    """Provide the name under which to make a file.
+    """Provide a temporary name under which to make a file.
 
-    It takes the place of another at the end of the block.
+    At the end of the block, the file gets its name, in place of any other file.
     """
     temporary = f".{secrets.token_hex(8)}.part"
     try:

@@ -7,12 +7,16 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from shardcache.access import WEB, checked, protocol_of
+from shardcache.access.deceptive import checked
+from shardcache.access.protocols import WEB
+from shardcache.access.urls import protocol_of
 from shardcache.cli.getting.placed_files import Names
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache.protocol import ShardRef, local_path
-from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache.shared.local_urls import local_path
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session
 
 PATIENCE = Patience(limit_s=7 * 86_400.0, away_s=30.0)

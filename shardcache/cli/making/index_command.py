@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shardcache import shardlist
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
 from shardcache.cli.making.member_option import member_type, tokens_option
-from shardcache.protocol import ShardRef, from_here, local_path
-from shardcache.url_names import INDEX_SUFFIX, beside_index, is_index
+from shardcache.shared import shardlist
+from shardcache.shared.local_urls import from_here, local_path
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.url_names import INDEX_SUFFIX, beside_index, path_of
 
 if TYPE_CHECKING:
     from shardcache.tarindex.contents import MetadataMember, TokenMember
@@ -31,7 +32,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     """Reject an output early that could not be written, or not be recognized as an index."""
     if output == _STDOUT:
         return output
-    if not is_index(output):
+    if not path_of(output).lower().endswith(INDEX_SUFFIX):
         raise click.BadParameter(
             f"datasets recognize an index by its name: it must end in {INDEX_SUFFIX}",
         )
@@ -98,8 +99,8 @@ def index(
     outdated index. Each shard is read once, through the cache, which may be smaller than the
     dataset; shards whose count is known are not read. Counts of tokens are not remembered: --tokens
     reads every shard. Write it next to the shards, or anywhere, and use it as the dataset's url. If
-    a shard fails, nothing is written; nor over an index that was changed meanwhile, if the store
-    can tell (S3). A store is written to with this user's credentials.
+    a shard fails, no index is written. An index that somebody else has changed since then is not
+    overwritten, if the store can tell (S3). Writing to a store takes this user's own credentials.
     """
     _check_usage(output, with_samples, metadata, as_json=as_json)
     import asyncio
@@ -196,7 +197,7 @@ async def _at(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> 
 
     Raises the errors of a destination.
     """
-    from shardcache.config import Settings
+    from shardcache.config.settings import Settings
     from shardcache.writing.destination import Destination
 
     folder, _, name = output.rpartition("/")

@@ -1,6 +1,6 @@
 """Writing of a sample table.
 
-A tar with keys, member sizes and metadata of all samples of a dataset.
+A tar with keys, member sizes, places and metadata of all samples of a dataset.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import ShardRef
+from shardcache.formats.tar import TAR
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.url_names import is_stored_as_is
 from shardcache.tarindex.contents import MetadataMember, read_metadata, rows_of
+from shardcache.tarindex.spans import blocks_of
 from shardcache.writing.sample_tar import END, as_table
-from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session, resolve
-from shardcache_client.order.manifest import Manifest, Plan
-from shardcache_client.reading.leased_shard import ShardWindow
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.reading.leased.shard_window import ShardWindow
 
 _JOB = "shardcache index"
 _TIMEOUT_S = 300.0
@@ -84,7 +89,12 @@ def _add(
         index = shard.index
         facts = index.header
         metadata = None if member is None else read_metadata(index, shard.tar, member, facts["url"])
-        file.writelines(as_table(number, facts["version"], rows_of(index, metadata)))
+        # Places are those of a tar's members in its object.
+        is_tar = facts.get("content", TAR.name) == TAR.name
+        is_plain = is_tar and is_stored_as_is(facts["url"])
+        blocks = blocks_of(index, shard.tar) if is_plain else None
+        rows = rows_of(index, metadata, blocks=blocks)
+        file.writelines(as_table(number, facts["version"], rows))
         return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(shard))
     finally:
         window.give_back(leased_shard)

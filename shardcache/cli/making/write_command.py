@@ -8,8 +8,8 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.making.member_option import tokens_option
-from shardcache.protocol import Json
-from shardcache.units import size
+from shardcache.shared.protocol import Json
+from shardcache.shared.units import size
 
 _MAX_WORKERS = 8
 _DECODERS = {
@@ -140,7 +140,7 @@ def write(
     """
     import asyncio
 
-    from shardcache.config import Settings
+    from shardcache.config.settings import Settings
     from shardcache.writing.conversion import convert
     from shardcache.writing.inputs import WriteOptions
     from shardcache.writing.shard_cuts import ShardNames

@@ -12,36 +12,42 @@ from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
 
 _API_VERSION = "2023-11-03"
 _TOKEN_SCOPE = "https://storage.azure.com/.default"
-_SIGNED_S = 3600
+# How long a query that the account key has signed permits reads.
+_SIGNATURE_LIFE_S = 3600
 
 
 class AzureOrigin(StoreOrigin):
     """Azure Blob Storage.
 
-    An account key signs a query that permits reads for an hour; the key itself is not sent.
+    adlfs finds credentials and lists containers. Objects are read over HTTP with what it has found:
+    a token, a shared access signature, or an account key. The key itself is not sent: it signs a
+    query that permits reads for an hour.
+
+    A url has the form az://CONTAINER/KEY or abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/KEY.
     """
 
-    endpoint = ""
+    endpoint = ""  # adlfs has no option for one: see `_connect`
     anonymous: ClassVar[dict[str, Any]] = {"anon": True}
-    # Which its finalizers need; its methods do not.
+    # adlfs needs that to close its clients when a filesystem is collected; its methods do not.
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}
 
     def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
         fs = super()._connect(cls)
         endpoint_url = self._setup.table.endpoint_url
-        if endpoint_url:  # adlfs knows accounts at https:// alone
+        if endpoint_url:
             from azure.storage.blob.aio import BlobServiceClient
 
-            _, mark, query = fs.service_client.url.partition("?")
+            _, signature = _split_query(fs.service_client.url)
             credential = fs.service_client.credential
-            fs.service_client = BlobServiceClient(endpoint_url + mark + query, credential)
+            fs.service_client = BlobServiceClient(endpoint_url + signature, credential)
         return fs
 
     @property
     def _account(self) -> str:
+        """Name of the account, which may be known from a connection string alone."""
         client = self._fs.service_client
-        name = getattr(client.credential, "account_name", None)
-        return str(name or client.account_name or self._fs.account_name)
+        name_of_key = getattr(client.credential, "account_name", None)
+        return str(name_of_key or client.account_name or self._fs.account_name)
 
     def _path(self, url: str) -> str:
         self._check_account(url)
@@ -49,8 +55,8 @@ class AzureOrigin(StoreOrigin):
 
     def _check_account(self, url: str) -> None:
         """Raise OriginError if a url names another account than the table's."""
-        place = url.partition("://")[2].partition("/")[0]
-        account = place.partition("@")[2].partition(".")[0]
+        host = url.partition("://")[2].partition("/")[0].partition("@")[2]
+        account = host.partition(".")[0]
         if account not in ("", self._account):
             own = f"the account of the [[origin]] table is {self._account}"
             raise OriginError(
@@ -61,13 +67,14 @@ class AzureOrigin(StoreOrigin):
 
     def _target(self, url: str) -> str:
         self._check_account(url)
-        container, key = place_of(url)
-        endpoint = self._fs.service_client.url.partition("?")[0].rstrip("/")
-        return f"{endpoint}/{container.partition('@')[0]}/{key}"
+        bucket, key = place_of(url)
+        container = bucket.partition("@")[0]
+        endpoint, _ = _split_query(self._fs.service_client.url)
+        return f"{endpoint.rstrip('/')}/{container}/{key}"
 
     async def _prove(self, was_refused: bool) -> Proof:
-        if was_refused:  # the credential has cached the token
-            self._fs = self._open()
+        if was_refused:
+            self._fs = self._open()  # the old one's credential would return the same token again
         headers = {"x-ms-version": _API_VERSION}
 
         if self._fs.credential is not None:
@@ -76,25 +83,37 @@ class AzureOrigin(StoreOrigin):
             return Proof(headers, until_s=token.expires_on, source="token")
 
         client = self._fs.service_client
-        key = getattr(client.credential, "account_key", None)
-        if key:
-            expiry = datetime.fromtimestamp(time.time() + _SIGNED_S, UTC)
-            query = _signed_query(self._account, key, expiry)
-            return Proof(headers, f"?{query}", expiry.timestamp(), "account key")
+        account_key = getattr(client.credential, "account_key", None)
+        if account_key:
+            expiry = datetime.fromtimestamp(time.time() + _SIGNATURE_LIFE_S, UTC)
+            query = _signed_query(self._account, account_key, expiry)
+            return Proof(headers, f"?{query}", until_s=expiry.timestamp(), source="account key")
 
-        _, mark, query = client.url.partition("?")
-        source = "shared access signature" if query else NO_CREDENTIALS
-        return Proof(headers, mark + query, source=source)
+        _, signature = _split_query(client.url)
+        if signature:
+            return Proof(headers, signature, source="shared access signature")
+        return Proof(headers, source=NO_CREDENTIALS)
 
 
-def _signed_query(account: str, key: str, expiry: datetime) -> str:
+def _split_query(url: str) -> tuple[str, str]:
+    """Return a client's url without its query, and that query with its "?", or nothing.
+
+    The query is a shared access signature.
+    """
+    endpoint, _, query = url.partition("?")
+    if not query:
+        return endpoint, ""
+    return endpoint, f"?{query}"
+
+
+def _signed_query(account: str, account_key: str, expiry: datetime) -> str:
     """Return a query that permits an account's objects to be read."""
     from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 
     permissions = AccountSasPermissions(read=True)
     query: str = generate_account_sas(
         account,
-        key,
+        account_key,
         ResourceTypes(object=True),
         permissions,
         expiry,

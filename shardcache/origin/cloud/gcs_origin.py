@@ -28,7 +28,7 @@ class GcsOrigin(StoreOrigin):
 
     def _target(self, url: str) -> str:
         bucket, key = place_of(url)
-        endpoint = self._fs._location.rstrip("/")
+        endpoint = self._fs._location.rstrip("/")  # noqa: SLF001  # gcsfs says it nowhere else
         return f"{endpoint}/{bucket}/{key}"
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:

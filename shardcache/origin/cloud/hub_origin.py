@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 
 from yarl import URL
 
+from shardcache.access.near import is_near
 from shardcache.errors import NotAllowedError, NotFoundError, ShardChangedError
-from shardcache.near import is_near
 from shardcache.origin.base import Setup
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin
 from shardcache.origin.http.redirects import MAX_REDIRECTS, REDIRECTS, following
 from shardcache.origin.objects import GIT_BLOB, SHA256, Checksum, RemoteObject
-from shardcache.transport.messages import Answer
+from shardcache.transport.between.flow import Received
+from shardcache.transport.between.messages import Answer
 
+_BUCKETS = "hf://buckets/"
 _LOCATED_S = 600
 _MAX_LOCATED = 10_000
 # Algorithms by the number of a checksum's digits.
@@ -74,6 +76,17 @@ class HubOrigin(StoreOrigin):
                 break
         return answer, place
 
+    async def list_prefix(
+        self,
+        prefix: str,
+        received: Received,
+        *,
+        flat: bool = False,
+    ) -> list[RemoteObject]:
+        """As `Origin.list_prefix`."""
+        _check_repository(prefix)
+        return await super().list_prefix(prefix, received, flat=flat)
+
     async def prepare(self, url: str) -> None:
         """As `Origin.prepare`; the credentials alone.
 
@@ -98,6 +111,7 @@ class HubOrigin(StoreOrigin):
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import parse_hf_uri
 
+        _check_repository(url)
         try:
             at = parse_hf_uri(url)
             target = hf_hub_url(
@@ -133,6 +147,17 @@ class HubOrigin(StoreOrigin):
         headers = await asyncio.to_thread(build_hf_headers, token=self._fs.token)
         source = "token" if "authorization" in headers else NO_CREDENTIALS
         return Proof(headers, until_s=time.time() + _LOCATED_S, source=source)
+
+
+def _check_repository(url: str) -> None:
+    """Raise NotFoundError for a storage bucket: a GET of its files names no version."""
+    if url.startswith(_BUCKETS):
+        raise NotFoundError(
+            "storage buckets of the Hub cannot be read over hf://",
+            url=url,
+            remedy="read it as s3://…, from the Hub's S3 gateway at https://s3.hf.co (set "
+            "AWS_ENDPOINT_URL), with S3 credentials of an access token, made in its settings",
+        )
 
 
 def _is_old(obj: RemoteObject) -> bool:

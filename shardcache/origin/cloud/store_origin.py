@@ -23,10 +23,10 @@ from shardcache.origin.http.http_semantics import (
 )
 from shardcache.origin.http.redirects import REDIRECTS
 from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
-from shardcache.transport.flow import Commit, Flow
-from shardcache.transport.http_heads import ECHOED
-from shardcache.transport.messages import Answer, Body
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.between.flow import Commit, Flow
+from shardcache.transport.between.messages import Answer, Body
+from shardcache.transport.between.parts import Parts, PartSums
+from shardcache.transport.http.http_heads import ECHOED
 
 # Statuses of a signed url that has expired.
 _EXPIRED = (400, 401, 403)

@@ -11,13 +11,9 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations, registry
 
-from shardcache.access import COMMON, STORES, protocol_of
-from shardcache.errors import (
-    ConfigError,
-    OriginUnavailableError,
-    ShardChangedError,
-    did_you_mean,
-)
+from shardcache.access.protocols import COMMON, STORES
+from shardcache.access.urls import protocol_of
+from shardcache.errors import ConfigError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import WRITABLE, Origin, Setup, commit_parts
 from shardcache.origin.filesystems.fsspec_errors import (
     foreign,
@@ -27,8 +23,9 @@ from shardcache.origin.filesystems.fsspec_errors import (
 )
 from shardcache.origin.http.http_semantics import size_of
 from shardcache.origin.objects import RemoteObject
-from shardcache.transport.flow import Commit, Flow, Received
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.suggestions import did_you_mean
+from shardcache.transport.between.flow import Commit, Flow, Received
+from shardcache.transport.between.parts import Parts, PartSums
 
 # Fields that identify the content, most specific first; failing those, fields that date it,
 # combined with the size.
@@ -209,7 +206,7 @@ class FsspecOrigin(Origin):
         """
 
     def _path(self, url: str) -> str:
-        return str(self._fs._strip_protocol(url))
+        return str(self._fs._strip_protocol(url))  # noqa: SLF001  # every filesystem's own
 
     async def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the filesystem, and return its result."""

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from email.utils import parsedate
 
 from shardcache import errors
-from shardcache.access import WEB, protocol_of
-from shardcache.transport.http_heads import number_in
+from shardcache.access.protocols import WEB
+from shardcache.access.urls import protocol_of
+from shardcache.transport.http.http_heads import number_in
 
 _MEANING: dict[int, type[errors.OriginError]] = {
     401: errors.AccessDeniedError,

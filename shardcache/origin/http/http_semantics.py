@@ -16,11 +16,11 @@ from shardcache.errors import (
 )
 from shardcache.origin.http.http_errors import error_of
 from shardcache.origin.objects import RemoteObject
-from shardcache.transport.flow import Commit, Flow
-from shardcache.transport.http_heads import number_in
-from shardcache.transport.messages import Answer, Body, Request
-from shardcache.transport.parts import Parts
-from shardcache.transport.workers import Workers
+from shardcache.transport.between.flow import Commit, Flow
+from shardcache.transport.between.messages import Answer, Body, Request
+from shardcache.transport.between.parts import Parts
+from shardcache.transport.http.http_heads import number_in
+from shardcache.transport.worker_pool import Workers
 
 # Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to
 # fill.
@@ -125,14 +125,20 @@ def total_bytes(content_range: str | None) -> int | None:
 
 def span_bytes(content_range: str | None) -> int:
     """Return the number of bytes that a Content-Range header announces; -1 if none."""
+    span = span_in(content_range)
+    return -1 if span is None else span[1] - span[0]
+
+
+def span_in(content_range: str | None) -> tuple[int, int] | None:
+    """Return start and end of the bytes that a Content-Range header announces; None if none."""
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
-        return -1
+        return None
     first = number_in(match[1])
     last = number_in(match[2])
     if first is None or last is None:
-        return -1
-    return last - first + 1
+        return None
+    return first, last + 1
 
 
 def content_ranges(obj: RemoteObject, start: int, stop: int) -> tuple[str, str]:

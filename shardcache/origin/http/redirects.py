@@ -5,7 +5,7 @@ from urllib.parse import quote, urlsplit
 
 from yarl import URL
 
-from shardcache.access import WEB
+from shardcache.access.protocols import WEB
 from shardcache.errors import OriginError
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})

@@ -37,10 +37,10 @@ from shardcache.origin.http.redirects import (
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import Route
 from shardcache.redact import redact
-from shardcache.transport.flow import Commit, Flow, Received
-from shardcache.transport.http_heads import ECHOED, number_in
-from shardcache.transport.messages import Answer, Body, Request
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.between.flow import Commit, Flow, Received
+from shardcache.transport.between.messages import Answer, Body, Request
+from shardcache.transport.between.parts import Parts, PartSums
+from shardcache.transport.http.http_heads import ECHOED, number_in
 
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
 _GZIP_OFF = "nginx: gzip off; Apache: SetEnv no-gzip 1"

@@ -7,10 +7,10 @@ from math import prod
 
 from braceexpand import braceexpand
 
-from shardcache.access import checked
+from shardcache.access.deceptive import checked
 from shardcache.errors import ConfigError
-from shardcache.protocol import local_path
-from shardcache.shardlist import MAX_SHARDS
+from shardcache.shared.local_urls import local_path
+from shardcache.shared.shardlist import MAX_SHARDS
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 # NeMo's other spellings of braces: a range in brackets, which no glob means, and `_OP_` and `_CL_`.

@@ -5,21 +5,26 @@ from collections.abc import MutableMapping, Sequence
 
 import structlog
 
-from shardcache.access import checked, glob_prefix, is_glob, is_sound
+from shardcache.access.deceptive import checked, is_sound
+from shardcache.access.urls import glob_prefix, is_glob, join
 from shardcache.errors import NotAnIndexError, NotFoundError
+from shardcache.formats.table import SUFFIXES, plain_suffixes
 from shardcache.origin.objects import RemoteObject
+from shardcache.origin.patterns import foreign_lists
 from shardcache.origin.patterns.braces import check_number, expand_braces, in_braces
 from shardcache.origin.patterns.globs import glob_regex
-from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index
+from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index, shards_of
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
-from shardcache.protocol import ShardRef, Wanted
-from shardcache.shards import Shards
-from shardcache.transport.flow import Flow, Received, nothing
-from shardcache.units import size
-from shardcache.url_names import SHARD_SUFFIXES, is_index, is_shard
+from shardcache.shared.protocol import ShardRef, Wanted
+from shardcache.shared.shard_columns import Shards
+from shardcache.shared.units import size
+from shardcache.shared.url_names import format_of, is_index, is_shard, split_of
+from shardcache.transport.between.flow import Flow, Received, nothing
 
 log = structlog.get_logger()
+
+_FORMATS_INDEX = "index.json"
 
 Indexes = MutableMapping[tuple[str, str], Shards]
 """Index files that have been read, by url and version."""
@@ -36,8 +41,10 @@ async def expand(
 
     Braces are expanded first, without a request; each result is then a glob (`*`, `?`, `[...]`,
     `**`; sorted by url), a prefix that ends in "/" (every shard below it; sorted by url), an index
-    file (.json, wids format; in its own order) or a shard's url. A glob that is an object's own url
-    is that object. Sizes and versions are set where a listing states them.
+    file (.json in wids format, or a list of another program's, `foreign_lists`; in its own order)
+    or a shard's url. A glob that is an object's own url is that object. A prefix of shards whose
+    format lists them in an index.json of its own is this file. Sizes and versions are set where a
+    listing states them.
 
     A listed key that is no url, as for its control characters, is left out, and logged. If "files"
     or "entries" are wanted, it is listed as well: whoever fetches it is refused.
@@ -81,7 +88,7 @@ def asks_store(pattern: str) -> bool:
     braced = in_braces(pattern)
     if _is_asked_for(braced):
         return True
-    if "{" not in braced or braced.endswith(SHARD_SUFFIXES):
+    if "{" not in braced or braced.endswith(SUFFIXES):
         return False
     return any(map(_is_asked_for, expand_braces(pattern)))
 
@@ -103,10 +110,38 @@ async def _expand_one(
         return _some(url, _listed(url, found, wanted), wanted)
     if url.endswith("/"):
         found = await origins.origin(url).list_prefix(url, received)
+        listed = await _listed_beside(url, found, origins, received, indexes, wanted)
+        if listed is not None:
+            return listed
         return _some(url, _listed(url, _below(url, found, wanted), wanted), wanted)
     if is_index(url):
         return await _indexed(url, origins, received, indexes, wanted)
     return Shards.of([ShardRef(url)])
+
+
+async def _listed_beside(
+    prefix: str,
+    found: Sequence[RemoteObject],
+    origins: Origins,
+    received: Received,
+    indexes: Indexes,
+    wanted: Wanted,
+) -> Shards | None:
+    """Return the shards that the index.json of another format lists directly below a prefix.
+
+    None if there is none, or shards that no such file lists.
+    """
+    index = prefix + _FORMATS_INDEX
+    if wanted not in ("samples", "either") or all(obj.url != index for obj in found):
+        return None
+    shards = [obj.url for obj in found if is_shard(obj.url)]
+    if not shards or not all(format_of(url).lists for url in shards):
+        return None
+    try:
+        return await _indexed(index, origins, received, indexes, "samples")
+    except NotAnIndexError as exn:
+        log.warning("shards are listed without their index.json", url=index, cause=exn.message)
+        return None
 
 
 async def _indexed(
@@ -117,28 +152,62 @@ async def _indexed(
     wanted: Wanted,
 ) -> Shards:
     """Return the shards that an index file lists."""
-    obj = await origins.origin(url).stat(url)
+    file, split = split_of(url)
+    obj = await origins.origin(file).stat(file)
     known = indexes.get((url, obj.version))
     if known is not None:
         return known
     try:
-        shards = _some(url, await _read_index(obj, origins, received), wanted)
+        data = await _read_list(obj, origins, received)
+        try:
+            shards = await asyncio.to_thread(parse_index, file, data, split)
+        except NotAnIndexError:
+            if wanted == "files":  # to those who want files, another program's list is one
+                raise
+            listed = await _listed_by_others(file, data, split, origins, received)
+            if listed is None:
+                raise
+            return _some(url, listed, wanted)
     except NotAnIndexError:
         if wanted == "samples":
             raise
         return Shards.of([_ref(obj)])
-    indexes[url, obj.version] = shards
+    indexes[url, obj.version] = _some(url, shards, wanted)
     return shards
 
 
-async def _read_index(obj: RemoteObject, origins: Origins, received: Received) -> Shards:
+async def _read_list(obj: RemoteObject, origins: Origins, received: Received) -> bytes:
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise NotAnIndexError(
             f"the file is too large for an index ({size(obj.size_bytes)})",
             url=obj.url,
         )
-    data = await read_object(origins.origin(obj.url), obj, Flow(received))
-    return await asyncio.to_thread(parse_index, obj.url, data)
+    return await read_object(origins.origin(obj.url), obj, Flow(received))
+
+
+async def _listed_by_others(
+    url: str,
+    data: bytes,
+    split: str | None,
+    origins: Origins,
+    received: Received,
+) -> Shards | None:
+    """Return the shards of a list that another program has written; None if it is not one."""
+    listed = await asyncio.to_thread(foreign_lists.parse, url, data, split)
+    if listed is None:
+        return None
+    for name in listed.counts_in:
+        beside = join(url, name)
+        try:
+            obj = await origins.origin(beside).stat(beside)
+        except NotFoundError:
+            continue
+        more = await _read_list(obj, origins, received)
+        counts = await asyncio.to_thread(foreign_lists.parse, beside, more, None)
+        if counts is not None:
+            listed = listed.counted_by(counts)
+            break
+    return await asyncio.to_thread(shards_of, listed)
 
 
 async def _entries(folder: str, origins: Origins, received: Received) -> Shards:
@@ -210,7 +279,7 @@ def _some(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
     if is_glob(pattern):
         remedy += "; in a name, `[` is written `[[]`, `*` is `[*]`, and `?` is `[?]`"
     elif wanted == "samples":
-        remedy += f"; a prefix matches only {', '.join(SHARD_SUFFIXES)}"
+        remedy += f"; a prefix matches only {', '.join(plain_suffixes())}, plain or compressed"
     kind = "shard" if wanted == "samples" else "file"
     raise NotFoundError(f"no {kind} matches", url=pattern, remedy=remedy)
 

@@ -1,11 +1,18 @@
 """Index files: shards by name, with versions and numbers of samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from shardcache import shardlist
-from shardcache.access import WEB, checked, join, protocol_of
-from shardcache.errors import NotAnIndexError
-from shardcache.shards import Columns, Shards
+from shardcache.access.deceptive import checked
+from shardcache.access.protocols import WEB
+from shardcache.access.urls import join, protocol_of
+from shardcache.errors import ConfigError, NotAnIndexError
+from shardcache.formats.format import ListedShard
+from shardcache.formats.table import FORMATS
+from shardcache.origin.patterns.foreign_lists import NamedShards
+from shardcache.origin.patterns.list_content import parsed_json
+from shardcache.shared import shardlist
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.shard_columns import Columns, Shards
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 """Size up to which a file may be an index: one of a million shards with long urls has 250 MB."""
@@ -13,19 +20,69 @@ MAX_INDEX_BYTES = 512 * 1024 * 1024
 _FORMAT = '{"shardlist": [{"url": "a.tar", "nsamples": 1000}]}'
 
 
-def parse_index(url: str, data: bytes) -> Shards:
-    """Parse the index file at `url`, whose format `shardlist` describes.
+def parse_index(url: str, data: bytes, split: str | None = None) -> Shards:
+    """Parse the index file at `url`: in the format that `shardlist` describes, or another's own.
 
-    Raises NotAnIndexError for any other content.
+    Raises NotAnIndexError for any other content, and ConfigError for a split, of which it has none.
     """
     try:
-        return Shards.of_columns(_resolved(url, *columns) for columns in shardlist.read(data))
+        shards = Shards.of_columns(_resolved(url, *columns) for columns in shardlist.read(data))
     except ValueError as exn:
-        raise NotAnIndexError(
-            f"not an index of shards ({exn})",
-            url=url,
-            remedy=f"create one with `shardcache index`; format: {_FORMAT}",
-        ) from exn
+        found = _of_another_format(url, data)
+        if found is None:
+            raise NotAnIndexError(
+                f"not an index of shards ({exn})",
+                url=url,
+                remedy=f"create one with `shardcache index`; format: {_FORMAT}",
+            ) from exn
+        shards = found
+    if split is not None:
+        raise ConfigError(f"the index has no splits, so none called {split!r}", url=url)
+    return shards
+
+
+def shards_of(listed: NamedShards) -> Shards:
+    """Return the shards of a list that another program has written."""
+    return Shards.of(
+        ShardRef(checked(url), samples=count)
+        for url, count in zip(listed.urls, listed.counts, strict=True)
+    )
+
+
+def _of_another_format(url: str, data: bytes) -> Shards | None:
+    """Return the shards in an index file that the writer of another format has made.
+
+    None if it is none. Raises NotAnIndexError if such shards cannot be read.
+    """
+    try:
+        index = parsed_json(data)
+    except ValueError:
+        return None
+    if not isinstance(index, dict):
+        return None
+    for format_ in FORMATS:
+        try:
+            listed = format_.listed(index)
+            if listed is not None:
+                return _listed_shards(url, listed)
+        except ValueError as exn:
+            raise NotAnIndexError(
+                f"not an index of {format_.name} shards that can be read ({exn})",
+                url=url,
+                remedy="see `shardcache write` for shards of other data",
+            ) from exn
+    return None
+
+
+def _listed_shards(index: str, listed: Iterable[ListedShard]) -> Shards:
+    """Return the shards of an index file. Raises ValueError for too many."""
+    refs: list[ShardRef] = []
+    for shard in listed:
+        url = checked(join(index, shard.name))
+        refs.append(ShardRef(url, None, shard.size_bytes, shard.samples))
+        if len(refs) > shardlist.MAX_SHARDS:
+            raise ValueError(f"it lists more than {shardlist.MAX_SHARDS:,} shards")
+    return Shards.of(refs)
 
 
 def _resolved(

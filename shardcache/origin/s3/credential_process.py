@@ -61,7 +61,7 @@ def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolve
     for role in resolver.providers:
         if isinstance(role, AioAssumeRoleProvider):
             # It has no public name. The provider asks it for the credentials of a role's source.
-            role._profile_provider_builder = profiles
+            role._profile_provider_builder = profiles  # noqa: SLF001
     profile = session.get_config_variable("profile") or "default"
     leashed = profiles.process_provider(profile)
     resolver.providers = _replaced(resolver.providers, leashed)

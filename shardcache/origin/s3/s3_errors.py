@@ -10,8 +10,9 @@ from botocore.parsers import ResponseParserError
 
 from shardcache import errors
 from shardcache.origin.http.http_errors import certificate_error, connection_error, error_of
-from shardcache.transport.http_heads import HEAD_REMEDY, HeadError
-from shardcache.transport.sockets import failure
+from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
+from shardcache.transport.http.http_heads import HEAD_REMEDY, HeadError
+from shardcache.transport.http.sockets import failure
 
 E = TypeVar("E", bound=Exception)
 
@@ -97,6 +98,17 @@ def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
     return _client_error(cause, url), False
 
 
+def judge_handed(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
+    """Translate one of `FOREIGN`, as `judge`, of a request with keys that a session handed over.
+
+    S3 answers a HEAD with expired keys by status 400 alone: other keys may help then.
+    """
+    cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
+    if isinstance(cause, boto.ClientError) and _code(cause) == "400":
+        return _expired("the request was refused, as with credentials that have expired", url), True
+    return judge(exn, url)
+
+
 def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
     """Return the error for an exception of the client, which is not S3's answer."""
     # 1. The client does not send the request.
@@ -147,6 +159,8 @@ def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
     reason = exn.response.get("Error", {}).get("Message") or "no reason given"
     text = f"{reason} ({code}, status {status})"
 
+    if ENDPOINT_HEADER in exn.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
+        return errors.ConfigError(OWN_ENDPOINT, url=url, remedy=OWN_ENDPOINT_REMEDY)
     if code in _EXPIRED:
         return _expired(f"the credentials have expired: {text}", url)
     if code in _REFUSED:

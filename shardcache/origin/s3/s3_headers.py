@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 
-from shardcache.origin.http.http_semantics import no_version
-from shardcache.origin.objects import MD5, Checksum, checksum_in
-from shardcache.transport.http_heads import ECHOED
+from shardcache.origin.http.http_semantics import no_version, span_in
+from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
+from shardcache.transport.http.http_heads import ECHOED
 
 Headers = Mapping[str, str]
 """Headers of an answer; names in lower case."""
@@ -58,3 +59,25 @@ def presumed_md5(head: Headers) -> Checksum | None:
     if not re.fullmatch("[0-9a-f]{32}", etag):
         return None
     return Checksum(MD5, int(etag, 16))
+
+
+def modified_s(field: str | None) -> float | None:
+    """Return when an object was stored, in seconds since the Unix epoch; None if it says no time.
+
+    Nothing depends on it but what clients show.
+    """
+    try:
+        return None if field is None else parsedate_to_datetime(field).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def part_in(head: Headers, obj: RemoteObject, number: int) -> tuple[int, int] | None:
+    """Return start and end of the part that the answer to a HEAD with its number is about.
+
+    None if the object has no such part. A store that knows no parts describes the whole object.
+    """
+    span = span_in(head.get("content-range"))
+    if span is not None:
+        return span
+    return (0, obj.size_bytes) if number == 1 else None

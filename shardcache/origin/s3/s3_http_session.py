@@ -8,9 +8,9 @@ import aiohttp
 from aiobotocore.httpsession import AIOHTTPSession
 
 from shardcache.origin.s3.s3_errors import LedAwayError
-from shardcache.transport.http_heads import MAX_HEAD_BYTES, HeadError
-from shardcache.transport.pool import IDLE_S, SILENCE_S
-from shardcache.transport.sockets import new_socket
+from shardcache.transport.http.http_heads import MAX_HEAD_BYTES, HeadError
+from shardcache.transport.http.pool import IDLE_S, SILENCE_S
+from shardcache.transport.http.sockets import new_socket
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REGION = "x-amz-bucket-region"
@@ -107,14 +107,15 @@ class _Staying:
 
     async def request(self, *args: Any, **options: Any) -> aiohttp.ClientResponse:
         answer = await self._session.request(*args, **options, allow_redirects=False)
-        head_bytes = sum(len(name) + len(value) for name, value in answer._raw_headers)
+        head_bytes = sum(len(name) + len(value) for name, value in answer.raw_headers)
         if head_bytes > MAX_HEAD_BYTES:
             answer.close()
             raise HeadError
         # aiobotocore takes them for UTF-8. As Latin-1, each character is a byte, as in the
-        # transport workers' answers.
-        pairs = answer._raw_headers
-        answer._raw_headers = tuple((_reencoded(name), _reencoded(value)) for name, value in pairs)
+        # transport workers' answers. aiohttp has no way to replace them.
+        pairs = answer.raw_headers
+        reencoded = tuple((_reencoded(name), _reencoded(value)) for name, value in pairs)
+        answer._raw_headers = reencoded  # noqa: SLF001
         return answer
 
 

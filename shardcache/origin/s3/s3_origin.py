@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 from botocore.exceptions import NoCredentialsError
 from botocore.httpsession import get_cert_path
 
-from shardcache.access import PRESIGNED_OPTIONS
-from shardcache.errors import NotFoundError, OriginUnavailableError
-from shardcache.logs import SharedLogger
+from shardcache.access.protocols import row_of
+from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.origin.base import Origin, Setup, commit_parts
 from shardcache.origin.breaker import Breaker
 from shardcache.origin.http.http_errors import error_of
@@ -30,16 +29,25 @@ from shardcache.origin.http.http_semantics import (
     size_of,
     total_bytes,
 )
-from shardcache.origin.objects import RemoteObject
-from shardcache.origin.s3.s3_headers import Headers, checksum_of, etag_in, presumed_md5
-from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, place_of, read_by_sdk
+from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
+from shardcache.origin.s3.s3_headers import (
+    Headers,
+    checksum_of,
+    etag_in,
+    modified_s,
+    part_in,
+    presumed_md5,
+)
+from shardcache.origin.s3.s3_sdk_requests import call, head_by_sdk, place_of, read_by_sdk
 from shardcache.origin.s3.s3_sessions import SdkSessions, descriptions
-from shardcache.origin.s3.s3_signing import ALONE, BEHIND_TIER, SIGNED_FOR_S, Signer
+from shardcache.origin.s3.s3_signing import BEHIND_TIER, DIRECT, SIGNED_FOR_S, Signer
 from shardcache.origin.s3.s3_uploads import Uploads
 from shardcache.origin.tier.tier_state import Route
-from shardcache.transport.flow import Commit, Flow, Received
-from shardcache.transport.messages import Answer, Body, Request
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
+from shardcache.telemetry.logs import SharedLogger
+from shardcache.transport.between.flow import Commit, Flow, Received
+from shardcache.transport.between.messages import Answer, Body, Request
+from shardcache.transport.between.parts import Parts, PartSums
 
 log = SharedLogger()
 
@@ -50,7 +58,11 @@ _REFUSED_S = 60.0
 _MAX_SIGNED = 64
 _MAX_HOSTS = 256
 
-_SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
+_SOURCES = {
+    "env": "AWS_ACCESS_KEY_ID in the environment",
+    "explicit": "AWS_ACCESS_KEY_ID in the environment of a reader",
+    "iam-role": "the instance's role",
+}
 
 T = TypeVar("T", bound=Answer | None)
 
@@ -91,16 +103,18 @@ class S3Origin(Origin):
     def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:
         table = setup.table
         # The downloader retries, counts its retries, and notices stalls.
-        self._sessions = SdkSessions(table, setup.max_connections)
+        self._sessions = SdkSessions(table, setup.max_connections, setup.handed)
         self._uploads = Uploads(table, setup.max_connections)
         self._verify_etag = table.verify_etag
-        self._is_plain = set(table.storage_options) <= PRESIGNED_OPTIONS
+        signed_options = row_of(setup.protocol).signed_options or frozenset()
+        self._is_plain = signed_options.issuperset(table.storage_options)
         self._workers = setup.workers
         new_breaker = partial(Breaker, _MAX_REFUSALS, refused_s)
         self._presigned = defaultdict[str, Breaker](new_breaker)  # by bucket
-        self._signer = Signer(ALONE if table.tier is None else BEHIND_TIER)
+        self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)
         # Presigned urls and the times at which they were signed, by url.
         self._signed: dict[str, tuple[str, float]] = {}
+        self._signed_by: Any = None  # the filesystem whose credentials they have
         self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
 
@@ -232,7 +246,7 @@ class S3Origin(Origin):
         token = None  # of the next page
         async with self._sessions.use(prefix) as fs:
             while True:
-                page = await fs._call_s3("list_objects_v2", **options)
+                page = await call(fs, "list_objects_v2", **options)
                 entries = page.get("Contents", [])
                 folders = page.get("CommonPrefixes", [])
                 found += [_listed(root + entry["Key"], entry) for entry in entries]
@@ -249,6 +263,38 @@ class S3Origin(Origin):
                     )
                 token = next_token
                 options["ContinuationToken"] = token
+
+    async def list_page(self, wanted: PageRequest) -> ListedPage:
+        """As `Origin.list_page`; one request."""
+        where = place_of(wanted.prefix)
+        root = wanted.prefix.removesuffix(where["Key"])
+        options: dict[str, Any] = {
+            "Bucket": where["Bucket"],
+            "Prefix": where["Key"],
+            "MaxKeys": wanted.max_keys,
+        }
+        if wanted.delimiter:
+            options["Delimiter"] = wanted.delimiter
+        if wanted.token:
+            options["ContinuationToken"] = wanted.token
+        elif wanted.after:
+            options["StartAfter"] = wanted.after
+        async with self._sessions.use(wanted.prefix) as fs:
+            page = await call(fs, "list_objects_v2", **options)
+        entries = page.get("Contents", [])
+        folders = page.get("CommonPrefixes", [])
+        return ListedPage(
+            [_listed(root + entry["Key"], entry) for entry in entries],
+            [root + folder["Prefix"] for folder in folders],
+            page.get("NextContinuationToken", "") if page["IsTruncated"] else "",
+        )
+
+    async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
+        """As `Origin.part_span`; one HEAD."""
+        where = place_of(obj.url)
+        async with self._sessions.use(obj.url) as fs:
+            head = await head_by_sdk(fs, {**where, "PartNumber": number})
+        return part_in(head, obj, number)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`."""
@@ -277,6 +323,8 @@ class S3Origin(Origin):
             return await self._workers.ask(request, ahead)
 
         answer = await self._answer(where["Bucket"], sign, ask)
+        if ENDPOINT_HEADER in answer.headers:
+            raise ConfigError(OWN_ENDPOINT, url=url, remedy=OWN_ENDPOINT_REMEDY)
         if answer.status >= 300:
             what = f"the origin answered a HEAD with status {answer.status}"
             raise error_of(answer.status, what, url, answer.headers)
@@ -288,7 +336,14 @@ class S3Origin(Origin):
         checksum = checksum_of(head, url)
         if checksum is None and self._verify_etag:
             checksum = presumed_md5(head)
-        return RemoteObject(url, version, size_bytes, checksum, joinable=joinable)
+        return RemoteObject(
+            url,
+            version,
+            size_bytes,
+            checksum,
+            joinable=joinable,
+            modified_s=modified_s(head.get("last-modified")),
+        )
 
     # presigned urls
 
@@ -336,6 +391,9 @@ class S3Origin(Origin):
 
     async def _signed_url(self, fs: Any, where: dict[str, str], url: str) -> str:
         """Return a presigned url, reused for all parts of an object during half of its validity."""
+        if fs is not self._signed_by:
+            self._signed_by = fs
+            self._signed.clear()
         now_s = time.monotonic()
         signed, signed_at_s = self._signed.get(url, ("", 0.0))
         if signed and now_s - signed_at_s <= SIGNED_FOR_S / 2:
@@ -361,7 +419,13 @@ class S3Origin(Origin):
 def _listed(url: str, entry: Mapping[str, Any]) -> RemoteObject:
     """Return an object of a listing, whose XML is in UTF-8; in headers, a byte is a character."""
     etag = entry.get("ETag", "").encode(errors="surrogateescape").decode("latin-1")
-    return RemoteObject(url, etag_in(etag, url), size_of(entry["Size"], url))
+    modified = entry.get("LastModified")
+    return RemoteObject(
+        url,
+        etag_in(etag, url),
+        size_of(entry["Size"], url),
+        modified_s=None if modified is None else modified.timestamp(),
+    )
 
 
 def _of_version(obj: RemoteObject, parts: Parts) -> dict[str, str]:

@@ -9,8 +9,8 @@ from shardcache.errors import OriginError, ShardChangedError
 from shardcache.origin.http.http_semantics import check_range, range_header, read_exactly
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import Headers, etag_in
-from shardcache.transport.flow import Flow
-from shardcache.transport.parts import Parts
+from shardcache.transport.between.flow import Flow
+from shardcache.transport.between.parts import Parts
 
 
 def place_of(url: str) -> dict[str, str]:
@@ -27,6 +27,17 @@ def place_of(url: str) -> dict[str, str]:
     return {"Bucket": bucket, "Key": key}
 
 
+async def call(fs: Any, operation: str, **params: Any) -> Any:
+    """Return the SDK's answer to one request.
+
+    Args:
+        fs: an s3fs filesystem, whose asynchronous methods begin with an underscore, as fsspec has
+            it.
+        operation: botocore's name of it.
+    """
+    return await fs._call_s3(operation, **params)  # noqa: SLF001
+
+
 async def read_by_sdk(
     fs: Any,
     where: Mapping[str, str],
@@ -40,7 +51,7 @@ async def read_by_sdk(
         # The SDK would send other bytes in UTF-8; the answer's own ETag is compared in any case.
         condition["IfMatch"] = f'"{obj.version}"'
     span = range_header(parts.start, parts.stop)
-    answer = await fs._call_s3("get_object", **where, Range=span, **condition)
+    answer = await call(fs, "get_object", **where, Range=span, **condition)
     async with answer["Body"]:  # aiobotocore 2 enters another object, which reads all at once
         status = int(answer["ResponseMetadata"]["HTTPStatusCode"])
         check_range(obj, parts.start, parts.stop, status, answer.get("ContentRange"))
@@ -52,15 +63,15 @@ async def read_by_sdk(
         return await read_exactly(parts.size_bytes, answer["Body"].read, flow, obj.url)
 
 
-async def head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
+async def head_by_sdk(fs: Any, where: Mapping[str, Any]) -> Headers:
     """Return the headers of the answer to a HEAD."""
     try:
-        answer = await fs._call_s3("head_object", ChecksumMode="ENABLED", **where)
+        answer = await call(fs, "head_object", ChecksumMode="ENABLED", **where)
     except OSError as exn:
         if not isinstance(exn.__cause__, ClientError):
             raise
         # An answer to HEAD has no body, hence no reason; a GET that fails the same way states it.
-        answer = await fs._call_s3("get_object", Range="bytes=0-0", **where)
+        answer = await call(fs, "get_object", Range="bytes=0-0", **where)
         answer["Body"].close()
         raise
     headers: Headers = answer["ResponseMetadata"]["HTTPHeaders"]

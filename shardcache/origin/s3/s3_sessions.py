@@ -13,11 +13,14 @@ import aiobotocore.session
 from botocore.loaders import Loader, create_loader
 from s3fs import S3FileSystem
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
+from shardcache.origin.handed_keys import HandedKeys
 from shardcache.origin.s3.credential_process import resolver_of
-from shardcache.origin.s3.s3_errors import FOREIGN, judge
+from shardcache.origin.s3.s3_errors import FOREIGN, judge, judge_handed
 from shardcache.origin.s3.s3_http_session import StoreSession
+from shardcache.shared.own_endpoint import DAEMON_AGENT
+from shardcache.shared.temporary_keys import TemporaryKeys
 
 CONNECT_TIMEOUT_S = 10
 
@@ -27,12 +30,14 @@ class _OpenSession:
     """A filesystem and its client.
 
     Attributes:
+        keys: the handed ones that it has, if any.
         users: requests that use it at present.
         retired: True once it is to be closed after the last of them.
     """
 
     fs: S3FileSystem
     client: Any
+    keys: TemporaryKeys | None = None
     users: int = 0
     retired: bool = False
 
@@ -45,6 +50,8 @@ class SdkSessions:
     ones.
 
     Args:
+        handed: temporary keys that go before those of the environment, unless the table names its
+            own credentials.
         attempts: attempts of each request by the SDK itself.
         read_timeout_s: silence after which a request has failed; None if the caller notices it.
     """
@@ -53,6 +60,7 @@ class SdkSessions:
         self,
         table: OriginTable,
         max_connections: int,
+        handed: HandedKeys | None = None,
         *,
         attempts: int = 1,
         read_timeout_s: float | None = None,
@@ -60,6 +68,8 @@ class SdkSessions:
         self._options = _options(table, max_connections, read_timeout_s)
         self._attempts = attempts
         self._profile = self._options.pop("profile", table.profile)
+        has_own = self._profile or self._options["anon"] or "key" in self._options
+        self._handed = HandedKeys() if handed is None or has_own else handed
         self._starting = asyncio.Lock()
         self._present: _OpenSession | None = None
 
@@ -74,9 +84,12 @@ class SdkSessions:
             exn.url = exn.url or url
             raise
         except FOREIGN as exn:
-            error, may_help_to_reload = judge(exn, url)
+            keys = None if session is None else session.keys
+            judged = judge if keys is None else judge_handed
+            error, may_help_to_reload = judged(exn, url)
             if may_help_to_reload and session is self._present:
                 self._retire()
+                self._handed.refuse(keys)
             raise error from exn
         finally:
             if session is not None:
@@ -86,29 +99,39 @@ class SdkSessions:
         """Close the current session as soon as it is unused."""
         session = self._present
         if session is not None:
-            self._retire()
-            session.users += 1
-            await self._give_back(session)
+            await self._replace(session)
 
     async def _borrow(self) -> _OpenSession:
         async with self._starting:
             session = self._present
+            if session is not None and session.keys != self._handed.current:
+                await self._replace(session)
+                session = None
             if session is None:
                 session = await self._open()
                 self._present = session
         session.users += 1
         return session
 
+    async def _replace(self, session: _OpenSession) -> None:
+        """Close the present session as soon as it is unused."""
+        self._retire()
+        session.users += 1
+        await self._give_back(session)
+
     async def _open(self) -> _OpenSession:
         region = self._options["client_kwargs"].get("region_name")
         boto_session = await asyncio.to_thread(_boto_session, self._profile, region)
+        keys = self._handed.current
+        if keys is not None:
+            boto_session.set_credentials(keys.access_key, keys.secret, keys.token)
         fs = S3FileSystem(session=boto_session, **self._options)
         fs.retries = self._attempts
         client = await fs.set_session()
         for operation in ("GetObject", "HeadObject"):
             event = f"choose-signer.s3.{operation}"
             client.meta.events.register_first(event, keep_signature_v4)
-        return _OpenSession(fs, client)
+        return _OpenSession(fs, client, keys)
 
     async def _give_back(self, session: _OpenSession) -> None:
         session.users -= 1
@@ -164,6 +187,7 @@ def _options(
         "max_pool_connections": max_connections,
         "retries": {"total_max_attempts": 1},
         "connect_timeout": CONNECT_TIMEOUT_S,
+        "user_agent_extra": DAEMON_AGENT,
         "http_session_cls": StoreSession,
         "read_timeout": read_timeout_s,
         "response_checksum_validation": "when_required",  # parts have no checksum of their own

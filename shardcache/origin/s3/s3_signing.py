@@ -1,4 +1,4 @@
-"""Presigned urls of S3, modelled on those of the SDK, which takes three times as long for each."""
+"""Presigned urls of S3, modelled on the SDK's own, which take three times as long to make."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -36,10 +36,10 @@ _AWS_HOST = re.compile(rf"^({_AWS_SERVICE})(?:\.[a-z0-9-]+)?({_AWS_DOMAIN})")
 
 
 class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
-    """Signs as of the beginning of the hour.
+    """Signs as of the beginning of the hour, so that all nodes with one set of credentials agree.
 
-    So all nodes with the same credentials make the same url. A cluster's tier asks the object store
-    once whether it grants a url, and recognises it by its signature.
+    They make the same url then. A cluster's tier asks the object store once whether it grants a
+    url, and recognises it by its signature.
     """
 
     def _modify_request_before_signing(self, request: AWSRequest) -> None:
@@ -48,12 +48,13 @@ class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
 
 
 Auth = Callable[[ReadOnlyCredentials | None, str, str], S3SigV4QueryAuth]
-ALONE: Auth = partial(S3SigV4QueryAuth, expires=SIGNED_FOR_S)
+# For requests to the store itself, and for those by way of a tier.
+DIRECT: Auth = partial(S3SigV4QueryAuth, expires=SIGNED_FOR_S)
 BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _UrlForm:
     """Common form of the urls of a bucket's objects.
 
     Attributes:
@@ -64,12 +65,12 @@ class _Kind:
     root: str
     region: str | None
 
-    def moved(self, region: str) -> "_Kind":
-        """Return the kind for the same bucket in another region."""
+    def moved(self, region: str) -> "_UrlForm":
+        """Return the form for the same bucket in another region."""
         if self.region == region:
             return self
         signed_for = None if self.region is None else region
-        return _Kind(_AWS_HOST.sub(rf"\1.{region}\2", self.root), signed_for)
+        return _UrlForm(_AWS_HOST.sub(rf"\1.{region}\2", self.root), signed_for)
 
     def url(
         self,
@@ -95,10 +96,10 @@ class Signer:
     unusual features, it makes all of them.
     """
 
-    def __init__(self, auth: Auth = ALONE) -> None:
+    def __init__(self, auth: Auth = DIRECT) -> None:
         self._auth = auth
         self._fs: Any = None
-        self._kinds: dict[str, _Kind | None] = {}  # by bucket
+        self._forms: dict[str, _UrlForm | None] = {}  # by bucket
 
     async def url(
         self,
@@ -117,47 +118,47 @@ class Signer:
         """
         if fs is not self._fs:
             self._fs = fs
-            self._kinds = {}
+            self._forms = {}
         bucket = params["Bucket"]
-        kind = self._kinds.get(bucket)
+        form = self._forms.get(bucket)
         credentials = await _credentials(fs)
-        if not _fits(kind, credentials):
+        if not _fits(form, credentials):
             url: str = await fs.s3.generate_presigned_url(
                 operation,
                 Params=params,
                 ExpiresIn=SIGNED_FOR_S,
             )
-            if bucket not in self._kinds:
-                self._kinds[bucket] = _kind_of(url, params["Key"], credentials)
-            kind = self._kinds[bucket]
-            if not _fits(kind, credentials):
+            if bucket not in self._forms:
+                self._forms[bucket] = _form_of(url, params["Key"], credentials)
+            form = self._forms[bucket]
+            if not _fits(form, credentials):
                 return url
-        assert kind is not None
-        return kind.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
+        assert form is not None
+        return form.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
 
     def move(self, bucket: str, region: str) -> bool:
         """Sign for the region that the origin states for a bucket.
 
         Return whether that changes anything.
         """
-        kind = self._kinds.get(bucket)
-        if kind is None or not _REGION.fullmatch(region):
+        form = self._forms.get(bucket)
+        if form is None or not _REGION.fullmatch(region):
             return False
-        moved = kind.moved(region)
-        self._kinds[bucket] = moved
-        return moved != kind
+        moved = form.moved(region)
+        self._forms[bucket] = moved
+        return moved != form
 
 
-def _fits(kind: _Kind | None, credentials: ReadOnlyCredentials | None) -> bool:
-    """Return whether urls of a kind can be made: they are signed if there are credentials."""
-    if kind is None:
+def _fits(form: _UrlForm | None, credentials: ReadOnlyCredentials | None) -> bool:
+    """Return whether urls of a form can be made: they are signed if there are credentials."""
+    if form is None:
         return False
-    is_signed = kind.region is not None
+    is_signed = form.region is not None
     return is_signed == (credentials is not None)
 
 
-def _kind_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind | None:
-    """Return the kind of a url made by the SDK; None if it has features unknown to this module."""
+def _form_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _UrlForm | None:
+    """Return the form of a url made by the SDK; None if it has features unknown to this module."""
     root, _, query = url.partition("?")
     if not root.endswith("/" + _quoted(key)) or "#" in root:
         return None
@@ -165,7 +166,7 @@ def _kind_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Ki
 
     fields = {name.removeprefix(_PREFIX): values[0] for name, values in parse_qs(query).items()}
     if not fields:
-        return _Kind(root, None) if credentials is None else None
+        return _UrlForm(root, None) if credentials is None else None
     if credentials is None or not fields.keys() <= _FIELDS:
         return None
     if fields.get("Algorithm") != "AWS4-HMAC-SHA256":
@@ -174,7 +175,7 @@ def _kind_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Ki
     access_key, _date, region, service, _ = fields["Credential"].rsplit("/", 4)
     if access_key != credentials.access_key or service != "s3":
         return None
-    return _Kind(root, region)
+    return _UrlForm(root, region)
 
 
 async def _credentials(fs: Any) -> ReadOnlyCredentials | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from botocore.exceptions import ParamValidationError
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.origin.http.http_semantics import size_of
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import etag_in
@@ -49,7 +49,9 @@ class Uploads:
         condition = _condition(replaced)
         async with self._sessions.use(url) as fs:
             target = f"{where['Bucket']}/{where['Key']}"
-            put = partial(fs._put_file, str(path), target, max_concurrency=_CONCURRENT_PARTS)
+            # fsspec's asynchronous methods begin with an underscore.
+            put_file = fs._put_file  # noqa: SLF001
+            put = partial(put_file, str(path), target, max_concurrency=_CONCURRENT_PARTS)
             if not condition:
                 await put(chunksize=_PART_BYTES)
             else:

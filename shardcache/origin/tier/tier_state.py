@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache import front
 from shardcache.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
-from shardcache.logs import SharedLogger
 from shardcache.origin.breaker import Breaker
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.slow_owners import SlowOwners
-from shardcache.transport.messages import Answer
-from shardcache.transport.parts import PartSums
+from shardcache.shared import front
+from shardcache.telemetry.logs import SharedLogger
+from shardcache.transport.between.messages import Answer
+from shardcache.transport.between.parts import PartSums
 
 log = SharedLogger()
 

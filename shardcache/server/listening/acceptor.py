@@ -1,7 +1,9 @@
 """Acceptance of connections, within limits on their number and time.
 
-Not the event loop's own acceptance: without a free descriptor, asyncio's stops for a second and
-uvloop's for good.
+Not the event loop's own acceptance, which aiohttp's `SockSite` uses. Without a free descriptor,
+uvloop's accepts the connections that wait and closes them unanswered, and asyncio's logs an error
+for each place in the backlog, a hundred a second; here they wait until a descriptor is free. Nor do
+these know of limits for a user.
 """
 
 import asyncio
@@ -18,7 +20,8 @@ import structlog
 
 from shardcache.errors import ExhaustedError
 from shardcache.server.listening.limits import FEWER_CONNECTIONS, Limits
-from shardcache.unix_socket import credentials
+from shardcache.server.listening.stalls import StallTimer
+from shardcache.shared.unix_socket import credentials
 
 log = structlog.get_logger()
 
@@ -36,14 +39,23 @@ class Acceptor:
 
     Every connection beyond the limits gets an HTTP 503 at once.
 
+    Args:
+        refused: returns that answer.
+
     Attributes:
         connections: number of open ones by user; None stands for the users of TCP.
     """
 
-    def __init__(self, inner: Callable[[], asyncio.Protocol], limits: Callable[[], Limits]) -> None:
+    def __init__(
+        self,
+        inner: Callable[[], asyncio.Protocol],
+        limits: Callable[[], Limits],
+        refused: Callable[[ExhaustedError], bytes] | None = None,
+    ) -> None:
         self.connections: Counter[int | None] = Counter()
         self._inner = inner
         self._limits = limits
+        self._refused = refused or _answer
         self._serving: set[asyncio.Task[None]] = set()
         self._logged_s = -_LOG_PERIOD_S
 
@@ -93,7 +105,7 @@ class Acceptor:
         if refusal is not None:
             self._log("connections refused", uid=uid, cause=refusal)
             with suppress(OSError), connection:
-                connection.send(_answer(ExhaustedError(refusal, remedy=FEWER_CONNECTIONS)))
+                connection.send(self._refused(ExhaustedError(refusal, remedy=FEWER_CONNECTIONS)))
             return
 
         self.connections[uid] += 1
@@ -138,16 +150,22 @@ class _Limited(asyncio.Protocol):
         self._limits = limits
         self._left = left
         self._timer: asyncio.TimerHandle | None = None
+        self._stall: StallTimer | None = None
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        writing = cast(asyncio.WriteTransport, transport)
         # Not `close`: that would wait until the client has read everything written.
-        end = cast(asyncio.WriteTransport, transport).abort
+        end = writing.abort
         self._timer = asyncio.get_running_loop().call_later(self._limits.limit_s, end)
+        if self._limits.stall_s is not None:
+            self._stall = StallTimer(writing, self._limits.stall_s)
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._left()
+        if self._stall is not None:
+            self._stall.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._inner.connection_lost(exc)
@@ -164,9 +182,13 @@ class _Limited(asyncio.Protocol):
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.start()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.stop()
         self._inner.resume_writing()
 
 

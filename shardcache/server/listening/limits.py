@@ -4,7 +4,7 @@ import resource
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shardcache.config import Settings
+from shardcache.config.settings import Settings
 from shardcache.errors import ExhaustedError
 
 # Descriptors for the daemon's own files, processes and TCP connections; for a connection to an
@@ -46,12 +46,15 @@ class Limits:
         per_user: maximum of one user other than root and the daemon's own.
         limit_s: lifetime, or the time until the first request has arrived.
         first_only: True if `limit_s` applies to the first request.
+        stall_s: how long a client may read nothing of what it is sent; None if that does not
+            matter.
     """
 
     connections: int
     per_user: int
     limit_s: float
     first_only: bool = False
+    stall_s: float | None = None
 
     @classmethod
     def of_socket(cls, settings: Settings) -> "Limits":

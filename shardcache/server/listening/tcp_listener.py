@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardcache.errors import ConfigError, DaemonError
+from shardcache.errors import ConfigError
+from shardcache.server.listening.addresses import bound, resolved
 from shardcache.server.listening.limits import Limits
-from shardcache.server.tcp_token import token_hash
+from shardcache.server.listening.tcp_token import token_hash
 
 _CONNECTIONS = 64
 
@@ -33,31 +34,31 @@ class Listener:
 def listening(
     http: str | None,
     token_file: Path | None,
-    handed: tuple[socket.socket, ...] = (),
+    activated: tuple[socket.socket, ...] = (),
 ) -> Iterator[Listener]:
     """Bind the address given by `--http`, or use the activated sockets, if there are any.
 
     Args:
         http: HOST:PORT; None without the option.
         token_file: holds the token that requests must carry.
-        handed: the activated sockets.
+        activated: the activated sockets.
 
     Raises:
         ConfigError: both an address and activated sockets; an invalid address or token file; or an
             address beyond the loopback without a token.
         DaemonError: the address cannot be bound.
     """
-    if http is None and not handed:
+    if http is None and not activated:
         yield Listener()
         return
-    if http is not None and handed:
+    if http is not None and activated:
         raise ConfigError("--http conflicts with the activated TCP socket", remedy="omit --http")
 
     wanted_hash = None if token_file is None else token_hash(token_file)
     if http is None:
-        addresses = [sock.getsockname()[:2] for sock in handed]
+        addresses = [sock.getsockname()[:2] for sock in activated]
     else:
-        addresses = _addresses(http)
+        addresses = resolved("--http", http)
     is_for_node = all(ipaddress.ip_address(address).is_loopback for address, _ in addresses)
     if wanted_hash is None and not is_for_node:
         raise ConfigError(
@@ -65,44 +66,10 @@ def listening(
             remedy="set --http-token-file, or listen on 127.0.0.1",
         )
 
-    with ExitStack() as bound:
-        sockets = [bound.enter_context(sock) for sock in handed]
+    with ExitStack() as held:
+        sockets = [held.enter_context(sock) for sock in activated]
         if http is not None:
             for address in addresses:
-                sock = _bind(http, address)
-                sockets.append(bound.enter_context(sock))
+                sock = bound("--http", http, address, _CONNECTIONS)
+                sockets.append(held.enter_context(sock))
         yield Listener(tuple(sockets), wanted_hash)
-
-
-def _addresses(http: str) -> list[tuple[str, int]]:
-    host, colon, port = http.rpartition(":")
-    try:
-        if not colon or not port.isdecimal():
-            raise ValueError("no port")
-        name = host.strip("[]") or None
-        found = socket.getaddrinfo(
-            name,
-            int(port),
-            type=socket.SOCK_STREAM,
-            flags=socket.AI_PASSIVE,
-        )
-    except (ValueError, OverflowError, OSError) as exn:
-        raise ConfigError(
-            f"--http {http} is not an address: {exn}",
-            remedy="write HOST:PORT",
-        ) from None
-    addresses = [(str(address[0]), int(address[1])) for *_, address in found]
-    return list(dict.fromkeys(addresses))
-
-
-def _bind(http: str, address: tuple[str, int]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    try:
-        sock = socket.create_server(address, family=family, backlog=_CONNECTIONS)
-    except OSError as exn:
-        raise DaemonError(
-            f"cannot listen at {http}: {exn.strerror or exn}",
-            remedy="choose another --http",
-        ) from exn
-    sock.setblocking(False)
-    return sock

@@ -17,7 +17,7 @@ _BACKLOG = 1024  # all readers of a node may reconnect together after a restart
 def listening_at(
     path: Path,
     group: str | None,
-    handed: socket.socket | None = None,
+    activated: socket.socket | None = None,
 ) -> Iterator[socket.socket]:
     """Yield a socket that listens at `path`: the activated one, or a new one, unlinked at the end.
 
@@ -26,15 +26,15 @@ def listening_at(
     Args:
         path: where to bind a new socket.
         group: name of the group that may connect to a new socket; None for the user's own.
-        handed: the activated socket, if there is one.
+        activated: the activated socket, if there is one.
 
     Raises:
         SocketInUseError: a daemon answers there.
         DaemonError: the socket cannot be bound.
     """
-    if handed is not None:
-        with handed:
-            yield handed
+    if activated is not None:
+        with activated:
+            yield activated
         return
 
     try:

@@ -2,7 +2,7 @@
 
 import { brush, byId, colour, number, setText, size } from "./dom.js";
 
-// Colours of the daemon's bands (shardcache/cache/views.py), from -1, which is leased; their words are in the table.
+// Colours of the daemon's bands (cache/views/shard_map.py), from -1, which is leased; their words are in the table.
 const BANDS = ["--band-leased", "--band-0", "--band-1", "--band-2", "--band-3", "--band-4", "--band-none"];
 const LARGEST = 18, SMALLEST = 3, TALLEST = 300;
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardcache import errors
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # A disk that fails, was removed, or has a corrupt filesystem; a network filesystem whose server is
 # gone.
@@ -72,7 +72,14 @@ def disk_error(exn: OSError, path: Path) -> errors.CacheError:
             return errors.DiskFullError(f"no space left while writing {path} ({exn.strerror})")
         return errors.DiskFullError(
             f"no inodes left for {path} ({exn.strerror})",
-            remedy="remove files there (df -i counts them), or recreate the filesystem with more inodes",
+            remedy="remove files there (df -i counts them), or recreate the filesystem with more "
+            "inodes",
+        )
+    if exn.errno == errno.EFBIG:
+        return errors.DiskFullError(
+            "a file would be larger than the daemon may write, or than its filesystem holds: "
+            f"{path}",
+            remedy="start the daemon with: ulimit -f unlimited; or write smaller shards",
         )
     if exn.errno == errno.EROFS:
         return errors.DiskFailedError(
@@ -83,7 +90,8 @@ def disk_error(exn: OSError, path: Path) -> errors.CacheError:
         return errors.DiskFailedError(f"the disk under {path} is failing ({exn.strerror})")
     return errors.CacheDirError(
         f"cannot use {path} ({exn.strerror})",
-        remedy="check that the cache folder exists, is writable and mounted; see dmesg for disk errors",
+        remedy="check that the cache folder exists, is writable and mounted; see dmesg for disk "
+        "errors",
     )
 
 

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+_STAT_BLOCK_BYTES = 512  # of `st_blocks`, whatever the filesystem's blocks
+
 
 def fsync_path(path: Path) -> None:
     """Flush a file, or a folder's entries, to the disk."""
@@ -38,8 +40,23 @@ def unlink_quietly(*paths: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def allocated_or_zero(path: Path) -> int:
+    """Return the bytes that a file takes, without its holes, or 0 if it does not exist."""
+    with contextlib.suppress(FileNotFoundError):
+        stat = path.stat()
+        return min(stat.st_size, stat.st_blocks * _STAT_BLOCK_BYTES)
+    return 0
+
+
 def size_or_zero(path: Path) -> int:
     """Return a file's size in bytes, or 0 if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_size
     return 0
+
+
+def modified_s(path: Path) -> float | None:
+    """Return when a file was last written, since the Unix epoch; None if it does not exist."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return None

@@ -63,7 +63,8 @@ def _mounts() -> list[str]:
         return _MOUNTS.read_text().splitlines()
     except OSError as exn:
         raise errors.CacheDirError(
-            f"{_MOUNTS}, which tells local disks from network filesystems, cannot be read ({exn.strerror})",
+            f"{_MOUNTS}, which tells local disks from network filesystems, cannot be read "
+            f"({exn.strerror})",
             remedy="mount -t proc proc /proc; containers have one by default",
         ) from exn
 

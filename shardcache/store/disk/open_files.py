@@ -1,11 +1,14 @@
-"""Whether another process has a file open. All functions block."""
+"""Detection of files that another process has open. All functions block."""
 
 import fcntl
 import os
 import signal
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from shardcache.store.disk.disk_errors import is_exhaustion
+from shardcache.store.disk.disk_errors import disk_errors, is_exhaustion
+from shardcache.store.disk.file_operations import unlink_quietly
 
 
 def is_open_elsewhere(path: Path) -> bool:
@@ -62,3 +65,17 @@ def _is_anothers(folder: Path, fd: int) -> bool:
         return os.fstat(own_fd).st_uid != os.fstat(fd).st_uid
     finally:
         os.close(own_fd)
+
+
+def unlink_unless_open(paths: Sequence[Path]) -> bool:
+    """Remove files, and return True; False if another process has the first of them open.
+
+    Unlinking an open file would not free its bytes, and they would not be accounted for. Raises
+    DiskError.
+    """
+    with disk_errors(paths[0]):
+        with suppress(FileNotFoundError):
+            if is_open_elsewhere(paths[0]):
+                return False
+        unlink_quietly(*paths)
+    return True

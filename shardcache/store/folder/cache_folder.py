@@ -131,7 +131,8 @@ class CacheFolder:
             self.is_lost = True
             raise CacheDirError(
                 f"the cache folder {root} was deleted, and so was the folder around it",
-                remedy=f"create {root.parent} again and the daemon recovers by itself; or restart it elsewhere",
+                remedy=f"create {root.parent} again and the daemon recovers by itself; or restart "
+                "it elsewhere",
             )
         present = _mount_point(root)
         if present != self._mount:

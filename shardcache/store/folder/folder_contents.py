@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from shardcache.errors import CacheDirError
 from shardcache.store.disk.disk_errors import disk_errors
-from shardcache.store.disk.file_operations import size_or_zero, unlink_quietly
+from shardcache.store.disk.file_operations import allocated_or_zero, size_or_zero, unlink_quietly
 from shardcache.store.disk.open_files import ask_openness, is_open_elsewhere
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import KEY_CHARS, is_key
@@ -44,7 +44,7 @@ class Leftover:
         else:
             key = f"quarantine/{path.stem}"
             companion = path.with_suffix(SIDECAR)
-        size_bytes = size_or_zero(path) + size_or_zero(companion)
+        size_bytes = allocated_or_zero(path) + size_or_zero(companion)
         return cls(key, (path, companion), size_bytes)
 
 
@@ -67,7 +67,8 @@ def find_shards(layout: Layout) -> list[Shard]:
 
 def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return resumable downloads and quarantined shards; remove other unpublished files."""
-    _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
+    replaced = (layout.pins, layout.format, layout.format_copy)
+    _sweep_away(layout.probe, *map(layout.unfinished, replaced))
     _set_open_tars_aside(layout)
     parts = _sweep(layout.partial, whole=PART, companion=JOURNAL)
     tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
@@ -113,7 +114,8 @@ def _check_openness(path: Path) -> None:
         is_open = None
     if is_open is None:
         raise CacheDirError(
-            f"{path} belongs to another user, so the kernel does not reveal whether a process has it mapped",
+            f"{path} belongs to another user, so the kernel does not reveal whether a process has "
+            "it mapped",
             remedy="change the owner of the cache folder's files to this user (chown -R "
             f"{os.geteuid()}), remove them, or choose another --cache-dir",
         )

@@ -4,19 +4,22 @@
 <root>/shards/ab/<key>.idx    its sidecar: JSON header and sample index
 <root>/partial/<key>.part     a shard being fetched, with <key>.journal for its finished parts
 <root>/partial/<key>.tar, .idx    a tar and its sidecar about to be published
-<root>/partial/probe, pins, format    files about to replace <root>/pins and <root>/format, or to
-                              check the disk
+<root>/partial/probe, pins, format, format.copy    files about to replace those of their names in
+                              <root>, or to check the disk
 <root>/names/ab/<key>/<name>  a link to a published shard, with its object's name
 <root>/quarantine/<key>.tar   a corrupt shard, kept for inspection; first to be removed when space
                               is needed (also an inflated tar that readers of a killed daemon have
                               open)
 <root>/catalogue/             a diskcache database; may be deleted at any time
 <root>/pins                   the pins, one per line
+<root>/s3-keys                keys of users of the S3 endpoint, for the daemon's user alone
 <root>/format                 the format number of the cache folder
+<root>/format.copy            the same number: a flipped bit makes that of a later release of one of
+                              them, but hardly of both
 
-Names and sizes are enough to serve: at start no file is opened. A shard's sidecar is read and
-compared with the file when the shard is first requested. Everything here blocks: call it in a
-thread.
+Names and sizes are enough to serve: at start no file is opened but the journals of unfinished
+ones. A shard's sidecar is read and compared with the file when the shard is first requested.
+Everything here blocks: call it in a thread.
 """
 
 import contextlib
@@ -54,7 +57,9 @@ class Layout:
         self.names = root / "names"
         self.catalogue = root / "catalogue"
         self.pins = root / "pins"
+        self.s3_keys = root / "s3-keys"
         self.format = root / "format"
+        self.format_copy = root / "format.copy"
         self.probe = self.partial / "probe"
 
     def bucket(self, key: str) -> Path:
@@ -88,13 +93,16 @@ class Layout:
         if found is None and not self._is_cache():
             raise CacheFormatError(
                 f"{self.format} does not contain a number, so the cache folder's format is unknown",
-                remedy="check that the path is a cache folder; if this or an older release wrote it, remove the file",
+                remedy="check that the path is a cache folder; if this or an older release wrote "
+                "it, remove the file",
             )
         if found is not None and found > FORMAT:
             raise CacheFormatError(
-                f"the cache folder {self.root} has format {found}, but this release supports formats up to {FORMAT}",
+                f"the cache folder {self.root} has format {found}, but this release supports "
+                f"formats up to {FORMAT}",
                 remedy="start the newer release that wrote it, or give this one another "
-                "--cache-dir; to discard the cached shards, remove the folder",
+                "--cache-dir; to discard the cached shards, remove the folder; if no newer release "
+                f"has used it, {self.format} is damaged: remove that file",
             )
 
     def mark_format(self) -> None:
@@ -106,17 +114,29 @@ class Layout:
                     "the file with the cache folder's format is damaged; writing it again",
                     file=str(self.format),
                 )
-            if found != FORMAT:
-                replace_file(self.format, self.unfinished(self.format), [f"{FORMAT}\n"])
+            # The copy first: a later release that is killed in between leaves a folder of this one.
+            for path in (self.format_copy, self.format):
+                if _number_in(path) != FORMAT:
+                    replace_file(path, self.unfinished(path), [f"{FORMAT}\n"])
 
     def _read_format(self) -> int | None:
         """Return the format number, or None if its file is damaged."""
-        try:
-            text = self.format.read_bytes().decode("ascii", "replace")
-        except FileNotFoundError:
-            return _UNMARKED
-        return int(text) if _FORMAT_TEXT.fullmatch(text) else None
+        number = _number_in(self.format)
+        if number is None or number <= FORMAT:
+            return number
+        copy = _number_in(self.format_copy)
+        is_believed = copy is None or copy == _UNMARKED or copy > FORMAT
+        return number if is_believed else None
 
     def _is_cache(self) -> bool:
         """Return True if the folder is a cache by everything else in it."""
         return all(folder.is_dir() for folder in (self.shards, self.partial, self.quarantine))
+
+
+def _number_in(path: Path) -> int | None:
+    """Return the number that a file holds; None if it holds anything else."""
+    try:
+        text = path.read_bytes().decode("ascii", "replace")
+    except FileNotFoundError:
+        return _UNMARKED
+    return int(text) if _FORMAT_TEXT.fullmatch(text) else None

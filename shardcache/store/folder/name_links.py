@@ -12,10 +12,10 @@ import shutil
 from collections.abc import Container
 from pathlib import Path
 
-from shardcache.store.folder.layout import TAR, Layout
+from shardcache.shared.url_names import path_of, plain_name
+from shardcache.store.folder.layout import Layout
 from shardcache.store.keys import is_key
 from shardcache.store.shard import Facts
-from shardcache.url_names import compression_of, path_of, without_compression
 
 _MAX_NAME_BYTES = 255  # of a file, on the filesystems of Linux
 _NO_NAMES = ("", ".", "..")
@@ -27,9 +27,8 @@ def name_of(facts: Facts) -> str | None:
     None if no file can have that name.
     """
     name = path_of(facts.url).rpartition("/")[2]
-    is_inflated = facts.samples is not None and compression_of(facts.url) is not None
-    if is_inflated:
-        name = without_compression(name) + TAR
+    if facts.samples is not None:  # a shard, which was inflated
+        name = plain_name(name)
     if name in _NO_NAMES or "\0" in name:
         return None
     if len(os.fsencode(name)) > _MAX_NAME_BYTES:

@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from shardcache.errors import CacheDirError
+from shardcache.shared.units import group_name, user_name
 from shardcache.store.folder.layout import Layout
-from shardcache.units import group_name, user_name
 
 
 def other_writers(path: Path, uid: int) -> str:
@@ -46,7 +46,8 @@ def check_writers(layout: Layout) -> None:
     """
     root, *folders = layout.folders()
     folders.append(layout.catalogue)
-    for path in (*folders, layout.pins, layout.format, layout.probe):
+    files = (layout.pins, layout.format, layout.format_copy, layout.probe)
+    for path in (*folders, *files):
         _check_planted(path, root)
     for folder in (root, *folders):
         _check_open(folder, root)

@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 _LINE_BYTES = 1024**2  # of an answer, which may be an error
 SILENCE_S: Final = 20.0
-"""How long a process may be silent, even about pings, before it counts as hung."""
+"""Time for which a process may be silent, even about pings, before it counts as hung."""
 
 # A process that leaves this many pings in a row unanswered hangs; one that has not started yet has
 # longer.

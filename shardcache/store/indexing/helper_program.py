@@ -1,4 +1,4 @@
-"""What a helper process does beside its work: reads requests, answers pings, ends with its parent.
+"""A helper process's loop around its work: reads requests, answers pings, ends with its parent.
 
 It reads one JSON value per line from standard input, and answers in the same way. It answers an
 empty line, a ping, with an empty line, whatever it is doing. `HelperProcess` is the other side.

@@ -1,4 +1,4 @@
-"""Program that indexes shards: walking a tar of small members would hold the daemon's GIL.
+"""Program that indexes shards: walking one of small samples would hold the daemon's GIL.
 
 It reads one request per line and writes one answer per line; it exits at the end of its input,
 hence with the daemon, however that ends. Imports are kept small, since every such process pays for
@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ShardcacheError
+from shardcache.formats.format import IndexOptions
+from shardcache.shared.url_names import format_of
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
-from shardcache.tarindex import contents, grouping, tables
+from shardcache.tarindex import contents, tables
+from shardcache.transport.between.checksums import crc32c
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRequest:
-    """A request to index a tar."""
+    """A request to index a shard."""
 
-    tar: str  # path to read
+    tar: str  # path of the shard to read
     sidecar: str  # path to write
     header: dict[str, Any]  # of the sidecar, complete except for the number of samples
     url: str  # for error messages
@@ -29,6 +32,7 @@ class IndexRequest:
     allowed_bytes: int  # maximum size of the sidecar
     ignore_trailing_data: bool = False  # accept a tar with data after the end-of-archive block
     require_adjacent: bool = True  # reject a tar in which a key comes again with other members
+    companion: str | None = None  # see `IndexOptions`
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +82,23 @@ class _File:
 
 
 def index_shard(request: IndexRequest) -> Indexed:
-    """Walk a tar to its end and write its sidecar. Blocks. Raises ShardError, DiskError."""
+    """Read a shard to its end and write its sidecar. Blocks. Raises ShardError, DiskError."""
     sidecar = Path(request.sidecar)
+    options = IndexOptions(
+        require_end=request.require_end,
+        ignore_trailing_data=request.ignore_trailing_data,
+        require_adjacent=request.require_adjacent,
+        companion=request.companion,
+        crc32c=crc32c,
+    )
+    format_ = format_of(request.url)
     with disk_errors(sidecar):
-        samples = grouping.index_tar(
-            Path(request.tar),
-            request.url,
-            require_end=request.require_end,
-            ignore_trailing_data=request.ignore_trailing_data,
-            require_adjacent=request.require_adjacent,
-        )
-        header = request.header | {"samples": len(samples)}
+        samples = format_.index(Path(request.tar), request.url, options)
+        header = request.header | {
+            "samples": len(samples),
+            "content": format_.name,
+            "encodings": samples.encodings,
+        }
         sidecar_bytes = tables.write(sidecar, header, samples, request.allowed_bytes)
     return Indexed(len(samples), sidecar_bytes, sidecar_bytes <= request.allowed_bytes)
 

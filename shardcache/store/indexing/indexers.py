@@ -1,4 +1,9 @@
-"""Pool of processes that index shards, started on first use, replaced when one dies or hangs."""
+"""Pool of processes that index shards, started on first use, replaced when one dies or hangs.
+
+Not a `ProcessPoolExecutor`: its running calls cannot be cancelled, nor a hung one be told from a
+busy one; a process that is killed breaks the whole pool, the other's call included; and after a
+daemon that was killed, its processes write on.
+"""
 
 import asyncio
 import json

@@ -41,7 +41,7 @@ def read(url: str, socket: str, job: str) -> tuple[int, int]:
     """Read every epoch through a loader, without a model; return the numbers of samples and of distinct ones."""
     from torch.utils.data import DataLoader
 
-    from shardcache_client import ShardDataset
+    from shardcache_client.dataset import ShardDataset
 
     dataset = ShardDataset(url, shuffle=True, seed=7, job=job, socket=socket)
     loader = DataLoader(dataset, batch_size=None, num_workers=2)

@@ -26,8 +26,9 @@ from benchmarks.measure import interleaved, median_of
 from benchmarks.workplace import Daemon
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cli.main import app
-from shardcache.fetch import download, hedging, origin_states, scheduler, stopwatch
-from shardcache_client import ShardDataset
+from shardcache.fetch import download, stopwatch
+from shardcache.fetch.limits import hedging, origin_states, scheduler
+from shardcache_client.dataset import ShardDataset
 from support.programs.cli import chosen
 from support.programs.daemon import spawn
 from support.stores.throttled_s3 import ThrottledS3
@@ -75,7 +76,7 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
     "client": _without_rank("held_by_client", "last_turn"),
     "deadline": _without_rank("deadline_s"),
     "alone": _no_alone,
-    "clearing": _method(scheduler.Scheduler, "_is_alone", lambda *_: False),
+    "clearing": _method(scheduler.Scheduler, "_has_precedence", lambda *_: False),
     "preemption": _method(scheduler.Scheduler, "_preemptor", lambda *_: None),
     "AIMD": _method(origin_states.Aimd, "refused", lambda *_: None),
     "link": _method(origin_states.Link, "connections", property(lambda _: 8)),

@@ -172,7 +172,7 @@ def train(
     """
     dataset: Any = FromMemory(samples)
     if contender == "shardcache":
-        from shardcache_client import ShardDataset
+        from shardcache_client.dataset import ShardDataset
 
         how: dict[str, Any] = {"epochs": epochs, "batch_size": BATCH_SAMPLES, "job": job, "socket": socket}
         dataset = ShardDataset(source, shuffle=True, shuffle_window=0, seed=seed, **how)

@@ -12,7 +12,7 @@ import numpy as np
 from shardcache.cluster.nginx_conf import time_limits
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.tier_config import Tier, Upstream
-from shardcache.fetch.hedging import Hedging
+from shardcache.fetch.limits.hedging import Hedging
 from support.cluster.ring import Ring, key_of
 
 SHARDS = 8192

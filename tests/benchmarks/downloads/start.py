@@ -69,7 +69,7 @@ def _private(place: Workplace) -> Course:
 
 def train(source: str, samples: int, cache_dir: str = "") -> Course:
     """Train one epoch over a daemon started for it: the node's in `cache_dir`, or else a private one."""
-    from shardcache_client import ShardDataset
+    from shardcache_client.dataset import ShardDataset
 
     with ExitStack() as stack:
         how: dict[str, Any] = {"epochs": 1, "batch_size": BATCH_SAMPLES}

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 
 READERS = 64
 

@@ -87,7 +87,7 @@ def images_per_s(contender: str, source: str, socket: str) -> float:
 
 
 def _ours(source: str, socket: str, workers: str) -> Any:
-    from shardcache_client import ShardDataset
+    from shardcache_client.dataset import ShardDataset
 
     dataset = ShardDataset(source, shuffle=True, decode={"jpg": "rgb8", "cls": int}, socket=socket)
     return dataset.map(_crop_ours).loader(batch_size=BATCH, num_workers=WORKERS, workers=workers)

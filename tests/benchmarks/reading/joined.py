@@ -41,7 +41,7 @@ def _split(place: Workplace, both: Kind, members: tuple[tuple[str, int], ...]) -
 
 
 def samples_per_cpu_s(urls: list[str], socket: str, window: int) -> float:
-    from shardcache_client import Joined, ShardDataset
+    from shardcache_client.dataset import Joined, ShardDataset
 
     first, *others = (ShardDataset(url, shuffle=window > 0, shuffle_window=window, socket=socket) for url in urls)
     dataset: Any = Joined({"": first} | dict(zip(("cap",), others, strict=False)))

@@ -94,7 +94,7 @@ def handed_mb_per_s(contender: str, source: str, socket: str, samples: int, read
 
 
 def _dataset(contender: str, source: str, socket: str) -> Any:
-    from shardcache_client import ShardDataset
+    from shardcache_client.dataset import ShardDataset
 
     if contender in (BYTES, ZERO_COPY):
         return ShardDataset(source, socket=socket, zero_copy=contender == ZERO_COPY)

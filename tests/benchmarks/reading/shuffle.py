@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from benchmarks.measure import Row, Target
 from benchmarks.workplace import Workplace
-from shardcache_client.order.lanes import Mix
-from shardcache_client.order.rounds import Order, Shuffle
+from shardcache_client.order.sequences.lanes import Mix
+from shardcache_client.order.sequences.rounds import Order, Shuffle
 
 SAMPLES, SHARD_SAMPLES = 500_000, 2_500
 WINDOW = 8
@@ -67,8 +67,8 @@ def _mixed(mix: Mix) -> Iterator[int]:
         yield from (next(come[place]) for place in mix.interleaved(step, [len(part) for part in parts]))
 
 
-def webdataset(shards: int) -> Served:
-    """`WebDataset(…, shardshuffle=100).shuffle(5_000)`, without what opens and reads the tars."""
+def webdataset(shards: int, buffer: int = BUFFER) -> Served:
+    """`WebDataset(…, shardshuffle=100).shuffle(buffer)`, without what opens and reads the tars."""
     import webdataset as wds
 
     def expand(urls: Iterable[Mapping[str, str]]) -> Iterator[int]:
@@ -80,6 +80,6 @@ def webdataset(shards: int) -> Served:
         wds.SimpleShardList([str(shard) for shard in range(shards)]),
         wds.shuffle(_SHARD_BUFFER, seed=_SEED),
         expand,
-        wds.shuffle(BUFFER, seed=_SEED),
+        wds.shuffle(buffer, seed=_SEED),
     )
     return np.fromiter(pipeline, np.int64, shards * SHARD_SAMPLES)

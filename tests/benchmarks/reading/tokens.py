@@ -84,6 +84,7 @@ def _dataset(contender: str, source: str, socket: str) -> Any:
         return peers.litdata(source, item_loader=TokensLoader(block_size=LENGTH), shuffle=True)
     if contender == "mosaicml":
         return peers.mosaicml().StreamingDataset(local=source, shuffle=True, batch_size=8, predownload=100_000)
-    from shardcache_client import ShardDataset, TokenBlocks
+    from shardcache_client.dataset import ShardDataset
+    from shardcache_client.samples.token_blocks import TokenBlocks
 
     return ShardDataset(source, shuffle=True, tokens=TokenBlocks(LENGTH, member="tok", dtype="uint16"), socket=socket)

@@ -100,7 +100,7 @@ def samples_per_s(
 
 
 def _dataset(contender: str, source: str, socket: str, window: int) -> Iterable[Mapping[str, Any]]:
-    from shardcache_client import ShardDataset
+    from shardcache_client.dataset import ShardDataset
 
     found: Iterable[Mapping[str, Any]] = (
         ShardDataset(source, socket=socket, shuffle=window > 0, shuffle_window=window)

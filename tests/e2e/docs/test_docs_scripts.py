@@ -16,8 +16,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from PIL import Image
 
+from shardcache_client import ShardDataset
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
 from support.programs.examples import jpeg
@@ -91,18 +91,19 @@ def test_scripts_before_and_after_read_the_same(before_and_after: Place, moto_se
 
 @pytest.fixture(scope="module")
 def place(moto_server: MotoS3) -> Iterator[Place]:
-    """The pages' scripts, the bucket that the questions' blocks read from, a folder of photos, and a daemon."""
+    """The pages' scripts, the data and the bucket that the questions' blocks read from, and a daemon."""
     env = moto_server.env()
-    with tempfile.TemporaryDirectory(prefix="shardcache-recipes-") as root, Daemon(Path(root), env=env) as daemon:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardcache-recipes-") as root,
+        Daemon(Path(root), "--s3", "127.0.0.1:0", env=env) as daemon,
+    ):
         fill_bucket(moto_server)
-        for number in range(10):
-            folder = Path(root, "photos", f"class-{number % 3}")
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (500, 400), "orange").save(folder / f"{number}.jpg")
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = clean_environment({"PATH": path, "SHARDCACHE_SOCKET": str(daemon.socket), "OMP_NUM_THREADS": "1"})
         place = Place(Path(root), env)
         place.write_scripts(*NAMES)
+        (line,) = re.findall(r"^shardcache demo .*$", PAGES["docs/how-do-i.md"], re.MULTILINE)
+        place.run(line)
         yield place
 
 
@@ -150,21 +151,21 @@ def test_answer_runs_and_prints_what_its_comments_say(
             if "import duckdb" in block:
                 pytest.importorskip("duckdb", reason="needs pip install duckdb")
             exec(block, names)
-            assert expected and capsys.readouterr().out.splitlines() == expected
+            assert expected
+            assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_images(place: Place) -> None:
     """A folder of images is written as shards, whose images the page's script decodes."""
     (line,) = re.findall(r"^shardcache write .*$", QUESTIONS["write shards?"], re.MULTILINE)
     place.run(line)
-    assert place.run("python images.py shards/*.tar") == "10 images of 3 224 224\n"
+    assert place.run("python images.py shards/*.tar") == "600 images of 3 224 224\n"
 
 
 def test_text(place: Place) -> None:
     """Lines are packed into blocks of the context's length, each of which is read once."""
-    (place.folder / "lines.txt").write_text("".join(f"line {number}\n" for number in range(2_000)))
     tokens = sum(len(f"line {number}\n") + 1 for number in range(2_000))
-    place.run("python pack.py lines.txt")
+    place.run("python pack.py data/lines.txt")
     assert place.run("python text.py text/index.json") == f"{(tokens - 1) // 1_024} blocks of 1024\n"
 
 
@@ -219,7 +220,7 @@ def test_making_shards(place: Place, moto: Bucket) -> None:
     for name in ("photos/cat/1.jpg", "photos/dog/2.jpg"):
         (place.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (place.folder / name).write_bytes(b"jpeg")
-    (place.folder / "data").mkdir()
+    (place.folder / "data").mkdir(exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"1"], "caption": ["a"]}), place.folder / "data" / "1.parquet")
     (place.folder / "corpus.jsonl").write_text('{"text": "a"}\n')
     commands = re.findall(r"^shardcache write .*$", PAGES["docs/making-shards.md"], re.MULTILINE)
@@ -229,3 +230,17 @@ def test_making_shards(place: Place, moto: Bucket) -> None:
         place.run(line, moto.env())
     place.run("python make.py made")
     assert sum(row["nsamples"] for row in rows(place.folder / "made")) == 1_000
+
+
+def test_the_page_about_waiting_explains_each_share(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its script prints the shares that it says, and its table has a row for each."""
+    page = (ROOT / "docs" / "why-waiting.md").read_text()
+    script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    dataset = ShardDataset("s3://bucket/train/index.json", batch_size=8, socket=place.env["SHARDCACHE_SOCKET"])
+    exec(script, {"loader": dataset.loader(num_workers=0)})
+
+    printed = capsys.readouterr().out
+    assert printed.strip() == script.rpartition("  # ")[2].strip()
+    rows = re.findall(r"^\| ([a-z, ]+) \|", page, re.MULTILINE)
+    explained = {share for row in rows for share in row.split(", ")}
+    assert set(printed.split()) - explained == set()

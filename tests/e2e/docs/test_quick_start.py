@@ -1,6 +1,7 @@
-"""The quick start, which README and the first page tell alike, and README's recipes: run as a newcomer runs them."""
+"""The quick start, the recipes that go on from it, and the tutorial: run as a newcomer runs them."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.programs.daemon import private_home
-from support.programs.pages import ROOT, Place, section
+from support.programs.pages import ROOT, Place, blocks, section
 from support.stores.buckets import Bucket
 
 pytestmark = pytest.mark.slow
@@ -26,11 +27,12 @@ def place() -> Iterator[Place]:
         yield Place(home.root / "work", {**os.environ, "PATH": path})
 
 
-def test_readme_from_top_to_bottom(place: Place, moto: Bucket) -> None:
-    """Quick start and recipes print what README says; the same shards in a bucket give the same samples."""
+def test_quick_start_and_recipes(place: Place, moto: Bucket) -> None:
+    """They print what README and the recipes' page say; the same shards in a bucket give the same samples."""
     _, installed, text = section("README.md", "Quick start").partition("'.[daemon,torch]'\n```\n")
     assert installed
-    place.follow(text + section("README.md", "Recipes"))
+    place.follow(text)
+    place.follow((ROOT / "docs" / "recipes.md").read_text())
     for file in (place.folder / "shards").iterdir():
         moto.put(f"shards/{file.name}", file.read_bytes())
     printed = place.run("python read.py")
@@ -39,14 +41,33 @@ def test_readme_from_top_to_bottom(place: Place, moto: Bucket) -> None:
     assert place.run("python read.py", moto.env()) == printed
 
 
-def test_first_page_in_a_fresh_environment(place: Place) -> None:
-    """Every line of the first page works in a new virtual environment, into which the checkout is installed."""
+def test_tutorial(place: Place) -> None:
+    """Photos become shards; a job of four ranks is lost, and three read what is left: each photo once an epoch."""
+    pytest.importorskip("lightning", reason="needs pip install lightning")
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    before, _, after = page.partition("## Resume it on three ranks")
+    place.follow(before.partition("## Get some photos")[2])
+
+    command, expected = list(blocks(after))[:2]
+    printed = place.run(command.body)
+    assert without_accuracy(printed) == without_accuracy(expected.body)
+
+    place.follow(after.partition("## What ran behind it")[2].partition("\n## ")[0])
+
+
+def without_accuracy(printed: str) -> str:
+    """Return lines whose percentages, which differ from machine to machine, are left out."""
+    return re.sub(r"\d+%", "%", printed)
+
+
+def test_quick_start_in_a_fresh_environment(place: Place) -> None:
+    """Every line of README's quick start works in a new virtual environment, into which the checkout is installed."""
     probe = f"{sys.executable} -m pip download --quiet --no-deps websockets".split()
     if subprocess.run(probe, cwd=place.folder, capture_output=True, check=False).returncode:
         pytest.skip("needs an index of packages")
     shutil.copytree(ROOT, place.folder, ignore=shutil.ignore_patterns(".*", "build", "tests"), dirs_exist_ok=True)
     path = f"{place.folder}/.venv/bin:{sys.base_prefix}/bin:/usr/bin:/bin"
     fresh = Place(place.folder, place.env | {"PATH": path})
-    fresh.follow(section("docs/first-steps.md", "Quick start"))
+    fresh.follow(section("README.md", "Quick start"))
     installed = fresh.run("python -c 'import shardcache_client; print(shardcache_client.__file__)'")
     assert installed.startswith(f"{place.folder}/.venv/")

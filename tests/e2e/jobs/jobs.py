@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 
 BATCH = 5
 KILLED_AT = {0: (1, 4), 1: (0, 6)}  # attempt: rank, and the step of the epoch after which it is killed

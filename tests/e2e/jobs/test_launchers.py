@@ -14,7 +14,7 @@ from accelerate import PartialState, notebook_launcher
 from jobs import BATCH, elastic, leave_early, leave_out_of_step, look, meet, shuffled, take_last_batches
 from torch.utils.data import DataLoader
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.ranks import processes, torchrun

@@ -9,7 +9,7 @@ import pytest
 from jobs import train
 
 from shardcache.errors import AccessDeniedError, NotFoundError, TruncatedShardError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.programs.ranks import torchrun
 from support.shards.tars import make_tar, random_samples

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DistributedSampler
 
 from shardcache.errors import ShardcacheError
-from shardcache_client import Mixture, ShardDataset
+from shardcache_client.dataset import Mixture, ShardDataset
 from support.programs.daemon import Daemon
 from support.programs.ranks import torchrun
 from support.shards.reading import keys_of

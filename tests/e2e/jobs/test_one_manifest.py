@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jobs import listed
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.ranks import processes
@@ -88,7 +88,8 @@ def test_ranks_that_select_other_samples_get_an_error(nodes: list[Daemon], sourc
     told = run(tmp_path, sockets, "astray", "fork", "tcp", url)
     errors = [rank["error"] for rank in told if rank["error"]]
     assert len(errors) == 1
-    assert "ManifestMismatchError" in errors[0] and "has selected other samples than rank" in errors[0]
+    assert "ManifestMismatchError" in errors[0]
+    assert "has selected other samples than rank" in errors[0]
 
 
 def test_a_dataset_that_rank_0_does_not_make(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
@@ -117,7 +118,9 @@ def test_ranks_deal_alike_whatever_their_daemons_know(tmp_path: Path, nodes: lis
     with pytest.raises(TypeError, match="shardcache index"):
         len(uneven[0])
     read = list(map(keys_of, fixed))
-    assert [len(each) for each in read] == [7, 7] and set(read[0]) <= set(keys[:10])
+    assert [len(each) for each in read] == [7, 7]
+    assert set(read[0]) <= set(keys[:10])
     read = list(map(keys_of, uneven))
-    assert [len(each) for each in read] == [10, 4] and sorted(read[0] + read[1]) == keys
+    assert [len(each) for each in read] == [10, 4]
+    assert sorted(read[0] + read[1]) == keys
     assert list(map(keys_of, job(index, (new, knows), even=None))) == [keys[:7], keys[7:]]

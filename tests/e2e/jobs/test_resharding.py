@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from shardcache.errors import ConfigError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.webdataset import WebDataset
 from support.programs.daemon import Daemon
 from support.programs.ranks import torchrun

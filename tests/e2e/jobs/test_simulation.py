@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.cache.waiting.stages import Stage
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -19,8 +19,11 @@ SHARDS, SAMPLES, EPOCHS = 60, 16, 3
 URLS = f"s3://bucket/shard-{{000000..{SHARDS - 1:06d}}}.tar"
 
 
-def train(daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int) -> None:
-    """Read every epoch with all readers in step, sample by sample; whatever is fetched has arrived before the next."""
+def train(daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int, together: bool = False) -> None:
+    """Read every epoch with all readers in step, sample by sample; whatever is fetched has arrived before the next.
+
+    Jobs begin `together`, or spread evenly over an epoch.
+    """
     world_size = len(daemons) * ranks
 
     def samples(job: int, rank: int) -> Iterator[object]:
@@ -36,7 +39,8 @@ def train(daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int
             socket=daemons[rank // ranks].socket,
         )
         steps = SHARDS * SAMPLES // world_size  # of about as many samples, where shards are uneven
-        yield from [None] * (job * steps // jobs)
+        late_steps = 0 if together else job * steps // jobs
+        yield from [None] * late_steps
         for _ in range(EPOCHS):
             yield from dataset
 
@@ -48,7 +52,9 @@ def train(daemons: list[Daemon], url: str, *, ranks: int, jobs: int, window: int
         )
 
 
-def compare(bucket: Path, root: Path, *, nodes: int, ranks: int, jobs: int, window: int, kept: float) -> float:
+def compare(
+    bucket: Path, root: Path, *, nodes: int, ranks: int, jobs: int, window: int, kept: float, together: bool = False
+) -> float:
     """Train over the shards in a bucket's folder, and return how many times the simulated bytes the store has sent.
 
     Args:
@@ -66,34 +72,37 @@ def compare(bucket: Path, root: Path, *, nodes: int, ranks: int, jobs: int, wind
             daemons.append(stack.enter_context(Daemon(folder, capacity=disk, env=store.env())))
         index = root / "index.json"
         assert shardcache("index", URLS, "-o", index, socket=daemons[0].socket).code == 0
-        train(daemons, str(index), ranks=ranks, jobs=jobs, window=window)
+        train(daemons, str(index), ranks=ranks, jobs=jobs, window=window, together=together)
         for daemon in daemons:
-            daemon.request("POST", "/v1/evict", {"urls": [URLS]})
+            daemon.evict(URLS)
         before = store.stats().sent_bytes
-        train(daemons, str(index), ranks=ranks, jobs=jobs, window=window)
+        train(daemons, str(index), ranks=ranks, jobs=jobs, window=window, together=together)
         sent_bytes = store.stats().sent_bytes - before
     options = {"nodes": nodes, "ranks": ranks, "workers": 1, "jobs": jobs, "shuffle-window": window, "epochs": EPOCHS}
     flags = [f"--{name}={value}" for name, value in options.items()]
+    if together:
+        flags.append("--together")
     ran = shardcache("simulate", index, *flags, f"--disk={disk}", "--json")
     return float(sent_bytes / ran.json["policies"]["shardcache"]["store_bytes"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("nodes", "ranks", "jobs", "window", "kept"),
+    ("nodes", "ranks", "jobs", "window", "kept", "together"),
     [
-        pytest.param(1, 2, 1, 8, 2.0, id="one node that keeps all"),
-        pytest.param(1, 2, 1, 2, 0.5, id="one node that keeps half"),
-        pytest.param(2, 2, 2, 2, 0.4, id="two jobs on two nodes"),
+        pytest.param(1, 2, 1, 8, 2.0, False, id="one node that keeps all"),
+        pytest.param(1, 2, 1, 2, 0.5, False, id="one node that keeps half"),
+        pytest.param(2, 2, 2, 2, 0.4, False, id="two jobs on two nodes"),
+        pytest.param(1, 1, 2, 2, 0.4, True, id="two jobs that begin together"),
     ],
 )
 def test_the_store_sends_what_was_simulated(
-    tmp_path: Path, nodes: int, ranks: int, jobs: int, window: int, kept: float
+    tmp_path: Path, nodes: int, ranks: int, jobs: int, window: int, kept: float, together: bool
 ) -> None:
     """Within 2 % of the bytes, for caches of all and of a part of the dataset, and for several jobs and nodes."""
     (bucket := tmp_path / "bucket").mkdir()
     write_shards(bucket, SHARDS, SAMPLES, {"jpg": 25_000})
-    times = compare(bucket, tmp_path, nodes=nodes, ranks=ranks, jobs=jobs, window=window, kept=kept)
+    times = compare(bucket, tmp_path, nodes=nodes, ranks=ranks, jobs=jobs, window=window, kept=kept, together=together)
     assert times == pytest.approx(1, rel=0.02)
 
 
@@ -110,7 +119,7 @@ def test_the_store_sends_what_was_simulated(
 def test_shards_of_several_sizes_are_simulated_less_exactly(
     tmp_path: Path, ranks: int, jobs: int, window: int, kept: float, within: float
 ) -> None:
-    """Which shard is evicted for a large one depends on moments, and on those of all jobs."""
+    """The shard that is evicted for a large one depends on moments, and on those of all jobs."""
     (bucket := tmp_path / "bucket").mkdir()
     drawn = random.Random(5)
     first = 0

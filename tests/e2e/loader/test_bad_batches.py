@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError, DecodeError, NotFoundError, ShardError
-from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
+from shardcache_client import batch_by_length, ignore_and_continue, ignore_and_stop
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
@@ -84,6 +85,61 @@ def test_skipped_samples_and_shards_are_counted_once(
     assert Counter(map(type, seen)) == {NotFoundError: 1, DecodeError: 10}
 
 
+WAYS: dict[str, Callable[[ShardDataset[Any], int], Any]] = {
+    "batches": load,
+    "samples": lambda dataset, _: dataset,
+    "batches of a filter": lambda dataset, threads: load(dataset.filter(bool), threads),
+    "samples of a filter": lambda dataset, _: dataset.filter(bool),
+    "blocks": lambda dataset, _: dataset.pack(1, length=lambda _: 1),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_loop_that_is_left_logs_what_it_has_skipped(
+    daemon: Daemon,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    threads: int,
+    way: Callable[[ShardDataset[Any], int], Any],
+) -> None:
+    """As one does that is read to its end: the warnings, which are few, say that the number follows."""
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] < "000002":
+            raise ValueError("no image")
+        return sample
+
+    dataset = ShardDataset(
+        write_indexed(tmp_path, [6] * 5),
+        socket=daemon.socket,
+        decode=decode,
+        on_error=ignore_and_continue,
+    )
+    taken = iter(way(dataset, threads))
+    assert len([*islice(taken, 2)]) == 2
+    assert "skipped" not in caplog.text
+    taken.close()
+    assert "epoch 0: skipped 0 shards, and 2 samples of other shards" in caplog.text
+
+
+def test_stage_that_is_left_logs_what_it_has_refused(
+    daemon: Daemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Samples that fit into no block, and those that fit into no batch."""
+
+    def length(sample: dict[str, Any]) -> int:
+        return 9 if sample["__key__"] < "000002" else 1
+
+    options: dict[str, Any] = {"length": length, "on_error": ignore_and_continue}
+    dataset = ShardDataset(write_indexed(tmp_path, [6] * 5), socket=daemon.socket)
+    for groups in (dataset.pack(1, **options), batch_by_length(dataset, 1, **options)):
+        caplog.clear()
+        taken = iter(groups)
+        assert next(taken)
+        taken.close()
+        assert "epoch 0: skipped 2 samples longer than max_tokens" in caplog.text
+
+
 def test_ranks_of_which_one_had_an_empty_batch_are_out_of_step(daemon: Daemon, tmp_path: Path, threads: int) -> None:
     """Uneven ranks leave bad samples out: the state of the rank that knows is not enough, those of all are exact."""
     url = write_indexed(tmp_path, [BATCH] * 6)
@@ -135,14 +191,56 @@ def test_data_without_any_good_sample_is_an_error(daemon: Daemon, tmp_path: Path
         next(iter(load(dataset, threads)))
 
 
+def test_epoch_without_any_good_sample_is_empty_where_they_are_left_out(
+    daemon: Daemon, tmp_path: Path, caplog: pytest.LogCaptureFixture, threads: int
+) -> None:
+    """A rank may have none in its part; the log says how many were skipped, in each epoch."""
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("no image")
+
+    options: dict[str, Any] = {"socket": daemon.socket, "decode": decode, "even": None}
+    dataset = ShardDataset(write_indexed(tmp_path, [3, 4]), on_error=ignore_and_continue, **options)
+    loader = load(dataset, threads)
+    for epoch in range(2):
+        assert list(loader) == []
+        assert f"epoch {epoch}: skipped 0 shards, and 7 samples of other shards" in caplog.text
+
+
 @pytest.mark.parametrize("drop", [list.clear, list.pop], ids=["cleared", "popped"])
-def test_no_thread_or_session_outlives_a_dropped_iterator(
+def test_a_dropped_iterator_leaves_no_thread_session_or_lease(
     make: Make, daemon: Daemon, drop: Callable[[list[Any]], Any], threads: int
 ) -> None:
-    """Nor a lease."""
+    """It is ended wherever its last reference goes, with one batch taken."""
     before = threading.active_count()
     held = [iter(load(make(), threads))]
     next(held[0])
     drop(held)
     assert threading.active_count() == before
     eventually(lambda: daemon.leases() == 0, limit_s=10)
+
+
+def test_substitutes_are_of_shards_that_are_open(daemon: Daemon, tmp_path: Path) -> None:
+    """One shard is not opened after another, where most samples are bad, to find a good one in each of them."""
+    index = write_indexed(tmp_path, [100] * 8)
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["__key__"]) % 10:
+            raise ValueError("no image")
+        return sample
+
+    dataset = ShardDataset(
+        index,
+        shuffle=True,
+        shuffle_window=4,
+        seed=3,
+        job="open",
+        socket=daemon.socket,
+        decode=decode,
+        on_error=ignore_and_continue,
+    )
+    found = [key for batch in load(dataset, 0) for key in batch]
+    assert len(found) == 800
+    assert set(found) == {f"{number:06d}" for number in range(0, 800, 10)}
+    shards_read = sum(job["shards_done"] for job in daemon.status()["jobs"] if job["name"] == "open")
+    assert shards_read < 800

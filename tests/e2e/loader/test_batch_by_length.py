@@ -12,7 +12,7 @@ from torch import ones
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.lengths import LengthBatches, batch_by_length
 from support.programs.daemon import Daemon
 from support.programs.ranks import torchrun

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import Mixture, ShardDataset, ignore_and_continue
+from shardcache_client import ignore_and_continue
+from shardcache_client.dataset import Mixture, ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples, write_indexed
 
@@ -42,8 +43,8 @@ def make(daemon: Daemon, train: list[str], request: pytest.FixtureRequest) -> Ma
     kind = getattr(request, "param", "dataset")
 
     def make_dataset(rank: int = 0, world_size: int = 1, **options: Any) -> ShardDataset:
-        chosen: dict[str, Any] = {"global_batch_size": GLOBAL, "canonical_nodes": 2, "socket": daemon.socket} | options
-        chosen |= {"rank": rank, "world_size": world_size, "shuffle": True, "shuffle_window": 3, "seed": 7}
+        chosen: dict[str, Any] = {"global_batch_size": GLOBAL, "canonical_nodes": 2, "socket": daemon.socket, "seed": 7}
+        chosen |= {"rank": rank, "world_size": world_size, "shuffle": True, "shuffle_window": 3} | options
         if kind == "dataset":
             return ShardDataset(train[0], **chosen)
         sources = {name: ShardDataset(url, **chosen) for name, url in zip("ab", train, strict=True)}
@@ -142,6 +143,51 @@ def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_p
     assert keys[:4] == [[f"{number:06d}" for number in range(start, start + GLOBAL)] for start in range(0, 64, GLOBAL)]
     assert [len(batch) for batch in keys] == [GLOBAL] * BATCHES
     assert "000076" not in chain.from_iterable(keys)
+
+
+@pytest.mark.parametrize("make", ["dataset", "mixture"], indirect=True)
+def test_substitutes_are_the_same_on_any_number_of_ranks(make: Make) -> None:
+    """The substitute for a skipped sample depends on its place in the global batch alone."""
+
+    def decode(sample: Sample) -> Sample:
+        if int(sample["__key__"]) % 10 == 3:
+            raise ValueError("bad")
+        return sample
+
+    def job(ranks: int) -> list[list[str]]:
+        datasets = [make(rank, ranks, decode=decode, on_error=ignore_and_continue) for rank in range(ranks)]
+        batches = together([iter(own(dataset, 0)) for dataset in datasets])
+        return [[sample["__key__"] for sample in batch] for batch in batches]
+
+    alone = job(1)
+    assert len(alone) == BATCHES
+    assert job(2) == alone
+    assert job(8) == alone
+
+
+def test_substitutes_go_by_the_seed_of_a_loaded_state(make: Make) -> None:
+    """A run that has drawn another seed resumes in the order of the state, substitutes included."""
+
+    def decode(sample: Sample) -> Sample:
+        if int(sample["__key__"]) % 10 == 3:
+            raise ValueError("bad")
+        return sample
+
+    def dataset(rank: int, ranks: int, seed: int | None) -> ShardDataset:
+        return make(rank, ranks, seed=seed, decode=decode, on_error=ignore_and_continue)
+
+    def keys(ranks: list[Iterator[Batch]]) -> list[list[str]]:
+        return [[sample["__key__"] for sample in batch] for batch in together(ranks)]
+
+    drawn = dataset(0, 1, None)
+    loader = own(drawn, 0)
+    begun = keys([islice(loader, 2)])
+    resumed = own(dataset(0, 1, None), 0)
+    resumed.load_state_dict(loader.state_dict())
+    rest = keys([iter(resumed)])
+    for ranks in (2, 8):
+        whole = keys([iter(own(dataset(rank, ranks, drawn.seed), 0)) for rank in range(ranks)])
+        assert begun + rest == whole
 
 
 def test_loaders_that_would_change_global_batches_are_refused(make: Make) -> None:

@@ -22,8 +22,11 @@ from shardcache.errors import (
     SampleError,
     UnmatchedKeyError,
 )
-from shardcache_client import Joined, JoinedReader, Mixture, ShardDataset, ShardReader, ignore_and_continue
-from shardcache_client.sharing.handover import Buffer
+from shardcache_client import ignore_and_continue
+from shardcache_client.dataset import Joined, Mixture, ShardDataset
+from shardcache_client.joining import JoinedReader
+from shardcache_client.reader import ShardReader
+from shardcache_client.sharing.buffer import Buffer
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of, write_index
@@ -254,6 +257,12 @@ def test_shards_of_which_no_member_is_chosen_are_not_fetched(
         assert fetched == ({"img"} if chosen == ("jpg",) else {"img", "cap"})
 
 
+def test_pattern_fits_members_of_joined_sources(make: Make) -> None:
+    """Their names end in it; the sources are fetched for it."""
+    sample = next(iter(make(own={"members": ("jpg", "*.txt")})))
+    assert list(sample) == ["__key__", "__url__", "jpg", "txt"]
+
+
 def test_members_are_decoded_by_their_joined_names(make: Make, indexes: dict[str, str], daemon: Daemon) -> None:
     """By a table, or a function; stages follow, and readers without torch do the same."""
     table = {"jpg": len, "cap.txt": bytes}
@@ -465,12 +474,18 @@ def test_sources_that_cannot_be_joined_are_refused(
 def test_sources_are_named_datasets(make: Make, indexes: dict[str, str], daemon: Daemon) -> None:
     """By prefixes of which only the first is empty; no mixtures, and of no selection after the first."""
     images = ShardDataset(indexes["img"], socket=daemon.socket)
-    for wrong in ({}, [images], {"img": images, "": images}, {"": indexes["img"]}):
+    for wrong in ({}, [images], {"": indexes["img"]}):
         with pytest.raises(ConfigError, match=r'give datasets by prefix, \{"": ShardDataset'):
             Joined(wrong)  # type: ignore[arg-type]
     for prefix in ("Cap", "a;b", ".a", "__key__"):
         with pytest.raises(ConfigError, match=rf"'{prefix}' cannot be a prefix of members"):
             Joined({"": images, prefix: images})
+    captions = ShardDataset(indexes["cap"], socket=daemon.socket)
+    with pytest.raises(ConfigError, match=r"'' is not the first source") as caught:
+        Joined({"img": images, "": captions})
+    assert "list it first" in caught.value.remedy
+    with pytest.raises(ConfigError, match=r"'' is not the first source"):
+        Joined({"img": images, "": images})
     for other in (images.subset([1]), Mixture({"a": images}), make()):
         with pytest.raises(ConfigError, match=r"'cap' is a selection|'cap' .* consists of sources itself"):
             Joined({"": images, "cap": other})

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError, UnmatchedKeyError
-from shardcache_client import Joined, JoinedReader, ShardDataset, ShardReader
+from shardcache_client.dataset import Joined, ShardDataset
+from shardcache_client.joining import JoinedReader
+from shardcache_client.reader import ShardReader
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of, write_index
 from support.shards.tables import recut

@@ -2,16 +2,12 @@
 
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
-import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from shardcache_client import Mixture, ShardDataset
+from shardcache_client.dataset import Mixture, ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, KEYS, Make
@@ -120,56 +116,3 @@ def test_epochs_of_one_batch_of_a_mixture_follow_each_other(make: Make) -> None:
     epochs = epochs_of(make_loader)
     loader = make_loader()
     assert [list(islice(loader, 1)) for _ in range(EPOCHS)] == epochs
-
-
-# Lightning takes as many batches as the loader's length says, and asks for no more
-
-
-class Recorder(lightning.LightningModule):
-    """A model that notes its batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.read: list[Batch] = []
-
-    def training_step(self, batch: Batch, _index: int) -> torch.Tensor:
-        """Note a batch."""
-        self.read.append(batch)
-        return self.weight.sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return any optimizer."""
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(loader: ShardLoader[Batch], *callbacks: lightning.Callback, resume: Path | None = None) -> list[Batch]:
-    """Train for some epochs; return the batches."""
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        logger=False,
-        callbacks=list(callbacks),
-        enable_checkpointing=bool(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    model = Recorder()
-    trainer.fit(model, loader, ckpt_path=resume)
-    return model.read
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_resumed_with_one_batch_left_reads_each_epoch(make: Make, tmp_path: Path) -> None:
-    """The checkpoint is that of the last step but one of the first epoch."""
-    steps = len(load(make())) - 1
-    saving = ModelCheckpoint(tmp_path, every_n_train_steps=steps, save_top_k=-1, filename="{step}")
-    whole = fit(load(make()), saving)
-    assert fit(load(make()), resume=tmp_path / f"step={steps}.ckpt") == whole[steps:]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_reads_epochs_of_one_batch_one_after_another(make: Make) -> None:
-    """Each with the samples in another order."""
-    epochs = epochs_of(lambda: load(make(batch_size=WHOLE)))
-    assert fit(load(make(batch_size=WHOLE))) == [batches[0] for batches in epochs]

@@ -18,7 +18,7 @@ import torch.utils.data
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S

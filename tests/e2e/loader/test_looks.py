@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make
@@ -125,7 +125,7 @@ class NaiveIterator:
 
 
 class Naive:
-    """What the loader should do, by lists of batches: epochs, iterators, and the position to be saved."""
+    """Model of the loader, by lists of batches: epochs, iterators, and the position to be saved."""
 
     def __init__(self, epochs: list[list[Batch]]) -> None:
         self.epochs = epochs

@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import lightning
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, Make
 
@@ -54,7 +52,7 @@ def beginnings(make: Make, loader_of: LoaderOf, workers: int, batches: int) -> l
 @loaders
 @workers
 def test_loop_that_breaks_reads_one_epoch_after_another(make: Make, loader_of: LoaderOf, workers: int) -> None:
-    """Whether it is a for loop or an iterator that is replaced by the next."""
+    """A for loop does, and so does an iterator that is replaced by the next."""
     expected = beginnings(make, loader_of, workers, BATCHES)
     loader = loader_of(make(), workers)
     assert [list(islice(loader, BATCHES)) for _ in range(EPOCHS)] == expected
@@ -77,64 +75,6 @@ def test_iterators_that_are_kept_read_one_epoch_after_another(make: Make, loader
         kept.append(iter(loader))
         read.append([next(kept[-1]) for _ in range(BATCHES)])
     assert read == beginnings(make, loader_of, workers, BATCHES)
-
-
-class Recorder(lightning.LightningModule):
-    """A model of one number, which notes the batches of each epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.read: list[list[Batch]] = [[] for _ in range(EPOCHS)]
-
-    def training_step(self, batch: Batch, _index: int) -> torch.Tensor:
-        """Note a batch."""
-        self.read[self.current_epoch].append(batch)
-        return self.weight.sum()
-
-    def validation_step(self, _batch: Batch, _index: int) -> None:
-        """Look at a batch."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return any optimizer."""
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@loaders
-@workers
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_with_limited_batches_reads_one_epoch_after_another(
-    make: Make, loader_of: LoaderOf, workers: int
-) -> None:
-    """`limit_train_batches` leaves each epoch early, while the Trainer holds its iterator."""
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        limit_train_batches=BATCHES,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    model = Recorder()
-    trainer.fit(model, loader_of(make(), workers))
-    assert model.read == beginnings(make, loader_of, workers, BATCHES)
-
-
-@pytest.mark.filterwarnings("ignore", "error:Your .IterableDataset. has .__len__. defined")
-def test_lightning_trusts_the_length_of_the_loader(make: Make) -> None:
-    """No warning that workers may read samples twice, in training and validation; epochs have as many batches."""
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    model, loader = Recorder(), loader_of(make(), 0)
-    trainer.fit(model, loader, loader_of(make(), 0))
-    assert len(model.read[0]) == trainer.num_training_batches == len(loader)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -222,7 +162,7 @@ def test_epoch_set_in_an_iteration_of_samples_concerns_the_next_one_only(make: M
 
 
 def test_epoch_and_remaining_hold_until_the_last_batch_is_left(make: Make) -> None:
-    """What is logged in the last step of an epoch is that epoch, with no batch remaining."""
+    """In the last step of an epoch a log says that epoch, with no batch remaining."""
     loader = loader_of(make(), 0)
     logged = [(loader.epoch, loader.remaining) for _ in loader]
     assert logged == [(0, left) for left in reversed(range(len(loader)))]

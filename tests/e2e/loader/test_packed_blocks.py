@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardcache.errors import ConfigError
-from shardcache_client import Mixture, ShardDataset
+from shardcache_client.dataset import Mixture, ShardDataset
 from support.programs.daemon import Daemon
 from support.programs.ranks import torchrun
 from support.shards.tars import KEYS, Make
@@ -92,6 +92,34 @@ def test_mixtures_and_filtered_samples_are_packed(make: Make) -> None:
     sources = {"even": make().subset(range(0, len(KEYS), 2)), "odd": make().subset(range(1, len(KEYS), 2))}
     mixture = Mixture(sources).filter(lambda sample: int(sample["__key__"]) % 3 > 0)
     assert sorted(chain(*keys(packed(mixture).loader(num_workers=0)))) == [key for key in KEYS if int(key) % 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_per_source_have_one_source_and_resume_exactly(make: Make, kind: dict[str, Any]) -> None:
+    """Each names it; after any number of blocks, a state continues with the very next one."""
+    sources = {"even": make().subset(range(0, len(KEYS), 2)), "odd": make().subset(range(1, len(KEYS), 2))}
+
+    def blocks() -> ShardDataset[Any]:
+        return Mixture(sources).pack(MAX_TOKENS, tokens=tokens, window=24, per_source=True)
+
+    loader = blocks().loader(**kind)
+    whole = [*loader]
+
+    for block in whole:
+        assert {sample["__source__"] for sample in block["samples"]} == {block["source"]}
+    assert sorted(chain(*keys(whole))) == KEYS
+
+    loader = blocks().loader(**kind)
+    assert len([*islice(loader, 3)]) == 3
+    other = blocks().loader(num_workers=0)
+    other.load_state_dict(loader.state_dict())
+    assert keys(other) == keys(whole)[3:]
+
+
+def test_blocks_per_source_need_the_name_of_the_source(make: Make) -> None:
+    """A dataset that is no mixture has none, nor has a sample of which map keeps nothing."""
+    with pytest.raises(ConfigError, match="__source__"):
+        next(iter(make().pack(MAX_TOKENS, tokens=tokens, per_source=True)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import Mixture, ShardDataset
+from shardcache_client.dataset import Mixture, ShardDataset
 from shardcache_client.handlers import ignore_and_continue
 from shardcache_client.lengths import LengthBatches, batch_by_length
 from support.shards.reading import keys_of
@@ -25,10 +25,17 @@ pytestmark = [
 KINDS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 3, "workers": "threads"},
+    {"num_workers": 2, "workers": "auto"},
     {"num_workers": 1},
     {"num_workers": 3, "persistent_workers": False},
 ]
 Kind = dict[str, Any]
+PAIRS = [
+    pytest.param(before, after, marks=[pytest.mark.slow] if (i - k) % len(KINDS) > 1 else [])
+    for i, before in enumerate(KINDS)
+    for k, after in enumerate(KINDS)
+]
+"""Kinds before and after: each with itself and its neighbour; the others are slow, as each case starts workers."""
 Data = Callable[[], Any]
 """Makes a dataset anew, as each process of a job would."""
 
@@ -90,8 +97,7 @@ def test_batches_are_the_same_for_any_workers(data: Data, kind: Kind) -> None:
     assert first[0] != first[1]
 
 
-@pytest.mark.parametrize("before", KINDS)
-@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_any_workers_resume_from_the_state_of_any(data: Data, before: Kind, after: Kind) -> None:
     """With the very next batch, after each number of batches; the state says nothing of workers."""
     whole = list(load(data(), num_workers=0))

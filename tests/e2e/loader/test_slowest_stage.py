@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make, write_shards
@@ -68,4 +68,6 @@ def test_a_slow_store_is_waited_for(folder: Path, tmp_path: Path, workers: int) 
     with Daemon(place, "--max-bandwidth", "600kB") as daemon:
         dataset = ShardDataset(f"file://{tmp_path}/shard-{{000000..000003}}.tar", batch_size=2, socket=daemon.socket)
         shares = read(dataset.loader(num_workers=workers, collate_fn=keys_of))
-    assert max(shares, key=lambda name: shares[name]) == "shards", shares
+    # The start of processes counts as handover, and may take a busy machine longer than the store.
+    stages = {name: share for name, share in shares.items() if name != "handover" or not workers}
+    assert max(stages, key=lambda name: stages[name]) == "shards", shares

@@ -7,12 +7,13 @@ from itertools import chain, islice
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, DecodeError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, KEYS, Make
@@ -22,9 +23,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 KINDS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 3, "workers": "threads"},
+    {"num_workers": 2, "workers": "auto"},
     {"num_workers": 1},
     {"num_workers": 3, "persistent_workers": False},
 ]
+PAIRS = [
+    pytest.param(before, after, marks=[pytest.mark.slow] if (i - k) % len(KINDS) > 1 else [])
+    for i, before in enumerate(KINDS)
+    for k, after in enumerate(KINDS)
+]
+"""Kinds before and after: each with itself and its neighbour; the others are slow, as each case starts workers."""
 Batches = list[list[str]]
 
 
@@ -38,7 +46,15 @@ def saved(loader: ShardLoader[list[str]]) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"samples_per_epoch": 100}, {"rank": 1, "world_size": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"shuffle": False}, marks=pytest.mark.slow),
+        {"samples_per_epoch": 100},
+        pytest.param({"rank": 1, "world_size": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_batches_are_the_same_for_any_workers(make: Make, options: dict[str, Any]) -> None:
     """Of all kinds and numbers, and those of a plain DataLoader over the dataset."""
     kinds = [load(make(**options), **kind) for kind in KINDS]
@@ -58,8 +74,7 @@ def test_plain_loader_of_batches_of_another_size_has_the_order_of_one_process(ma
     assert keys_of(batches if size is None else chain(*batches)) == expected
 
 
-@pytest.mark.parametrize("before", KINDS)
-@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_any_workers_resume_from_the_state_of_any(make: Make, before: dict[str, Any], after: dict[str, Any]) -> None:
     """The state says how many batches were taken, and nothing of workers."""
     whole = list(load(make(), num_workers=0))
@@ -98,7 +113,7 @@ def test_another_batch_size_goes_on_in_the_same_order(make: Make) -> None:
     assert [*chain(*taken), *chain(*resumed)] == keys_of(make())
 
 
-@pytest.fixture(params=KINDS, ids=str)
+@pytest.fixture(params=[*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.slow)], ids=str)
 def loader(make: Make, request: pytest.FixtureRequest) -> Iterator[ShardLoader[list[str]]]:
     """A loader with workers of any kind."""
     yield load(make(), **request.param)
@@ -135,10 +150,83 @@ def test_batches_are_left_out_before_a_loop(make: Make) -> None:
     assert sorted(chain(*loader)) == KEYS
 
 
+@pytest.mark.parametrize("taken", [2, 5])
+def test_batches_are_left_out_of_the_epoch_after_a_loop_that_was_left(make: Make, taken: int) -> None:
+    """They are counted from where the next iterator begins, and so they are in the state."""
+    reference = load(make(), num_workers=0)
+    epochs = [list(reference) for _ in range(3)]
+    loader = load(make(), num_workers=0)
+    assert list(islice(loader, taken)) == epochs[0][:taken]
+    loader.skip(2)
+    state = saved(loader)
+    assert (state["epoch"], state["phases"]) == (1, [[1, BATCH, 2]])
+    assert (loader.epoch, loader.remaining) == (1, len(epochs[1]) - 2)
+    assert list(loader) == epochs[1][2:]
+    assert list(loader) == epochs[2]
+
+
+def test_batches_are_left_out_after_a_look_from_where_it_began(make: Make) -> None:
+    """As the next iterator begins there."""
+    whole = list(load(make(), num_workers=0))
+    loader = load(make(), num_workers=0)
+    assert next(iter(loader)) == whole[0]
+    loader.skip(3)
+    assert list(loader) == whole[3:]
+
+
+def test_epoch_that_was_set_stays_set_when_batches_are_left_out(make: Make) -> None:
+    """They are of its beginning, also after a loop over it that was left, and once."""
+    reference = load(make(), num_workers=0)
+    epochs = [list(reference) for _ in range(5)]
+    loader = load(make(), num_workers=0)
+    loader.set_epoch(3)
+    list(islice(loader, 4))
+    loader.skip(2)
+    assert (loader.epoch, loader.remaining) == (3, len(epochs[3]) - 2)
+    assert list(loader) == epochs[3][2:]
+    assert list(loader) == epochs[3]
+    loader.skip(1)
+    loader.set_epoch(4)
+    assert list(loader) == epochs[4]
+
+
+def test_leaving_no_batches_out_changes_nothing(make: Make) -> None:
+    """Neither the state of a loop that was left, nor the epoch after it."""
+    loader = load(make(), num_workers=0)
+    list(islice(loader, 4))
+    state = saved(loader)
+    loader.skip(0)
+    assert saved(loader) == state
+
+
 def test_batches_of_a_filtered_dataset_cannot_be_left_out(make: Make) -> None:
     """They have no numbers."""
     with pytest.raises(ConfigError, match="batches that have numbers"):
         load(make().filter(bool), num_workers=0).skip(1)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_in_pinned_memory_if_there_is_a_device_for_it(make: Make, kind: dict[str, Any]) -> None:
+    """Whoever makes them; without a device, `pin_memory=True` changes nothing, as in a DataLoader."""
+    whole = list(load(make(), num_workers=0))
+    dataset = make().map(lambda sample: int(sample["__key__"]))
+    batches: list[torch.Tensor] = list(dataset.loader(pin_memory=True, **kind))
+    assert [[f"{number:06d}" for number in batch.tolist()] for batch in batches] == whole
+    assert {batch.is_pinned() for batch in batches} == {torch.accelerator.is_available()}
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_without_numbers_are_in_pinned_memory_if_there_is_a_device_for_it(
+    make: Make, kind: dict[str, Any]
+) -> None:
+    """Those of a filter, which the training process makes of what workers have decoded."""
+    dataset = make().filter(lambda sample: int(sample["__key__"]) % 2).map(lambda sample: int(sample["__key__"]))
+    expected = [batch.tolist() for batch in dataset.loader(num_workers=0)]
+    batches: list[torch.Tensor] = list(dataset.loader(pin_memory=True, **kind))
+    assert [batch.tolist() for batch in batches] == expected
+    assert {batch.is_pinned() for batch in batches} == {torch.accelerator.is_available()}
 
 
 # Threads
@@ -150,7 +238,7 @@ def running() -> set[str]:
 
 
 @pytest.mark.parametrize("end", [list, next, lambda batches: batches.close()])
-def test_no_thread_stays(make: Make, end: Callable[[Iterator[Any]], object]) -> None:
+def test_an_iterator_leaves_no_thread(make: Make, end: Callable[[Iterator[Any]], object]) -> None:
     """Once the iterator has ended, was dropped or closed."""
     before = running()
     batches = iter(load(make(), num_workers=2, workers="threads"))

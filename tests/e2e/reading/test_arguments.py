@@ -9,15 +9,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import (
-    Mixture,
-    MixtureReader,
-    ShardDataset,
-    ShardReader,
-    TokenBlocks,
-    batch_by_length,
-    cached_paths,
-)
+from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client.files.paths import cached_paths, open_cached
+from shardcache_client.lengths import batch_by_length
+from shardcache_client.mixing import MixtureReader
+from shardcache_client.reader import ShardReader
+from shardcache_client.samples.token_blocks import TokenBlocks
 from shardcache_client.webdataset import WebDataset
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
@@ -35,7 +32,7 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("option", "hints"),
     [
-        ({"shuffle": 1000}, ["shuffle is 1000", "True or False", "shuffle_window"]),
+        ({"shuffle": 1000}, ["shuffle is 1000", 'True, False or "global"', "shuffle_window"]),
         ({"shuffle": "True"}, ["write shuffle=True, without quotes"]),
         ({"shuffle_window": 2.5}, ["shuffle_window is 2.5", "a whole number, 0 or more"]),
         ({"seed": "a"}, ["seed is 'a'", "None, for a random one"]),
@@ -53,6 +50,10 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"timeout_s": 0}, ["timeout_s is 0", "above 0"]),
         ({"timeout_s": 10**400}, ["timeout_s is 1000", "above 0"]),
         ({"timeout_s": 10**5000}, ["timeout_s is too large a number"]),
+        ({"timeout_s": float("inf")}, ["timeout_s is inf", "at most 1,000,000"]),
+        ({"timeout_s": 10**18}, ["timeout_s is 1000", "at most 1,000,000"]),
+        ({"seed": 10**5000}, ["seed is too large a number", "at most 256 bits"]),
+        ({"decode": {"jpg": 10**5000}}, ["too large a number is not a decoder"]),
         ({"batch_size": 10**30}, ["batch_size is 1000", "at most 2,147,483,647"]),
         ({"global_batch_size": 10**30}, ["global_batch_size is 1000", "at most 2,147,483,647"]),
         ({"shuffle_window": 10**30}, ["shuffle_window is 1000"]),
@@ -121,6 +122,7 @@ def test_each_class_and_method_has_its_own_name_in_errors(daemon: Daemon, index:
         (samples.split, (0.5, 0.5), {"by": "shard"}, "IndexedShards.split(): by"),
         (samples.subset, ([1.5],), {}, "IndexedShards.subset(): numbers"),
         (cached_paths, (None,), {}, "cached_paths(): urls is None"),
+        (open_cached, ("\ud800",), {}, "open_cached(): url is"),
     ):
         assert refusal(call, *args, **options).startswith(start)
     assert "write shardshuffle" in refusal(WebDataset, URL, shuffle=True)
@@ -148,6 +150,9 @@ def test_wrong_mixtures_are_refused_in_their_name(kind: type, daemon: Daemon, in
         {"a": 1},
         {0: [1, 1], 3: 5},
         {3: [1, 1]},
+        10**5000,
+        [10**5000, 1],
+        {0: [1, 1], 10**5000: [1, 2]},
     ):
         assert refusal(kind, [source, source], weights=weights).startswith(f"{kind.__name__}: ")
     assert "give it to each source" in refusal(kind, [source], batch_size=4)
@@ -258,9 +263,20 @@ def test_the_list_of_a_loaders_arguments_has_none_that_it_refuses(refused: str, 
     """Those of a DataLoader that are about the order."""
     loader = ShardDataset(index, socket=daemon.socket).loader
     listed = refusal(loader, zzz=1).partition("its arguments are ")[2].split(", ")
+    assert len(listed) == len({*listed})
     assert "in_order" in listed
     assert refused not in listed
     assert refused in refusal(loader, **{refused: [1]})
+
+
+def test_samples_beyond_any_number_are_out_of_range(daemon: Daemon, index: str) -> None:
+    """With thousands of digits, too, which no message can show."""
+    dataset = ShardDataset(index, socket=daemon.socket)
+    for number in (200, 10**5000):
+        with pytest.raises(IndexError, match="of a dataset with 200 samples"):
+            dataset.subset([number])
+        with pytest.raises(IndexError, match="of a dataset with 200 samples"):
+            dataset.indexed()[number]
 
 
 def test_epochs_beyond_any_number_are_refused(daemon: Daemon, index: str) -> None:
@@ -335,6 +351,9 @@ def test_ranks_that_share_nothing_cannot_draw_a_seed(kind: type, daemon: Daemon,
         ({"timeout": False}, "give a number of seconds"),
         ({"timeout": None}, "give a number of seconds"),
         ({"timeout": ""}, "give a number of seconds"),
+        ({"pin_memory_device": 5}, "pin_memory_device is 5"),
+        ({"sampler": np.arange(2)}, "does not take sampler"),
+        ({"batch_sampler": []}, "does not take batch_sampler"),
     ],
 )
 def test_wrong_options_of_a_loader_are_refused(daemon: Daemon, index: str, options: dict[str, Any], hint: str) -> None:
@@ -347,13 +366,17 @@ def test_wrong_options_of_a_loader_are_refused(daemon: Daemon, index: str, optio
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
+        ({"urls": 5}, "give a url, a path, or a list of them"),
+        ({"urls": [1]}, "give a url, a path, or a list of them"),
+        ({"mode": np.arange(2)}, "give a string"),
+        ({"shardshuffle": np.arange(2)}, "give True, False, or a number of shards"),
         ({"select_files": 5}, "give a function"),
         ({"cache_size": "10GB"}, "give a number of bytes"),
     ],
 )
 def test_wrong_options_of_a_webdataset_are_refused(options: dict[str, Any], hint: str, index: str) -> None:
     """When it is made, not at the first sample, also those that have no effect but are compared."""
-    text = refusal(WebDataset, index, **options)
+    text = refusal(WebDataset, **{"urls": index} | options)
     assert text.startswith("WebDataset: ")
     assert hint in text
 

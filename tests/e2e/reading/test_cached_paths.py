@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CapacityError
-from shardcache_client import cached_paths, open_cached
+from shardcache_client.files.paths import cached_paths, open_cached
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, write_shards
@@ -107,7 +107,8 @@ def test_a_limit_on_open_files_is_named(urls: str, daemon: Daemon) -> None:
     """Each shard takes a file descriptor; the error for too few says how to get more."""
     with holder(urls, daemon, "6") as process:
         _, told = process.communicate()
-    assert "Too many open files" in told and "ulimit -n" in told
+    assert "Too many open files" in told
+    assert "ulimit -n" in told
 
 
 NAMES = ["cuts.000000.jsonl.gz", "model-1 of 2.safetensors", "table.parquet", "weights.tar.gz", "7"]
@@ -141,7 +142,7 @@ def test_inflated_shard_has_the_name_of_a_plain_tar(folder: Path, daemon: Daemon
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_names_end_with_their_files(folder: Path, daemon: Daemon, is_restarted: bool) -> None:
-    """Whether the file is evicted, or was removed while no daemon was running."""
+    """A file may be evicted, or be removed while no daemon is running."""
     source = folder / f"model-{is_restarted}.bin"
     source.write_bytes(b"weights")
     with cached_paths(source, socket=daemon.socket) as (path,):

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -135,6 +135,7 @@ def test_a_missing_local_file_is_named_in_full(daemon: Daemon, tmp_path: Path, m
             keys_of(ShardDataset(url, socket=daemon.socket))
         assert isinstance(caught.value, FileNotFoundError)
         assert f"url='{tmp_path}/none.tar'" in repr(caught.value)
-        assert f"ls {tmp_path}/" in caught.value.remedy and "store" not in caught.value.remedy
+        assert f"ls {tmp_path}/" in caught.value.remedy
+        assert "store" not in caught.value.remedy
     with pytest.raises(NotFoundError, match=f"{tmp_path}/none/: the folder does not exist"):
         ShardDataset("none/", socket=daemon.socket)

@@ -22,7 +22,8 @@ from shardcache.errors import (
     ShardError,
     TrailingDataError,
 )
-from shardcache_client import Mixture, ShardDataset, ignore_and_continue, ignore_and_stop
+from shardcache_client import ignore_and_continue, ignore_and_stop
+from shardcache_client.dataset import Mixture, ShardDataset
 from shardcache_client.loading.loader import ShardLoader
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
@@ -336,7 +337,7 @@ def test_bad_samples_of_an_epoch_are_reported_once(
 
 
 def test_rank_that_skipped_samples_resumes_exactly_with_the_state_of_another(daemon: Daemon, source: Path) -> None:
-    """What is skipped is replaced in its own batch, so that ranks stay in step."""
+    """A skipped sample is replaced in its own batch, so that ranks stay in step."""
     spoil(source, "bad sample")
 
     def make(rank: int) -> ShardLoader[list[str]]:

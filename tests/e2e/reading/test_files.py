@@ -16,12 +16,15 @@ from typing import Any
 import pytest
 
 from shardcache.errors import NotATarError, NotFoundError, ShardChangedError, TruncatedShardError
-from shardcache.protocol import ShardRef
-from shardcache_client import ShardReader, cached_paths, open_cached
-from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.paths import CachedFile, session_of
+from shardcache_client.daemon.patience import Patience
+from shardcache_client.files.cached_file import session_of
+from shardcache_client.files.paths import cached_paths, open_cached
+from shardcache_client.files.range_file import RangeFile
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.reader import ShardReader
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -51,7 +54,8 @@ def store() -> Iterator[GatedStore]:
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    flags = ("--part-size", str(PART_BYTES), "--shard-connections", "2", "--attempts", "1", "--scrub-rate", "0")
+    sizes = ("--part-size", str(PART_BYTES), "--range-part-size", str(PART_BYTES))
+    flags = (*sizes, "--shard-connections", "2", "--attempts", "1", "--scrub-rate", "0")
     with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name, Daemon(Path(name), *flags) as running:
         yield running
 
@@ -75,12 +79,12 @@ def content(url: str, daemon: Daemon) -> bytes:
 
 
 @contextmanager
-def arriving(url: str, daemon: Daemon) -> Iterator[CachedFile]:
+def arriving(url: str, daemon: Daemon) -> Iterator[RangeFile]:
     """Provide a file of which ranges can be read as they arrive."""
     place, one = (DaemonChoice.of(daemon.socket), ReaderIdentity("j")), Manifest.of([ShardRef(url)])
     with (
-        session_of(*place, one, "files", Patience(GUARD_S)) as session,
-        closing(CachedFile(session, 0, partial=True)) as file,
+        session_of(*place, one, "ranges", Patience(GUARD_S)) as session,
+        closing(RangeFile(session, 0)) as file,
     ):
         yield file
 
@@ -216,6 +220,23 @@ def test_file_and_samples_wanted_at_the_same_time_cost_one_fetch(store: GatedSto
     assert fetched(daemon) == len(body)
 
 
+def test_samples_are_read_while_a_file_arrives(store: GatedStore, daemon: Daemon) -> None:
+    """It was begun for readers of ranges, and is indexed at its end for those who read its samples by then."""
+    url = store.put("a.tar", TAR)
+    index = store.put("index.json", json.dumps({"shardlist": [{"url": "a.tar", "nsamples": len(KEYS)}]}).encode())
+    store.let("index.json")
+    store.let("a.tar", 2 * PART_BYTES)
+    with arriving(url, daemon) as file, ThreadPoolExecutor(1) as pool:
+        assert file.read(0, 2 * PART_BYTES) == TAR[: 2 * PART_BYTES]
+        rest = pool.submit(file.read, 0, len(TAR))
+        eventually(lambda: [row["total_bytes"] for row in daemon.status()["transfers"]] == [len(TAR)])
+        samples = iter(ShardReader(index, socket=daemon.socket, epochs=1, timeout_s=GUARD_S))
+        assert next(samples)["__key__"] == KEYS[0]
+        store.let("a.tar")
+        assert keys_of(samples) == KEYS[1:]
+        assert rest.result() == TAR
+
+
 def test_reader_of_ranges_of_a_refused_tar_keeps_its_file(store: GatedStore, daemon: Daemon) -> None:
     """It waits for nothing at the moment when the tar turns out to be none for another reader."""
     url = store.put("a.tar", body := TAR[:-20_000])
@@ -256,12 +277,12 @@ def test_range_of_an_arriving_file_is_fetched_first(store: GatedStore, daemon: D
             if method == "GET" and headers["Range"] != "bytes=0-0"
         ]
         assert f"bytes={5 * PART_BYTES}-{len(WEIGHTS) - 1}" in ranges[:2], "one of the first of its two connections"
-        assert not daemon.shards()
+        assert not daemon.whole()
         store.let("table.parquet", 2 * PART_BYTES)
         assert file.read(10, 2 * PART_BYTES) == WEIGHTS[10 : 2 * PART_BYTES]
         store.let("table.parquet")
         assert file.read(0, len(WEIGHTS) + 100) == WEIGHTS
-        eventually(lambda: len(daemon.shards()) == 1)
+        eventually(lambda: daemon.whole() == [url])
         daemon.restart()
         assert file.read(100, 200) == WEIGHTS[100:200]
     assert fetched(daemon) == 0
@@ -299,8 +320,11 @@ def test_open_file_is_mapped_and_stays_while_it_is_open(folder: Path, daemon: Da
         daemon.request("POST", "/v1/evict", {"urls": [f"{folder}/**"]})
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
             assert mapped[-100:] == WEIGHTS[-100:]
-        assert isinstance(file.name, str) and Path(file.name).read_bytes() == WEIGHTS and not file.writable()
-        assert file.seek(-4, os.SEEK_END) and file.read() == WEIGHTS[-4:]
+        assert isinstance(file.name, str)
+        assert Path(file.name).read_bytes() == WEIGHTS
+        assert not file.writable()
+        assert file.seek(-4, os.SEEK_END)
+        assert file.read() == WEIGHTS[-4:]
     eventually(lambda: daemon.sessions() == 0)
     with open_cached(folder / "sub/empty", socket=daemon.socket) as file:
         assert file.read() == b""
@@ -320,7 +344,7 @@ def test_pipe_is_no_file(folder: Path, daemon: Daemon) -> None:
 
 
 def test_files_are_refused_that_the_rules_do_not_allow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What holds for shards holds for files, by whatever way they are asked for."""
+    """Files are under the rules of shards, by whatever way they are requested."""
     with Daemon(tmp_path_factory.mktemp("d"), "--allow", f"file://{folder}/sub/") as daemon:
         for ask in (content, lambda url, daemon: cached_paths(url, socket=daemon.socket).__enter__()):
             with pytest.raises(Exception, match="allow rules"):

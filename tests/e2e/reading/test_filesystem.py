@@ -17,7 +17,7 @@ from fsspec.tests.abstract import AbstractFixtures
 from fsspec.tests.abstract.get import AbstractGetTests
 
 from shardcache.errors import ConfigError, NotAllowedError, NotFoundError, OriginUnavailableError
-from shardcache_client.filesystem import ShardcacheFileSystem
+from shardcache_client.files.filesystem import ShardcacheFileSystem
 from support.network.scripted_server import ScriptedServer, answer
 from support.programs.daemon import Daemon, eventually
 from support.stores.buckets import Bucket
@@ -39,7 +39,8 @@ class EndFirst(GatedStore):
 
 @pytest.fixture(scope="module")
 def daemon(folder: Path) -> Iterator[Daemon]:
-    flags = ("--part-size", str(PART_BYTES), "--shard-connections", "2", "--listing-ttl-s", "0", "--attempts", "1")
+    sizes = ("--part-size", str(PART_BYTES), "--range-part-size", str(PART_BYTES))
+    flags = (*sizes, "--shard-connections", "2", "--listing-ttl-s", "0", "--attempts", "1")
     with Daemon(folder, *flags) as running:
         yield running
 
@@ -110,7 +111,8 @@ def test_chained_url_is_read_through_the_cache(
         url = f"shardcache::{moto.url}/data/a.bin"
         with fsspec.open(url, **options) as file:
             assert file.read(10) == BODY[:10]
-            assert file.seek(-5, os.SEEK_END) and file.read() == BODY[-5:]
+            assert file.seek(-5, os.SEEK_END)
+            assert file.read() == BODY[-5:]
         with fsspec.open(url, **options) as file:
             assert file.read() == BODY
         with fsspec.open(f"shardcache::{moto.url}/data/index.json", "rt", **options) as file:
@@ -126,7 +128,8 @@ def test_chained_url_is_read_through_the_cache(
         found = fs.glob(f"{path}/*.bin")
         assert found == [f"shardcache://{moto.url}/data/a.bin"], "libraries open what they find through the cache"
         assert fs.info(found[0])["name"] == f"{moto.name}/data/a.bin"
-        assert fs.info(f"{path}/a.bin")["size"] == len(BODY) and not fs.exists(f"{path}/b.bin")
+        assert fs.info(f"{path}/a.bin")["size"] == len(BODY)
+        assert not fs.exists(f"{path}/b.bin")
         with fsspec.open(fs.unstrip_protocol(f"{path}/a.bin"), **options["shardcache"]) as file:
             assert file.read(5) == BODY[:5], "a path in full is a url of this filesystem"
         assert own.status()["counters"]["origin_bytes"] == len(BODY) + 9
@@ -143,7 +146,7 @@ def test_error_of_a_missing_path_takes_it_for_neither_a_file_nor_a_folder(
     assert f"ls {tmp_path}/" in caught.value.remedy
 
 
-@pytest.mark.parametrize("ask", ["info", "open", "exists", "isfile", "isdir"])
+@pytest.mark.parametrize("ask", ["info", "ls", "find", "open", "exists", "isfile", "isdir"])
 def test_failing_store_is_not_a_missing_file(ask: str, options: dict[str, Any]) -> None:
     """A program that asks first whether a file is there must not take an outage for its absence."""
     with ScriptedServer(answer(b"", status="500 Internal Server Error")) as server:
@@ -159,6 +162,37 @@ def test_missing_file_of_a_web_server_is_a_missing_file(options: dict[str, Any])
         with pytest.raises(FileNotFoundError):
             fs.info(path)
         assert not fs.exists(path)
+
+
+def test_file_of_a_web_server_is_listed_as_itself(options: dict[str, Any]) -> None:
+    """Web servers cannot list files, but whoever lists a file wants nothing else."""
+    with GatedStore() as store:
+        url = store.put("a.bin", BODY)
+        store.let("a.bin")
+        fs, path = fsspec.url_to_fs(f"shardcache::{url}", **options)
+        (listed,) = fs.ls(path)
+        assert listed["size"] == len(BODY)
+        assert fs.find(path) == [listed["name"]]
+
+
+def test_cached_file_is_there_while_its_store_fails(daemon: Daemon, options: dict[str, Any]) -> None:
+    """It is described and read as it is cached, as shards are; one that is not cached is the store's error."""
+    with GatedStore() as store:
+        for name in ("cached.bin", "other.bin"):
+            store.put(name, BODY)
+            store.let(name)
+        fs, path = fsspec.url_to_fs(f"shardcache::{store.url('/cached.bin')}", **options)
+        assert fs.cat_file(path) == BODY
+        daemon.await_publication()
+        before = fs.info(path)
+        store.words = answer(b"", status="500 Internal Server Error")
+        fs.invalidate_cache()
+        assert fs.info(path) == before
+        assert fs.ls(path) == [before]
+        assert fs.exists(path)
+        assert fs.cat_file(path) == BODY
+        with pytest.raises(OriginUnavailableError):
+            fs.info(path.replace("cached", "other"))
 
 
 def test_filesystem_is_read_only(options: dict[str, Any], tmp_path: Path) -> None:
@@ -187,10 +221,11 @@ def test_footer_of_an_arriving_table_is_read_first(daemon: Daemon, options: dict
         with fsspec.open(f"shardcache::{url}", **options) as file:
             parquet = pyarrow.parquet.ParquetFile(file)
             assert parquet.metadata.num_rows == 40_000
-            assert not [row for row in daemon.shards() if row["url"] == url]
+            assert url not in daemon.whole()
             store.let("table.parquet")
             assert parquet.read(columns=["n"]).column("n").to_pylist() == list(range(40_000))
-        eventually(lambda: bool([row for row in daemon.shards() if row["url"] == url]))
+            assert parquet.read().num_rows == 40_000
+        eventually(lambda: url in daemon.whole())
     gets = [headers["Range"] for method, _, headers in store.requests if method == "GET"]
     gets = [each for each in gets if each != "bytes=0-0"]  # by which the version is asked for
     assert len(gets) == len(set(gets)), "no part was fetched twice"

@@ -10,7 +10,8 @@ import pytest
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from shardcache.errors import ConfigError, MissingMemberError
-from shardcache_client import ShardDataset, ShardReader
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.reader import ShardReader
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples, write_indexed

@@ -12,9 +12,10 @@ import pytest
 import webdataset
 from PIL import Image
 
-from shardcache.errors import ConfigError, DecodeError, MissingMemberError
-from shardcache_client import Mixture, ShardDataset, reraise
-from shardcache_client.order.rounds import Even
+from shardcache.errors import ConfigError, DecodeError, MissingMemberError, SampleError
+from shardcache_client import reraise
+from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client.order.sequences.partition import Even
 from support.programs.daemon import Daemon
 from support.shards.reading import write_index
 from support.shards.tars import make_tar
@@ -77,6 +78,61 @@ def test_the_first_alternative_wins_whatever_their_order_in_the_tar(
     for samples in (dataset, dataset.indexed(), Mixture({"a": dataset})):
         assert [bytes(sample["jpg"]) for sample in samples] == [b"photo"] * 3
         assert all("png" not in sample for sample in samples)
+
+
+@pytest.fixture(scope="module")
+def dotted(folder: Path) -> str:
+    """The url of an index of a shard whose keys have dots, and so its extensions."""
+    source = folder / "dotted"
+    source.mkdir()
+    names = ("clip.0", "song.1", "plain")
+    (source / "0.tar").write_bytes(make_tar([{"__key__": name, "mp3": b"1", "txt": b"words"} for name in names]))
+    return write_index(source, [len(names)])
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
+@pytest.mark.parametrize(
+    "choice", [{"members": "*.mp3"}, {"members": ("mp3;*.mp3",)}, {"members": "*.MP3", "decode": {"mp3": bytes}}]
+)
+def test_patterns_choose_members_of_keys_with_dots(
+    dotted: str, daemon: Daemon, choice: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Each sample has its value under the pattern's ending, in a stream, by number, and in a mixture."""
+    dataset = ShardDataset(dotted, socket=daemon.socket, **choice, **options)
+    for samples in (dataset, dataset.indexed(), Mixture({"a": dataset})):
+        found = list(samples)
+        assert [bytes(sample["mp3"]) for sample in found] == [b"1"] * 3
+        assert all(sample.keys() - {"__source__"} == {"__key__", "__url__", "mp3"} for sample in found)
+
+
+def test_table_of_decoders_names_members_by_pattern(dotted: str, daemon: Daemon) -> None:
+    """Other members keep the extensions that they have in the tar, and their bytes."""
+    first, *_ = ShardDataset(dotted, decode={"*.mp3": int}, socket=daemon.socket)
+    assert first == {"__key__": "clip", "__url__": first["__url__"], "mp3": 1, "0.txt": b"words"}
+
+
+def test_error_of_a_missing_member_names_the_pattern(dotted: str, daemon: Daemon) -> None:
+    """It fits what the sample has."""
+    with pytest.raises(MissingMemberError) as caught:
+        list(ShardDataset(dotted, members="mp3", socket=daemon.socket, on_error=reraise))
+    assert '"*.mp3"' in caught.value.remedy
+
+
+def test_pattern_that_fits_two_members_is_an_error_of_the_sample(folder: Path, daemon: Daemon) -> None:
+    """Neither is taken silently; an alternative that is one of them decides."""
+    (folder / "twice.tar").write_bytes(make_tar([{"__key__": "0", "a.jpg": b"a", "b.jpg": b"b"}]))
+    url = str(folder / "twice.tar")
+    with pytest.raises(SampleError, match=r"'a\.jpg' and 'b\.jpg', which one pattern fits"):
+        list(ShardDataset(url, members="*.jpg", socket=daemon.socket, on_error=reraise))
+    (sample,) = ShardDataset(url, members="b.jpg;*.jpg", socket=daemon.socket)
+    assert sample["b.jpg"] == b"b"
+
+
+@pytest.mark.parametrize("members", ["*", "*jpg", "a*.jpg", "*.", ("jpg", "*.jpg")])
+def test_members_that_no_pattern_means_are_refused(members: Any, dotted: str, daemon: Daemon) -> None:
+    """At the constructor, as for extensions."""
+    with pytest.raises(ConfigError):
+        ShardDataset(dotted, members=members, socket=daemon.socket)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ShardChangedError, TruncatedShardError
-from shardcache_client import ShardDataset, ShardReader
+from shardcache_client.dataset import ShardDataset
 from shardcache_client.indexed import IndexedShards
+from shardcache_client.reader import ShardReader
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.reading import keys_of, write_index

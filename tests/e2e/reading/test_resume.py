@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,35 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
+from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
-from support.shards.tars import BATCH, KEYS, Make, write_shards
+from support.shards.tars import BATCH, COUNTS, KEYS, Make, write_indexed, write_shards
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 Batch = list[dict[str, Any]]
 Load = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def train(folder: Path, daemon: Daemon) -> str:
+    """The index file of shards with uneven counts, and a table of their samples beside it."""
+    url = write_indexed(folder / "train", COUNTS)
+    shards = [folder / "train" / f"{number}.tar" for number in range(len(COUNTS))]
+    index = folder / "train" / "index.json"
+    ran = shardcache("index", *shards, "-o", index, "--samples", socket=daemon.socket)
+    assert ran.code == 0, ran.err
+    return url
+
+
+@pytest.fixture(params=["window", pytest.param("global", marks=pytest.mark.slow)])
+def make(make: Make, request: pytest.FixtureRequest) -> Make:
+    """A function that makes the dataset, in the order of a window or in one of all samples."""
+    if request.param == "window":
+        return make
+    return partial(make, shuffle="global", shuffle_window=None)
 
 
 def stateful(ds: ShardDataset, workers: int, **options: Any) -> Any:

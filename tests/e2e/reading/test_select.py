@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client import Mixture, ShardDataset
+from shardcache_client.dataset import Mixture, ShardDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, CountMismatchError, TokensError
 from shardcache.writing import ShardWriter
-from shardcache_client import Mixture, ShardDataset, ShardReader, TokenBlocks
+from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client.reader import ShardReader
+from shardcache_client.samples.token_blocks import TokenBlocks
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.tars import Documents, blocks_of, token_tar, write_token_shards

@@ -7,9 +7,15 @@ import pickle
 from pathlib import Path
 from typing import Any, TypedDict, assert_type
 
-from shardcache_client import Mixture, ShardDataset, ShardLoader, ShardReader, batch_by_length
+import pytest
+
+from shardcache.errors import ConfigError
+from shardcache_client.dataset import Mixture, ShardDataset
 from shardcache_client.indexed import IndexedShards
-from shardcache_client.lengths import LengthBatches
+from shardcache_client.lengths import LengthBatches, batch_by_length
+from shardcache_client.loading.loader import ShardLoader
+from shardcache_client.reader import ShardReader
+from shardcache_client.stages.pack import Block
 from support.programs.daemon import Daemon
 from support.shards.tars import write_indexed
 
@@ -44,6 +50,18 @@ def test_samples_have_the_type_that_decode_returns(folder: Path, daemon: Daemon)
     mixture = Mixture({"a": keys, "b": keys})
     assert_type(mixture.map(len), Mixture[int])
     assert sum(mixture.map(len)) == sum(map(len, keys.indexed())) * 2
+
+
+def test_packed_blocks_have_the_arguments_and_types_of_their_reader(folder: Path, daemon: Daemon) -> None:
+    """`pack` of a dataset takes what `pack` of a reader does, and returns a dataset of blocks of its samples."""
+    url = write_indexed(folder / "packed", (3, 2))
+    dataset = ShardDataset[Picture](url, socket=daemon.socket)
+    assert_type(dataset.pack(100, len, window=2), ShardDataset[Block[Picture]])
+    assert_type(ShardReader[Picture](url, socket=daemon.socket).pack(100, len), ShardReader[Block[Picture]])
+    with pytest.raises(ConfigError, match="max_tokens"):
+        dataset.pack("a hundred", len)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="there is no argument"):
+        dataset.pack(100, len, windows=2)  # type: ignore[call-arg]
 
 
 def test_samples_have_the_type_that_the_user_declares(folder: Path, daemon: Daemon) -> None:

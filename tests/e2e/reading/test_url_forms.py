@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache_client import ShardDataset, cached_paths, open_cached
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.files.paths import cached_paths, open_cached
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar
@@ -130,8 +131,9 @@ def test_a_literal_url_is_evicted_by_its_name(odd: Path, daemon: Daemon) -> None
     url = f"{odd}/br[1].tar"
     read(url, daemon)
     daemon.await_publication()
-    answer = json.loads(daemon.request("POST", "/v1/evict", {"urls": [url]}))
-    assert answer["evicted"] == [url]
+    assert url in {shard["url"] for shard in daemon.shards()}
+    daemon.evict(url)
+    assert url not in {shard["url"] for shard in daemon.shards()}
 
 
 def test_escaped_braces_are_part_of_the_name(odd: Path, daemon: Daemon) -> None:

@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from shardcache_client import cached_paths, open_cached
+from shardcache_client.files.paths import cached_paths, open_cached
 from support.programs.daemon import Daemon
 
 WEIGHTS = {f"layer.{number}": torch.arange(64 * number, 64 * (number + 1), dtype=torch.float32) for number in range(4)}
@@ -63,7 +63,8 @@ def test_two_processes_share_one_fetch_and_one_copy_in_memory(folder: Path, daem
     command = [sys.executable, "-c", LOAD, str(url), str(daemon.socket)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as two:
-            assert one.stdout and two.stdout
+            assert one.stdout
+            assert two.stdout
             assert one.stdout.readline() == two.stdout.readline() == f"{inode(daemon, url)} {14304.0}\n"
             two.communicate()
         one.communicate()

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from shardcache.writing import ShardWriter
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
@@ -26,7 +26,8 @@ def test_lines_are_read_back_in_any_order(folder: Path, moto: Bucket) -> None:
     assert ran.code == 0, ran.err
     with Daemon(folder, env=moto.env()) as daemon:
         dataset = ShardDataset(ran.json["index"], shuffle=True, seed=7, socket=daemon.socket)
-        assert len(dataset) == LINES and daemon.status()["counters"]["origin_bytes"] == 0
+        assert len(dataset) == LINES
+        assert daemon.status()["counters"]["origin_bytes"] == 0
         read = [(sample["__key__"], sample["json"].decode()) for sample in dataset]
     assert sorted(read) == [(f"{number:09d}", line) for number, line in enumerate(lines)]
     assert read != sorted(read)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from shardcache_client import ShardDataset
-from shardcache_client.sharing.handover import Buffer
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.sharing.buffer import Buffer
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples, write_shards

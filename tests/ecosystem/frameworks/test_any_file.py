@@ -8,7 +8,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from shardcache_client.filesystem import ShardcacheFileSystem
+from shardcache_client.files.filesystem import ShardcacheFileSystem
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar

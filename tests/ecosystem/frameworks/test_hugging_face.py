@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, Dataset
 
 from shardcache.errors import ConfigError
-from shardcache_client import ShardDataset, ShardReader
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.reader import ShardReader
 from support.programs.daemon import Daemon
 from support.programs.ranks import torchrun
 from support.shards.reading import keys_of, write_index
@@ -303,7 +304,8 @@ def resumed(socket: str, index: str, out: str, how: str) -> list[list[int]]:
 def test_shard_trainer_resumes_on_another_mesh(daemon: Daemon, index: str, tmp_path: Path) -> None:
     """The two ranks of a copy train on the same batches; after a resume, four ranks on batches of their own."""
     ranks = torchrun(resumed, daemon.socket, index, tmp_path, "divided", ranks=4)
-    assert ranks[0] == ranks[1] and ranks[2] == ranks[3]
+    assert ranks[0] == ranks[1]
+    assert ranks[2] == ranks[3]
     whole = torchrun(resumed, daemon.socket, index, tmp_path, "whole", ranks=4)
     shown = [*(of_rank[:4] for of_rank in ranks[::2]), *whole]
     numbers = [number for of_rank in shown for batch in of_rank for number in batch]

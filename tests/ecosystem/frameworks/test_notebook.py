@@ -51,4 +51,5 @@ def test_notebooks_share_a_private_daemon_that_outlives_their_kernels(monkeypatc
         for _ in range(2):
             assert [text.split() for text in printed(f"{name}/data/")] == [[], KEYS, KEYS]
             daemons.append(home.pids())
-        assert daemons[0] == daemons[1] and len(daemons[0]) == 1
+        assert daemons[0] == daemons[1]
+        assert len(daemons[0]) == 1

@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
 
 from shardcache.errors import NoDaemonError  # noqa: E402
-from shardcache.unix_socket import cached_urls  # noqa: E402
+from shardcache.shared.unix_socket import cached_urls  # noqa: E402
 from shardcache_client.ray import read_shards  # noqa: E402
 from support.programs.cli import clean_environment, shardcache  # noqa: E402
 from support.programs.daemon import Daemon, private_home  # noqa: E402
@@ -143,7 +143,7 @@ def test_ray_train_without_torchs_process_group(cluster: TwoNodes, urls: str, tm
     def train(config: dict[str, Any]) -> None:
         from torch.utils.data import DataLoader
 
-        from shardcache_client import ShardDataset
+        from shardcache_client.dataset import ShardDataset
 
         rank = ray.train.get_context().get_world_rank()
         loader = DataLoader(ShardDataset(urls, even=None), batch_size=None, num_workers=config["workers"])
@@ -163,8 +163,8 @@ def test_tasks_on_a_node_without_a_daemon_share_a_private_one(folder: Path) -> N
 
     @ray.remote(num_cpus=1)
     def read(urls: str) -> tuple[list[str], list[str]]:
-        from shardcache.private import PrivatePlace
-        from shardcache_client import ShardReader
+        from shardcache.shared.private import PrivatePlace
+        from shardcache_client.reader import ShardReader
 
         keys = [sample["__key__"] for sample in ShardReader(urls)]
         return keys, list(map(str, PrivatePlace.find().running()))

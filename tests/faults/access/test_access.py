@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from campaign import access
 from campaign.harness import QUICK, Row, rows
-from shardcache.access import AllowList, AllowRule
-from shardcache.config import OriginTable
+from shardcache.access.rules import AllowList, AllowRule
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import NotAllowedError, OriginError, ShardcacheError
 from shardcache.origin.registry import Origins
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import is_key, shard_key
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.network.lead import lead
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
@@ -82,7 +82,8 @@ def test_the_canary_sings(tmp_path: Path, canary: Canary) -> None:
     """The campaign's proof of an attack does appear where the daemon may ask."""
     with Daemon(tmp_path) as daemon:
         assert warmed(daemon, canary.url("/data/a.tar"))[-1]["fetched"] == 1
-    assert canary.connections and canary.paths
+    assert canary.connections
+    assert canary.paths
 
 
 def test_a_url_outside_is_refused_before_any_traffic(tmp_path: Path, canary: Canary) -> None:
@@ -90,7 +91,8 @@ def test_a_url_outside_is_refused_before_any_traffic(tmp_path: Path, canary: Can
     with Daemon(tmp_path, "--allow", "s3://bucket/", "--allow", "http://127.0.0.1/") as daemon:
         for path in ("/data/a.tar", "/data/{a,b}.tar", "/data/index.json", "/data/", "/data/*.tar"):
             (answer,) = warmed(daemon, canary.url(path))
-            assert answer["error"]["code"] == "not_allowed" and canary.url(path) in answer["error"]["url"]
+            assert answer["error"]["code"] == "not_allowed"
+            assert canary.url(path) in answer["error"]["url"]
     assert canary.connections == 0
 
 
@@ -100,7 +102,8 @@ async def test_a_redirect_outside_is_not_followed(status: int, server: Canary, c
     server.redirects["/data/r.tar"] = status, canary.url("/data/a.tar")
     with pytest.raises(NotAllowedError) as refused:
         await size_of(fenced, server.url("/data/r.tar"))
-    assert refused.value.url == server.url("/data/r.tar") and canary.url("/data/a.tar") in refused.value.message
+    assert refused.value.url == server.url("/data/r.tar")
+    assert canary.url("/data/a.tar") in refused.value.message
     assert canary.connections == 0
 
 
@@ -153,7 +156,8 @@ async def test_s3_redirects_lead_nowhere_else(tmp_path: Path, server: Canary, ca
         with pytest.raises(ShardcacheError):
             await size_of(origins, "s3://bucket/a.tar")
         await origins.close()
-    assert server.connections and canary.connections == 0
+    assert server.connections
+    assert canary.connections == 0
 
 
 def test_an_index_file_opens_nothing(tmp_path: Path, server: Canary, canary: Canary) -> None:
@@ -166,7 +170,8 @@ def test_an_index_file_opens_nothing(tmp_path: Path, server: Canary, canary: Can
             (answer,) = warmed(daemon, server.url("/data/index.json"))
             assert answer["error"]["code"] in ("not_allowed", "config"), entry
         assert daemon.shards() == []
-    assert canary.connections == 0 and set(server.paths) == {"/data/index.json"}
+    assert canary.connections == 0
+    assert set(server.paths) == {"/data/index.json"}
 
 
 def test_a_link_leads_no_further_than_a_redirect(tmp_path: Path) -> None:
@@ -276,10 +281,15 @@ def test_the_command_line_shows_names_and_obeys_none(tmp_path: Path, daemon: Dae
     daemon.request("POST", "/v1/warm", {"urls": [f"{tmp_path}/*.tar"]})
     with RawSession(daemon, job="\x1b]0;owned\x07\x1b[2J\u202e[red]job"):
         shown = shardcache("status", socket=daemon.socket).out + shardcache("ls", socket=daemon.socket).out
-    assert "[red]a[link=x].tar" in shown and "[red]job" in shown
-    assert "\x1b" not in shown and "\x07" not in shown and "\u202e" not in shown
+    assert "[red]a[link=x].tar" in shown
+    assert "[red]job" in shown
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "\u202e" not in shown
     with Canary() as server:
         server.words = b"gone\x1b[2J \x9b2J\r\n"
         ran = shardcache("warm", server.url("/a.tar"), socket=daemon.socket)
-    assert ran.code == 1 and "gone" in ran.out + ran.err
-    assert "\x1b" not in ran.out + ran.err and "\x9b" not in ran.out + ran.err
+    assert ran.code == 1
+    assert "gone" in ran.out + ran.err
+    assert "\x1b" not in ran.out + ran.err
+    assert "\x9b" not in ran.out + ran.err

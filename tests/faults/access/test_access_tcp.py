@@ -79,8 +79,10 @@ def token_file(tmp_path: Path) -> Path:
 def test_the_loopback_may_read(daemon: Daemon, port: int, path: str) -> None:
     """Health, status, shards and the API's description come as over the socket, with what browsers need to behave."""
     answer = ask(port, path)
-    assert answer.status == 200 and "json" in answer.headers["Content-Type"]
-    assert answer.headers["Cache-Control"] == "no-store" and answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.status == 200
+    assert "json" in answer.headers["Content-Type"]
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
     assert "Access-Control-Allow-Origin" not in answer.headers
 
@@ -98,8 +100,10 @@ def test_nothing_else_is_to_be_had(daemon: Daemon, port: int, method: str, path:
     """Whatever changes something, and sessions, are refused; the cache is as before."""
     before = daemon.shards()
     answer = ask(port, path, method, Upgrade="websocket", Connection="Upgrade", Sec_WebSocket_Version="13")
-    assert answer.status in (403, 405) and answer.lines[0]["error"]["code"] == "not_allowed"
-    assert daemon.shards() == before and daemon.sessions() == 0
+    assert answer.status in (403, 405)
+    assert answer.lines[0]["error"]["code"] == "not_allowed"
+    assert daemon.shards() == before
+    assert daemon.sessions() == 0
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::2]", ""])
@@ -121,7 +125,8 @@ def test_garbage_on_the_tcp_port_is_answered_and_not_logged(daemon: Daemon, port
 
 def test_local_files_are_not_named_without_a_token(daemon: Daemon, port: int) -> None:
     """Whoever can log in to the node may ask: it sees what every user of the daemon may see."""
-    assert len(daemon.shards()) == 1 and ask(port, "/v1/shards").lines == []
+    assert len(daemon.shards()) == 1
+    assert ask(port, "/v1/shards").lines == []
 
 
 def test_status_needs_the_token_where_one_is_set(tmp_path: Path, token_file: Path) -> None:
@@ -152,7 +157,8 @@ def test_a_token_that_protects_nothing_is_refused(text: str, mode: int, token_fi
     token_file.chmod(mode)
     with pytest.raises(ConfigError) as refused, listening("127.0.0.1:0", token_file):
         pass
-    assert refused.value.remedy and (not text or text not in str(refused.value) or text == "short")
+    assert refused.value.remedy
+    assert not text or text not in str(refused.value) or text == "short"
 
 
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:

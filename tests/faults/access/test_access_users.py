@@ -82,13 +82,15 @@ def test_only_the_group_may_connect_and_read(daemon: Daemon, server: Canary) -> 
     assert daemon.socket.stat().st_gid == GROUP.gr_gid
     assert STRANGER.ask(daemon.socket, "GET", "/v1/status")[0] == "refused"
     code, answer = STRANGER.command("status", "--socket", daemon.socket)
-    assert code == 1 and answer["error"]["remedy"].startswith(f"join the group that owns it (ls -l {daemon.socket})")
+    assert code == 1
+    assert answer["error"]["remedy"].startswith(f"join the group that owns it (ls -l {daemon.socket})")
     assert MEMBER.ask(daemon.socket, "GET", "/v1/status")[0] == 200
     assert warm(MEMBER, daemon, server.url("/public/a.tar")) == "fetched"
     (tar,) = (daemon.cache_dir / "shards").rglob("*.tar")
     (database,) = (daemon.cache_dir / "catalogue").glob("*.db")
     assert (MEMBER.may_read(tar), STRANGER.may_read(tar)) == (True, False)
-    assert not (MEMBER.may_read(database) or STRANGER.may_read(database))
+    assert not MEMBER.may_read(database)
+    assert not STRANGER.may_read(database)
 
 
 def test_rules_hold_for_their_users_and_groups(daemon: Daemon, server: Canary) -> None:
@@ -109,7 +111,8 @@ def test_users_neither_see_nor_remove_shards_that_they_may_not_fetch(daemon: Dae
     _, events = MEMBER.ask(daemon.socket, "POST", "/v1/verify", {"prefix": ""})
     assert {event["url"] for event in events if event["event"] == "shard"} == {public}
     _, (answer,) = MEMBER.ask(daemon.socket, "POST", "/v1/evict", {"urls": ["http://**", hers, public]})
-    assert answer["evicted"] == [public] and seen(ALICE, daemon) == {hers}
+    assert answer["evicted"] == [public]
+    assert seen(ALICE, daemon) == {hers}
 
 
 def test_others_get_no_rights_of_the_daemons_place_by_default(folder: Path) -> None:
@@ -122,7 +125,8 @@ def test_others_get_no_rights_of_the_daemons_place_by_default(folder: Path) -> N
         urls += ["http://169.254.169.254/latest/a.tar", f"file://{folder}/secret.tar", f"{folder}/secret.tar"]
         urls += ["sftp://127.0.0.1/a.tar", "memory://a.tar"]
         assert [warm(MEMBER, daemon, url) for url in urls] == ["not_allowed"] * len(urls)
-        assert canary.connections == 0 and daemon.shards() == []
+        assert canary.connections == 0
+        assert daemon.shards() == []
 
 
 def test_log_names_the_user_of_each_request(daemon: Daemon, server: Canary) -> None:
@@ -144,4 +148,5 @@ def test_log_lines_of_a_user_are_limited_per_minute(capsys: pytest.CaptureFixtur
         audit.note("request", 1, what="warm")
     audit.note("request", 2, what="evict")
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 200 and "evict" in lines[-1]
+    assert len(lines) < 200
+    assert "evict" in lines[-1]

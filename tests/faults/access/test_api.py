@@ -24,7 +24,15 @@ FAILURE = {"error": ERROR}
 DISK = {"state": str, "error": (dict, NONE), "since_s": NUMBER, "short_bytes": int, "silent_s": NUMBER}
 EVENT = {"event": str}
 KEPT = [{"url": str, "reason": str}]
-SHARD = {"url": str, "version": str, "size_bytes": int, "samples": int, "leases": int, "pinned": bool}
+SHARD = {
+    "url": str,
+    "version": str,
+    "size_bytes": int,
+    "cached_bytes": int,
+    "samples": int,
+    "leases": int,
+    "pinned": bool,
+}
 STATUS = {
     "version": str,
     "uptime_s": NUMBER,
@@ -39,7 +47,9 @@ STATUS = {
     },
     "pins": dict.fromkeys(("shards", "missing", "size_bytes", "limit_bytes"), int),
     "cache": {
-        **dict.fromkeys(("capacity_bytes", "used_bytes", "leased_bytes", "reserved_bytes", "shards"), int),
+        **dict.fromkeys(
+            ("capacity_bytes", "used_bytes", "leased_bytes", "reserved_bytes", "parts_bytes", "shards"), int
+        ),
         **{"dir": str, "free_bytes": (int, NONE)},
     },
     "counters": dict,
@@ -99,7 +109,8 @@ def check(value: Any, shape: Shape, where: str = "answer") -> None:
     """Raise AssertionError unless a value has a shape."""
     match shape:
         case dict():
-            assert isinstance(value, dict) and shape.keys() <= value.keys(), f"{where}: {value!r:.500}"
+            assert isinstance(value, dict), f"{where}: {value!r:.500}"
+            assert shape.keys() <= value.keys(), f"{where}: {value!r:.500}"
             for name, inner in shape.items():
                 check(value[name], inner, f"{where}.{name}")
         case [inner]:

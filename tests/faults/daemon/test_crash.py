@@ -16,8 +16,10 @@ from typing import TypeVar
 import pytest
 
 from shardcache.errors import StoppingError, from_json
-from shardcache_client import ShardDataset, ShardReader, TokenBlocks
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.reader import ShardReader
+from shardcache_client.samples.token_blocks import TokenBlocks
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -154,7 +156,7 @@ async def test_restart_does_not_disturb_readers(
         await aside(daemon.start)
         found += await rest
     assert found == list(samples_of(0, 1, 2))
-    lines = [record for record in caplog.records if record.module == "choice"]
+    lines = [record for record in caplog.records if record.module == "patience"]
     assert [(line.levelno, "stopping" in line.getMessage()) for line in lines] == [(logging.INFO, True)]
 
 
@@ -168,7 +170,9 @@ async def test_hanging_store_and_readers_do_not_delay_the_exit(daemon: Daemon, f
         waiting.send(type="lease", id=9, position=0)
         assert await aside(daemon.stop) == 0
     ran = await warming
-    assert ran.code == 3 and "daemon" in ran.err and "Traceback" not in ran.err
+    assert ran.code == 3
+    assert "daemon" in ran.err
+    assert "Traceback" not in ran.err
     assert not daemon.socket.exists()
     assert "Traceback" not in daemon.log.read_text()
 
@@ -188,7 +192,8 @@ async def test_draining_daemon_says_so_and_refuses_new_work(daemon: Daemon, faul
     daemon.tell_to_stop()
     await aside(eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining")
     refused = json.loads(await aside(daemon.request, "POST", "/v1/warm", {"urls": ["s3://faulty/a.tar"]}))
-    assert isinstance(from_json(refused["error"]), StoppingError) and refused["error"]["remedy"]
+    assert isinstance(from_json(refused["error"]), StoppingError)
+    assert refused["error"]["remedy"]
     with pytest.raises(StoppingError, match="stopping"):
         await aside(DaemonConnection, daemon.socket, ReaderIdentity("late"), time.monotonic() + GUARD_S)
     assert await aside(daemon.wait) == 0

@@ -18,8 +18,8 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import ExhaustedError, ShardcacheError, from_json
 from shardcache.server.listening.acceptor import Acceptor
 from shardcache.server.listening.limits import Limits
-from shardcache_client import ShardDataset
-from shardcache_client.daemon.connection import HandshakeError
+from shardcache_client.daemon.websocket import HandshakeError
+from shardcache_client.dataset import ShardDataset
 from support.network.other_user import needs_root, open_folder
 from support.programs.daemon import Daemon, Spawn, eventually
 from support.programs.guard import GUARD_S
@@ -83,9 +83,11 @@ def test_readers_beyond_the_descriptors_are_refused_and_all_others_served(tmp_pa
     with Daemon(tmp_path, spawn=limited(files)) as daemon:
         with ExitStack() as stack:
             sessions, refusals = connect(daemon, 2 * files, stack)
-            assert len(sessions) >= files / 8 and len(sessions) + len(refusals) == 2 * files
+            assert len(sessions) >= files / 8
+            assert len(sessions) + len(refusals) == 2 * files
             assert {type(exn) for exn in refusals} == {ExhaustedError}
-            assert "LimitNOFILE" in refusals[0].remedy and refusals[0].retryable
+            assert "LimitNOFILE" in refusals[0].remedy
+            assert refusals[0].retryable
             assert all(served(session, shard) for session in sessions)
             with pytest.raises(ExhaustedError, match="readers"):
                 list(ShardDataset([f"file://{shard}"], socket=daemon.socket))
@@ -117,7 +119,8 @@ def test_silent_connections_of_one_user_stop_no_other_user(shard: Path) -> None:
     with open_folder() as folder, Daemon(folder, spawn=limited(256)) as daemon:
         command = [sys.executable, "-I", "-c", FLOOD, str(daemon.socket), str(SILENT)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flood:
-            assert flood.stdout is not None and flood.stdout.readline() == b"connected\n"
+            assert flood.stdout is not None
+            assert flood.stdout.readline() == b"connected\n"
             with RawSession(daemon) as session:
                 assert served(session, shard)
             assert "this user has" in daemon.log.read_text()
@@ -133,7 +136,8 @@ def test_lack_of_descriptors_ends_no_daemon_and_condemns_no_shard(tmp_path: Path
         eventually(lambda: "Too many open files" in rig.daemon.log.read_text())
         resource.prlimit(rig.daemon.pid, resource.RLIMIT_NOFILE, before)
         eventually(lambda: rig.disk()["state"] == "ok")
-        assert rig.daemon.status()["counters"]["corrupt"] == 0 and len(rig.daemon.shards()) == SHARDS
+        assert rig.daemon.status()["counters"]["corrupt"] == 0
+        assert len(rig.daemon.shards()) == SHARDS
         rig.evict()
         assert all(rig.read(number) for number in range(SHARDS))
 
@@ -198,6 +202,7 @@ async def test_first_request_has_its_time(tmp_path: Path) -> None:
         asking.write(b"\n")
         silent, waiting = await asyncio.open_unix_connection(str(tmp_path / "s"))
         assert await silent.read() == b"hello"
-        assert await asked.readexactly(5) == b"hello" and not asked.at_eof()
+        assert await asked.readexactly(5) == b"hello"
+        assert not asked.at_eof()
         asking.close()
         waiting.close()

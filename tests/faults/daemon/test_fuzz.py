@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from campaign import fuzz
 from campaign.fuzz_targets import TARGETS, kept
 from campaign.harness import Row, rows
-from shardcache import shardlist
-from shardcache.access import checked, join, store_of
+from shardcache.access.deceptive import checked
+from shardcache.access.urls import join, store_of
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.globs import glob_regex
+from shardcache.shared import shardlist
 from shardcache.store.folder.layout import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.position.state import find_states

@@ -66,7 +66,8 @@ def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) ->
         shim.arm(Action.KILL_HALF, at=2, ops=(Op.WRITE,), match=PART)  # only workers write parts
         with pytest.raises(GONE):
             fetch(daemon, source)
-        assert daemon.wait() == -signal.SIGKILL and shim.acted == 1
+        assert daemon.wait() == -signal.SIGKILL
+        assert shim.acted == 1
     for worker in workers:
         ended, _, _ = select.select([worker], [], [], 60)
         os.close(worker)

@@ -9,8 +9,8 @@ import pytest
 from campaign import load, memory
 from campaign.harness import QUICK, Row, rows
 from shardcache.origin.patterns.index_files import parse_index
-from shardcache.shardlist import read
-from shardcache.shards import Shards
+from shardcache.shared.shard_columns import Shards
+from shardcache.shared.shardlist import read
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
@@ -89,7 +89,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[memory.Ground]:
 def test_hostile_input_takes_no_more_memory_than_it_may(row: Row, small: memory.Ground) -> None:
     """By the peak of a daemon and its processes: hostile inputs end in typed errors, large honest ones in answers."""
     result = row.play(small, QUICK)
-    assert not (result.wrong or result.untyped), result.first_failure
+    assert not result.wrong, result.first_failure
+    assert not result.untyped, result.first_failure
 
 
 def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
@@ -98,7 +99,8 @@ def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
     with Daemon(tmp_path, "--plan-memory", "1MiB") as daemon, RawSession(daemon) as waiting:
         with RawSession(daemon) as first, RawSession(daemon) as second:
             refused = first.plan([url], [0] * (HALF + 1))["error"]
-            assert refused["code"] == "capacity" and "--plan-memory" in refused["remedy"]
+            assert refused["code"] == "capacity"
+            assert "--plan-memory" in refused["remedy"]
             assert first.plan([f"{url}{number}" for number in range(3000)], [])["error"]["code"] == "capacity"
             assert first.ask("extend", order=[])["error"]["code"] == "protocol", "what is refused is not kept"
             for session in (first, second):

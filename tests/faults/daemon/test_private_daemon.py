@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError
-from shardcache.private import locked
-from shardcache_client import ShardReader, cached_paths
+from shardcache.shared.private import locked
+from shardcache_client.files.paths import cached_paths
+from shardcache_client.reader import ShardReader
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, UnixConnection, eventually, private_home
@@ -44,7 +45,9 @@ def test_processes_that_start_at_once_share_one_daemon(root: Path, home: Private
     outputs = [reader.communicate(timeout=GUARD_S) for reader in readers]
     assert [out.split() for out, _ in outputs] == 6 * [KEYS]
     (line,) = [line for _, err in outputs for line in err.splitlines() if "daemon" in line]
-    assert str(home.caches) in line and "shardcache stop" in line and "shardcache serve --cache-dir" in line
+    assert str(home.caches) in line
+    assert "shardcache stop" in line
+    assert "shardcache serve --cache-dir" in line
     assert len(home.running()) == 1
 
 
@@ -52,7 +55,8 @@ def test_processes_that_start_at_once_share_one_daemon(root: Path, home: Private
 def test_daemon_survives_the_job_that_started_it(root: Path, home: PrivateHome) -> None:
     """After kill -9 of the whole process group, the next job finds the same daemon and what it has cached."""
     reader = start_reader(root, "stop", start_new_session=True)
-    assert reader.stdout is not None and reader.stdout.readline().strip() == KEYS[0]
+    assert reader.stdout is not None
+    assert reader.stdout.readline().strip() == KEYS[0]
     (daemon,) = home.pids()
     os.killpg(reader.pid, signal.SIGKILL)
     reader.communicate()
@@ -69,7 +73,8 @@ def test_killed_daemon_is_started_again_in_the_middle_of_an_epoch(root: Path, ho
     os.kill(before[0], signal.SIGKILL)
     keys += [sample["__key__"] for sample in samples]
     assert keys == KEYS
-    assert len(home.pids()) == 1 and home.pids() != before
+    assert len(home.pids()) == 1
+    assert home.pids() != before
     assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
 
 
@@ -133,7 +138,8 @@ def test_variables_that_grant_no_access_do_not_divide_daemons(
     assert read(root) == KEYS
     assert len(home.running()) == 1
     status = shardcache("status", "--json").json
-    assert status["pid"] == home.pids()[0] and status["cache"]["shards"] == SHARDS
+    assert status["pid"] == home.pids()[0]
+    assert status["cache"]["shards"] == SHARDS
     other = {"AWS_PROFILE": "other"}
     assert shardcache("status", env=other).code == 0, "looking takes no credentials"
     assert shardcache("warm", f"{root}/data/", env=other).code == 3, "fetching with another's is refused"
@@ -217,7 +223,8 @@ def test_folder_that_could_be_anothers_is_refused(root: Path, home: PrivateHome,
     with pytest.raises(DaemonError) as refused:
         read(root)
     assert why in str(refused.value)
-    assert not list(home.runtime.glob("*.sock")) and not list(folder.glob("*.sock"))
+    assert not list(home.runtime.glob("*.sock"))
+    assert not list(folder.glob("*.sock"))
 
 
 @pytest.mark.slow
@@ -236,7 +243,8 @@ def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> No
     )
     posing = subprocess.Popen([sys.executable, "-c", code, str(path.parent), path.name], stdout=subprocess.PIPE)
     try:
-        assert posing.stdout is not None and posing.stdout.readline()
+        assert posing.stdout is not None
+        assert posing.stdout.readline()
         with pytest.raises(DaemonError):
             read(root)
     finally:
@@ -262,10 +270,10 @@ def test_daemon_that_cannot_be_reached_keeps_its_folder(
 # Starts the daemon in a thread, forks processes meanwhile that live until their input ends, and prints "started".
 FORK = """
 import os, threading
-from shardcache_client.daemon import choice
-start, is_starting = choice._start, threading.Event()
-choice._start = lambda: (is_starting.set(), start())
-thread = threading.Thread(target=choice.ensure_started)
+from shardcache_client.daemon import private_start
+start, is_starting = private_start._start, threading.Event()
+private_start._start = lambda: (is_starting.set(), start())
+thread = threading.Thread(target=private_start.ensure_started)
 thread.start()
 is_starting.wait()
 for _ in range(20):
@@ -282,11 +290,12 @@ os.read(0, 1)
 def test_workers_forked_during_the_start_hold_up_neither_it_nor_the_next(root: Path, home: PrivateHome) -> None:
     """DataLoaders' workers that another thread forks meanwhile outlive the daemon, whose successor starts."""
     job = subprocess.Popen([sys.executable, "-c", FORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert job.stdout is not None and job.stdin is not None
+    assert job.stdout is not None
+    assert job.stdin is not None
     try:
         assert job.stdout.readline() == "started\n"
         home.kill()
-        with locked(home.runtime / "shardcache-private", limit_s=1.0):
+        with locked(home.runtime / "shardcache-private" / "turn.lock", limit_s=1.0):
             pass
         assert read(root) == KEYS
     finally:
@@ -333,7 +342,8 @@ def test_cache_on_a_network_filesystem_is_refused(root: Path, home: PrivateHome)
     command = ("unshare", "--mount", "sh", "-c", see, "sh", str(root), sys.executable)
     ran = subprocess.run([*command, "-m", "shardcache", "serve", "--private"], capture_output=True, text=True)
     assert ran.returncode == 1
-    assert "network filesystem (nfs4" in ran.stderr and "export SHARDCACHE_CACHE_DIR=" in ran.stderr
+    assert "network filesystem (nfs4" in ran.stderr
+    assert "export SHARDCACHE_CACHE_DIR=" in ran.stderr
     assert not home.running()
 
 
@@ -373,7 +383,8 @@ def test_training_environment_without_the_daemons_packages_says_what_to_install(
     code = "import sys; sys.modules['aiohttp'] = None\n" + READ
     command = [sys.executable, "-c", code.replace("sys.modules['aiohttp'] = None", _WITHOUT), f"{root}/data/"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
-    assert "ConfigError" in ran.stderr and "pip install 'shardcache[daemon]'" in ran.stderr
+    assert "ConfigError" in ran.stderr
+    assert "pip install 'shardcache[daemon]'" in ran.stderr
     assert not home.running()
 
 

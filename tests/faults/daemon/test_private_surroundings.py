@@ -55,6 +55,18 @@ def test_another_python_gets_another_daemon(root: Path, home: PrivateHome) -> No
 
 
 @pytest.mark.slow
+def test_daemon_whose_socket_a_logout_removed_gives_its_cache_to_the_next(root: Path, home: PrivateHome) -> None:
+    """Nobody can reach it: it ends once it has no session, long before it would for idleness."""
+    assert read(root) == KEYS
+    (daemon,) = home.pids()
+    shutil.rmtree(home.runtime / "shardcache-private")
+    wait_until_ended(daemon)
+    assert read(root) == KEYS
+    assert home.pids() != [daemon]
+    assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 def test_reader_that_does_not_see_the_cache_gets_another_daemon(root: Path, home: PrivateHome) -> None:
     """In a mount namespace of its own, as in a container that shares the socket's folder, but not the cache's."""
@@ -72,7 +84,7 @@ def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(root: Pa
 
     Python is imported before the change of user, who may lack access to the folder that it is installed in.
     """
-    code = "import os, shardcache.private as p\nos.setuid(65534); print(p.node_has_daemon(), p.tool_socket())"
+    code = "import os, shardcache.shared.private as p\nos.setuid(65534); print(p.node_has_daemon(), p.tool_socket())"
     (home.runtime / "shardcache").mkdir(mode=0o700)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=GUARD_S)
     assert ran.returncode == 0, ran.stderr
@@ -85,7 +97,7 @@ def test_runtime_folder_of_another_user_is_not_taken_for_a_nodes_daemon(root: Pa
 def test_runtime_folder_too_long_for_a_socket_is_not_used(home: PrivateHome) -> None:
     """A socket's path has at most 107 bytes; the folder in /tmp, here one of this test's own, takes its place."""
     code = (
-        "import hashlib, os, shardcache.private as p, socket, subprocess\n"
+        "import hashlib, os, shardcache.shared.private as p, socket, subprocess\n"
         "subprocess.run(['mount', '-t', 'tmpfs', 'none', '/tmp'], check=True)\n"
         "os.environ['XDG_RUNTIME_DIR'] = folder = '/tmp/' + 22 * 'long'; os.mkdir(folder, 0o700)\n"
         "place = p.PrivatePlace.find(); print(place.folder); socket.socket(socket.AF_UNIX).bind(str(place.socket))"
@@ -151,6 +163,47 @@ def test_deleted_scratch_folder_is_not_made_again(
     assert home.pids() == [second], "the first one's end does not start a third"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("runtime", "caches"),
+    [("run", "run"), ("run", "run/shardcache-private"), ("run/shardcache-private", "run")],
+    ids=["the same", "caches inside", "sockets inside"],
+)
+def test_folders_of_sockets_and_caches_may_be_one(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch, runtime: str, caches: str
+) -> None:
+    """Where one variable has the value of the other, nobody waits for a lock of its own, and all can be stopped."""
+    (root / runtime).mkdir(mode=0o700, exist_ok=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / runtime))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / caches))
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "first")
+    assert read(root) == KEYS
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "second")
+    assert read(root) == KEYS
+    assert len(list((root / caches).glob("shardcache-private/*/shards"))) == 2
+    assert len(shardcache("stop", "--json").json["stopped"]) == 2
+
+
+@pytest.mark.slow
+def test_old_caches_beside_the_sockets_are_removed_alone(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one folder for both, a socket or a log has the name of a cache folder, and may be as old."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home.runtime))
+    folder = home.runtime / "shardcache-private"
+    folder.mkdir(mode=0o700)
+    logs = [folder / f"{number:016x}.log" for number in range(20)]
+    old_caches = [log.with_suffix("") for log in logs]
+    for log, cache in zip(logs, old_caches, strict=True):
+        log.touch()
+        cache.mkdir(mode=0o700)
+        os.utime(log, (0, 0))
+        os.utime(cache, (0, 0))
+    assert read(root) == KEYS
+    eventually(lambda: not any(cache.exists() for cache in old_caches))
+    assert all(log.exists() for log in logs)
+
+
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 def test_start_without_proc_is_a_typed_error(root: Path, home: PrivateHome) -> None:
     """In a chroot without /proc; the error says what to mount."""
@@ -184,3 +237,41 @@ def test_daemon_has_neither_the_niceness_nor_the_soft_limits_of_its_starter(root
     assert os.getpriority(os.PRIO_PROCESS, daemon) == 0
     soft, hard = resource.prlimit(daemon, resource.RLIMIT_CPU)
     assert soft == hard
+
+
+NO_FILES = ("sh", "-c", 'ulimit -S -f 0; exec "$@"', "sh")
+NO_FILES_EVER = ("sh", "-c", 'ulimit -f 0; exec "$@"', "sh")
+
+
+@pytest.mark.slow
+def test_soft_limit_of_file_sizes_is_that_of_the_starter_alone(root: Path, home: PrivateHome) -> None:
+    """A job that may write no files starts a daemon that may, and reads files."""
+    assert shardcache("serve", "--private").code == 0, "which makes the key that readers only read"
+    home.kill()
+    code = "import sys, shardcache_client as c; print(len(c.open_cached(sys.argv[1]).read()))"
+    (shard, *_) = sorted((root / "data").iterdir())
+    command = [*NO_FILES, sys.executable, "-c", code, shard]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
+    assert ran.stdout.split() == [str(shard.stat().st_size)], ran.stderr
+
+
+@pytest.mark.slow
+def test_dataset_where_no_file_may_be_written_is_a_typed_error(root: Path, home: PrivateHome) -> None:
+    """Its processes share memory, for which the limit of file sizes counts as well."""
+    assert shardcache("serve", "--private").code == 0
+    _, err = start_reader(root, prefix=NO_FILES).communicate(timeout=GUARD_S)
+    assert "shardcache.errors.ConfigError" in err
+    assert "ulimit -S -f unlimited" in err
+
+
+@pytest.mark.parametrize("starter", ["command", "reader"])
+def test_hard_limit_of_file_sizes_is_a_typed_error(root: Path, home: PrivateHome, starter: str) -> None:
+    """No daemon could cache anything; the remedy is the limit, and no other folder."""
+    is_command = starter == "command"
+    arguments = ["-m", "shardcache", "serve", "--private"] if is_command else ["-c", READ, f"{root}/data/"]
+    command = [*NO_FILES_EVER, sys.executable, *arguments]
+    err = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S).stderr
+    assert "may write no files" in err
+    assert "ulimit -f unlimited" in err
+    assert ("Traceback" in err) != is_command
+    assert not home.running()

@@ -12,12 +12,14 @@ import pytest
 from campaign import restarts
 from campaign.harness import QUICK, Row, rows
 from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError
-from shardcache.protocol import ShardRef, written
-from shardcache.shards import Shards
-from shardcache_client import ShardDataset, open_cached
-from shardcache_client.daemon.choice import DaemonChoice, Outage
+from shardcache.shared.protocol import ShardRef, written
+from shardcache.shared.shard_columns import Shards
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Outage
 from shardcache_client.daemon.session import resolve
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.files.paths import open_cached
 from support.network.peer import Peer, scripted
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -68,7 +70,7 @@ def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tu
 def test_reader_created_during_a_restart_waits_for_the_next_daemon(
     end: Callable[[Daemon], object], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether the last daemon was killed or has stopped, datasets and files are there once another has started."""
+    """The last daemon may have been killed or have stopped: datasets and files are there once another starts."""
     urls = [f"file://{path}" for path in sorted(folder.glob("*.tar"))]
     with Daemon(folder) as daemon, ThreadPoolExecutor() as threads:
         end(daemon)
@@ -115,7 +117,8 @@ def test_readers_come_back_spread_out() -> None:
     outages = [Outage(NoDaemonError("gone", url="s.sock"), begun_s=0.0) for _ in range(256)]
     for bound_s in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0):
         pauses = sorted(outage.draw_s() for outage in outages)
-        assert pauses[0] >= 0 and pauses[-1] <= bound_s
+        assert pauses[0] >= 0
+        assert pauses[-1] <= bound_s
         assert pauses[64] < 0.5 * bound_s < pauses[192]
     assert not outages[0].pause(deadline_s=0.0), "it is over"
 

@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import NoDaemonError, ShardTimeoutError
-from shardcache.protocol import ShardRef
-from shardcache_client import ShardDataset, cached_paths
-from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session
-from shardcache_client.order.manifest import Manifest, Plan
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.files.paths import cached_paths
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
 from support.network.peer import Heard, Peer, Script, begun, scripted, welcomed
 from support.programs.daemon import Daemon
 from support.shards.tars import write_shards

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from shardcache import __version__
 from shardcache.errors import NoDaemonError, ShardcacheError, StoppingError, VersionMismatchError, from_json
-from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Release, ShardRef, Spoken, agree
-from shardcache_client import ShardDataset
-from shardcache_client.daemon.choice import DaemonChoice, Patience
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.versions import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Release, Spoken, agree
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
+from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session
-from shardcache_client.order.manifest import Manifest, Plan
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
 from support.network.peer import WELCOME, Peer, scripted
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
@@ -60,7 +63,8 @@ def test_the_newest_that_both_speak_is_chosen(daemon: Spoken, client: Spoken) ->
         agree(daemon=Release("1.0", daemon), client=Release("2.0", client))
     behind = "2.0 on the node" if daemon.newest < client.oldest else "1.0 in the training image"
     assert behind in caught.value.remedy
-    assert "1.0" in caught.value.message and "2.0" in caught.value.message
+    assert "1.0" in caught.value.message
+    assert "2.0" in caught.value.message
 
 
 def test_a_newer_client_that_still_speaks_ours_is_served(daemon: Daemon) -> None:
@@ -84,7 +88,8 @@ def test_client_without_a_common_version_gets_an_error(daemon: Daemon, speaks: d
     with RawSession(daemon, client_version="7.8", **speaks) as session:
         error = from_json(session.welcome["error"])
     assert isinstance(error, VersionMismatchError)
-    assert "7.8" in error.message and __version__ in error.message
+    assert "7.8" in error.message
+    assert __version__ in error.message
     assert behind in error.remedy
 
 
@@ -142,7 +147,8 @@ def test_an_unknown_error_is_taken_for_the_nearest_that_is_known() -> None:
     nearest = from_json(
         sent | {"code": "of a later release"} | {"parents": ["another", "no_daemon", "daemon", "error"]}
     )
-    assert type(nearest) is NoDaemonError and nearest.retryable
+    assert type(nearest) is NoDaemonError
+    assert nearest.retryable
     assert (nearest.message, nearest.url, nearest.remedy) == ("soon", "s3://bucket/0.tar", sent["remedy"])
     assert type(from_json({"code": "of a later release", "message": "no"})) is ShardcacheError
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_indexed, write_shards

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.shards import Shards
+from shardcache.shared.shard_columns import Shards
 from shardcache.store.catalogue import Catalogue
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
@@ -114,6 +114,10 @@ WHILE_IT_RUNS = (_delete, _empty_folder, _overwritten(b""), _overwritten(b"\x00g
 LOSSES = (*WHILE_IT_RUNS, _truncated, _a_file_in_its_place, _a_folder_in_its_place, _another_schema)
 
 
+FOLDERS = {"shards", "names", "partial", "quarantine", "catalogue"}
+FILES = FOLDERS | {"format", "format.copy"}
+
+
 def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> None:
     """Versions and counts of cached shards come back from their sidecars: nothing is fetched or counted again."""
     for lose in LOSSES:
@@ -123,7 +127,7 @@ def test_a_lost_catalogue_costs_no_download(daemon: Daemon, urls: list[str]) -> 
             assert read(daemon, urls) == [tar(number) for number in range(SHARDS)], lose
             assert daemon.status()["counters"]["origin_bytes"] == 0, lose
         names = {path.name for path in daemon.cache_dir.iterdir()}
-        assert names == {"shards", "names", "partial", "quarantine", "catalogue", "format"}, lose
+        assert names == FILES, lose
 
 
 @pytest.mark.parametrize("row", ["5", '[1, {"a": 2}]', '{"0": "v"}', "[" * 10_000 + "]" * 10_000])

@@ -17,19 +17,18 @@ import pytest
 from campaign import disks
 from campaign.disks import CacheRig
 from campaign.harness import Row, rows
-from shardcache.cache.disk_health import Health
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.tarindex.tables import Samples, write
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
-from support.shards.stores import open_store, residency_of
+from support.shards.stores import health_of, open_store
 from support.shards.tars import make_tar, random_samples
 from support.stores.canary import GatedStore
 
@@ -58,7 +57,8 @@ def two(tmp_path: Path) -> Iterator[tuple[CacheRig, Shim]]:
     """A daemon with two shards cached, and a disk that is well."""
     shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
     with CacheRig(tmp_path, env=shim.env()) as rig:
-        assert rig.read(0) and rig.read(1)
+        assert rig.read(0)
+        assert rig.read(1)
         yield rig, shim
 
 
@@ -112,7 +112,8 @@ def test_verify_sets_aside_what_the_disk_cannot_read(two: tuple[CacheRig, Shim],
     assert [event["error"]["code"] for event in events if event.get("ok") is False] == ["corrupt"], events
     assert (rig.disk()["state"], len(rig.daemon.shards())) == ("ok", 1)
     shim.disarm()
-    assert rig.read(0) and rig.read(1)
+    assert rig.read(0)
+    assert rig.read(1)
     assert len(rig.daemon.shards()) == 2
 
 
@@ -132,7 +133,8 @@ def test_lack_of_resources_condemns_no_shard(two: tuple[CacheRig, Shim], suffix:
         assert shim.acted == 1
         status = rig.daemon.status()
         assert (status["counters"]["corrupt"], status["cache"]["shards"], status["disk"]["state"]) == (0, 2, "ok")
-    assert rig.read(0) and rig.read(1)
+    assert rig.read(0)
+    assert rig.read(1)
 
 
 @needs_cc
@@ -156,7 +158,8 @@ def test_a_sidecar_that_cannot_be_read_is_an_error_and_no_sigbus(tmp_path: Path)
     )
     env = {**os.environ, **shim.env()}
     run = subprocess.run([sys.executable, "-c", command, str(sidecar)], env=env, capture_output=True, text=True)
-    assert run.returncode == 1 and "Input/output error" in run.stderr
+    assert run.returncode == 1
+    assert "Input/output error" in run.stderr
 
 
 def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Path) -> None:
@@ -177,7 +180,8 @@ def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Pat
             os.close(pipe)
             evicting.result()
             assert reading.result()
-        assert tar.exists() and tar.with_suffix(SIDECAR).exists()
+        assert tar.exists()
+        assert tar.with_suffix(SIDECAR).exists()
         assert rig.read(0)
         assert rig.daemon.status()["counters"]["misses"] == 2
 
@@ -258,7 +262,7 @@ async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path:
     store = open_store(tmp_path / "cache")
     store.catalogue.close()
     store.catalogue = slow = SlowCatalogue(store.layout.catalogue)
-    health = Health(residency_of(store))
+    health = health_of(store)
     async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
         watching = group.create_task(health.run())
         await asyncio.to_thread(slow.entered.wait, GUARD_S)
@@ -291,6 +295,7 @@ def test_a_folder_that_was_deleted_is_made_and_held_again(tmp_path: Path) -> Non
     [
         (errno.ENOSPC, DiskFullError, "free space"),
         (errno.EDQUOT, DiskFullError, "free space"),
+        (errno.EFBIG, DiskFullError, "ulimit -f unlimited"),
         (errno.EIO, DiskFailedError, "dmesg"),
         (errno.EROFS, DiskFailedError, "remount,rw"),
         (errno.ESTALE, DiskFailedError, "dmesg"),

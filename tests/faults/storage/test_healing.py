@@ -1,4 +1,4 @@
-"""What a reader finds damaged in the cache, the daemon makes whole: readers go on with the right samples."""
+"""Shards that a reader finds damaged are made whole by the daemon: readers go on with the right samples."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,10 @@ import pytest
 
 from campaign.disks import flip
 from shardcache.errors import NotATarError, NotFoundError, ShardcacheError
-from shardcache_client import ShardDataset, ShardReader, TokenBlocks, cached_paths, open_cached
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.files.paths import cached_paths, open_cached
+from shardcache_client.reader import ShardReader
+from shardcache_client.samples.token_blocks import TokenBlocks
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S

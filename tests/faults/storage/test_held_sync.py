@@ -15,7 +15,7 @@ import fsspec
 import pytest
 
 from shardcache.errors import TruncatedShardError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.disks.shim import FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -176,7 +176,7 @@ def test_reader_that_comes_during_the_sync_does_not_wait(held: tuple[Daemon, Shi
 
 @pytest.mark.parametrize("size_bytes", [1000, 3 * PART_BYTES + 1000])
 def test_file_is_read_by_ranges_before_it_is_synced(tmp_path: Path, size_bytes: int) -> None:
-    """Whether other bytes were still to come when its first were read, or not; and it is billed."""
+    """Other bytes may still be to come when its first are read, or not; and it is billed."""
     body = random.Random(7).randbytes(size_bytes)
     (tmp_path / "weights.bin").write_bytes(body)
     url = f"shardcache::file://{tmp_path}/weights.bin"

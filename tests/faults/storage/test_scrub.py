@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 
 from campaign.disks import SAMPLES, CacheRig, flip
-from shardcache.cache.disk_health import Health
+from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.scrubber import Scrubber, ScrubProgress
+from shardcache.cache.waiting.signals import Signal
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from shardcache.store.verification import Scrub
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import eventually
 from support.programs.guard import GUARD_S
-from support.shards.stores import PIECE_BYTES, open_store, publish, residency_of
+from support.shards.stores import PIECE_BYTES, kept_in, open_store, publish
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
@@ -62,12 +63,12 @@ def read_all(layout: Layout, shard: Shard) -> int:
     return scrub.read_bytes
 
 
-class Notes(Health):
+class Notes(DiskHealth):
     """Writes down what was found."""
 
     def __init__(self, store: Store) -> None:
-        self.residency = residency_of(store)
-        super().__init__(self.residency)
+        kept = kept_in(store)
+        super().__init__(store, kept.residency, kept.changed)
         self.keys: list[str] = []
 
     async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
@@ -85,9 +86,9 @@ async def run_until_the_round_ends(scrub: Scrubber) -> None:
         task.cancel()
 
 
-async def one_round(notes: Notes) -> Scrubber:
+async def one_round(store: Store, notes: Notes) -> Scrubber:
     """Return a scrubber that has run until a round has ended."""
-    scrub = Scrubber(notes.residency, notes, RATE, pause_s=3600.0)
+    scrub = Scrubber(store, notes, kept_in(store).residency.parts, Signal(), RATE, pause_s=3600.0)
     await run_until_the_round_ends(scrub)
     return scrub
 
@@ -160,7 +161,7 @@ async def test_a_round_goes_over_all_and_finds_the_damaged_ones(tmp_path: Path) 
     for shard in (shards[1], shards[4]):
         flip(store.layout.tar(shard.key), 700)
     notes = Notes(store)
-    told = (await one_round(notes)).to_json()
+    told = (await one_round(store, notes)).to_json()
     assert sorted(notes.keys) == sorted([shards[1].key, shards[4].key])
     assert (told["corrupt"], told["scrubbed_shards"]) == (2, 4)
     store.close()
@@ -174,7 +175,7 @@ async def test_restart_resumes_with_what_was_unchecked_for_longest(tmp_path: Pat
     store.close()
 
     again = open_store(tmp_path)
-    told = (await one_round(Notes(again))).to_json()
+    told = (await one_round(again, Notes(again))).to_json()
     assert told["scrubbed_shards"] == 3
     again.close()
 
@@ -183,11 +184,11 @@ async def test_rounds_have_a_pause_between_them_over_a_restart(tmp_path: Path) -
     """Shards verified a moment ago are not read again because the daemon was restarted."""
     store = open_store(tmp_path)
     await publish(store, URL)
-    first = (await one_round(Notes(store))).to_json()
+    first = (await one_round(store, Notes(store))).to_json()
     store.close()
 
     again = open_store(tmp_path)
-    told = (await one_round(Notes(again))).to_json()
+    told = (await one_round(again, Notes(again))).to_json()
     assert (told["last_round_ended_at_s"], told["scrubbed_shards"]) == (first["last_round_ended_at_s"], 0)
     again.close()
 
@@ -204,7 +205,8 @@ def test_readers_of_a_damaged_shard_are_warned(tmp_path: Path, caplog: pytest.Lo
         assert len(list(samples)) == 3 * SAMPLES - 1
         assert rig.read(0), "the next reader gets a fresh copy"
     (told,) = [record.getMessage() for record in caplog.records if "may be wrong" in record.getMessage()]
-    assert told.startswith(rig.urls[0]) and "damaged near byte 0" in told
+    assert told.startswith(rig.urls[0])
+    assert "damaged near byte 0" in told
 
 
 @pytest.mark.parametrize("row", [None, [], ["x", 1, 2], ["", "1", None], [0, 0, 0], {"a": 1}, "row"])

@@ -79,7 +79,8 @@ def test_each_warm_has_an_order_of_its_own(pattern: str, shards: list[str], tmp_
     with Daemon(tmp_path / "node", "--max-transfers", "1") as node:
         rans = [shardcache("warm", "--json", pattern, socket=node.socket) for _ in range(8)]
     orders = [[event["url"] for event in ran.events if event["event"] == "shard"] for ran in rans]
-    assert len(set(map(tuple, orders))) > 1 and all(sorted(order) == shards for order in orders)
+    assert len(set(map(tuple, orders))) > 1
+    assert all(sorted(order) == shards for order in orders)
 
 
 def test_shards_that_fail_are_named_and_the_others_arrive(daemon: Daemon, shards: list[str], tmp_path: Path) -> None:
@@ -89,12 +90,14 @@ def test_shards_that_fail_are_named_and_the_others_arrive(daemon: Daemon, shards
     ran = shardcache("warm", "--json", missing, no_tar, *shards, socket=daemon.socket)
     errors = [event["error"] for event in ran.events if event["event"] == "error"]
     expected = [(missing.replace("{8,9}", digit), "not_found") for digit in "89"] + [(no_tar, "not_a_tar")]
-    assert ran.code == 1 and sorted((error["url"], error["code"]) for error in errors) == sorted(expected)
+    assert ran.code == 1
+    assert sorted((error["url"], error["code"]) for error in errors) == sorted(expected)
     assert (done(ran)["fetched"], done(ran)["failed"]) == (SHARDS, 3)
     assert cached(daemon, f"file://{tmp_path}/") == shards
     ran = shardcache("warm", missing, socket=daemon.socket)
     assert ran.code == 1
-    assert ran.out.count("failed  ") == 2 and ran.out.count("What to do: check the path") == 1
+    assert ran.out.count("failed  ") == 2
+    assert ran.out.count("What to do: check the path") == 1
 
 
 def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
@@ -106,7 +109,8 @@ def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
             connection, _ = store.accept()  # the daemon's question: the command waits for the answer
             process.send_signal(signal.SIGINT)
             assert process.wait() == 130
-            assert process.stderr is not None and process.stderr.read() == ""
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
         connection.close()
 
 
@@ -117,7 +121,8 @@ def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str)
     assert sorted(row["url"] for row in ran.events) == shards
     assert [(row["samples"], row["leases"]) for row in ran.events] == [(10, 0)] * SHARDS
     ran = shardcache("ls", shards[1], socket=warmed.socket, env={"COLUMNS": "20"})
-    assert ran.code == 0 and ran.out.splitlines()[1].split()[0] == shards[1]
+    assert ran.code == 0
+    assert ran.out.splitlines()[1].split()[0] == shards[1]
     assert len(ran.out.splitlines()) == 2
 
 
@@ -152,7 +157,7 @@ def test_prefix_may_be_a_path(
 
 @pytest.mark.parametrize("prefix", ["file://", "FILE:///", "file", "/"])
 def test_all_local_files_have_one_prefix(warmed: Daemon, tmp_path: Path, shards: list[str], prefix: str) -> None:
-    """Whether a reader has named them by path or by url, and also if the prefix ends within the scheme."""
+    """A reader may name them by path or by url; the prefix may also end within the scheme."""
     folder = tmp_path / "by-path"
     folder.mkdir()
     write_shards(folder, 1, 2)
@@ -161,19 +166,17 @@ def test_all_local_files_have_one_prefix(warmed: Daemon, tmp_path: Path, shards:
     assert found >= {*shards, f"{folder}/shard-000000.tar"}
 
 
-@pytest.mark.parametrize("command", ["ls", "verify"])
 @pytest.mark.parametrize("read_as", ["", "file://"], ids=["read by path", "read by url"])
 @pytest.mark.parametrize("named_as", ["", "file://"], ids=["named by path", "named by url"])
-def test_path_and_url_of_a_file_are_the_same(
-    warmed: Daemon, tmp_path: Path, command: str, read_as: str, named_as: str
-) -> None:
+def test_path_and_url_of_a_file_are_the_same(warmed: Daemon, tmp_path: Path, read_as: str, named_as: str) -> None:
     """Whichever of them a reader has used, and whichever a command is given."""
     folder = tmp_path / "other"
     folder.mkdir()
     write_shards(folder, 1, 2)
     assert shardcache("warm", f"{read_as}{folder}/", socket=warmed.socket).code == 0
-    found = shardcache(command, "--json", f"{named_as}{folder}/", socket=warmed.socket).events
-    assert [event["url"] for event in found if "url" in event] == [f"{read_as}{folder}/shard-000000.tar"]
+    for command in ("ls", "verify"):
+        found = shardcache(command, "--json", f"{named_as}{folder}/", socket=warmed.socket).events
+        assert [event["url"] for event in found if "url" in event] == [f"{read_as}{folder}/shard-000000.tar"]
     assert shardcache("evict", f"{named_as}{folder}/", socket=warmed.socket).code == 0
 
 
@@ -193,11 +196,13 @@ def test_ls_into_a_closed_pipe_is_quiet(warmed: Daemon) -> None:
 def test_evict_removes_what_matches(warmed: Daemon, shards: list[str], prefix: str, tmp_path: Path) -> None:
     """A brace pattern removes its shards; the store still has them. Without a match: exit 1, and nothing else goes."""
     ran = shardcache("evict", "s3://other/{0..3}.tar", socket=warmed.socket)
-    assert ran.code == 1 and "no cached shard matches" in ran.out
+    assert ran.code == 1
+    assert "no cached shard matches" in ran.out
     assert cached(warmed, prefix) == shards
     ran = shardcache("evict", "--json", shards[0].replace("000000", "{000000,000002}"), socket=warmed.socket)
     assert ran.code == 0
-    assert sorted(ran.json["evicted"]) == [shards[0], shards[2]] and ran.json["kept"] == []
+    assert sorted(ran.json["evicted"]) == [shards[0], shards[2]]
+    assert ran.json["kept"] == []
     assert cached(warmed, prefix) == [shards[1]]
     assert len(list((tmp_path / "store").iterdir())) == SHARDS
 
@@ -234,14 +239,18 @@ def test_verify_finds_a_flipped_bit_and_the_next_fetch_heals_it(warmed: Daemon, 
     ran = shardcache("verify", "--json", prefix, socket=warmed.socket)
     wrong = [event["url"] for event in ran.events if event["event"] == "shard" and not event["ok"]]
     assert (ran.code, wrong, done(ran)["corrupt"]) == (1, [shards[1]], 1)
-    assert not damaged.exists() and (warmed.cache_dir / "quarantine" / damaged.name).exists()
+    assert not damaged.exists()
+    assert (warmed.cache_dir / "quarantine" / damaged.name).exists()
     assert cached(warmed, prefix) == [shards[0], shards[2]]
     assert done(shardcache("warm", "--json", *shards, socket=warmed.socket))["fetched"] == 1
     assert shardcache("verify", prefix, socket=warmed.socket).code == 0
     flip_a_bit(warmed, shards[0])
     ran = shardcache("verify", prefix, socket=warmed.socket)
-    assert ran.code == 1 and f"failed  {shards[0]}: " in ran.out and "What to do:" in ran.out
-    assert f"{SHARDS} shards verified" in ran.out and "1 corrupt" in ran.out
+    assert ran.code == 1
+    assert f"failed  {shards[0]}: " in ran.out
+    assert "What to do:" in ran.out
+    assert f"{SHARDS} shards verified" in ran.out
+    assert "1 corrupt" in ran.out
 
 
 def flip_a_bit(daemon: Daemon, url: str) -> Path:

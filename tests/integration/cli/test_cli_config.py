@@ -44,7 +44,8 @@ def test_each_value_has_its_source(file: Path) -> None:
     assert seen["attempts"] == (5, "flag", "--attempts")
     assert seen["max_transfers"] == (9, "environment", "$SHARDCACHE_MAX_TRANSFERS")
     assert seen["capacity"] == (500 * 10**9, "file", f"capacity in {file}, line 2")
-    assert seen["origin"][0][0]["match"] == "s3://b/" and seen["origin"][1] == "environment"
+    assert seen["origin"][0][0]["match"] == "s3://b/"
+    assert seen["origin"][1] == "environment"
     assert seen["min_free"] == ("5%", "default", None)
     assert options(env={"SHARDCACHE_CONFIG": str(file)})["max_transfers"]["value"] == 7
 
@@ -53,7 +54,8 @@ def test_secrets_are_not_shown(file: Path) -> None:
     """Passwords in urls and values of storage_options are redacted, their names are not."""
     for flags in ((), ("--json",)):
         ran = shardcache("config", "show", "--config", file, *flags)
-        assert ran.code == 0 and "hidden" not in ran.out + ran.err
+        assert ran.code == 0
+        assert "hidden" not in ran.out + ran.err
         assert all(name in ran.out for name in ("minio:9000", "Authorization", "https://REDACTED@b/"))
 
 
@@ -62,7 +64,8 @@ def test_config_show_prints_values_as_people_write_them(file: Path) -> None:
     ran = shardcache("config", "show", "--config", file, env={"SHARDCACHE_CAPCITY": "1"})
     rows = [" ".join(line.split()) for line in ran.out.splitlines()]
     assert f"capacity 500.0 GB capacity in {file}, line 2" in rows
-    assert "max-bandwidth no limit default" in rows and "http off default" in rows
+    assert "max-bandwidth no limit default" in rows
+    assert "http off default" in rows
     assert "warning: nothing reads $SHARDCACHE_CAPCITY; did you mean SHARDCACHE_CAPACITY?" in rows
 
 
@@ -85,6 +88,10 @@ def test_a_valid_file_passes(file: Path) -> None:
         ("[[origin]]\nmatch = 's3://a/'\nprice_per_gb = inf", "origin.0.price_per_gb in {}, line 3: "),
         ("[[origin]]\nmatch = 's3://a/'\nprice_per_1000_requests = nan", "price_per_1000_requests in {}, line 3: "),
         ("listing_ttl_s = inf", "listing_ttl_s in {}, line 1: "),
+        (
+            "[[origin]]\nmatch = 's3://a/'\n[origin.storage_options]\n[[origin]]\nmatch = 's3://b/'\nregoin = 'x'",
+            "origin.1.regoin in {}, line 6: unknown option; did you mean 'region'",
+        ),
     ],
 )
 def test_an_invalid_file_is_a_usage_error_with_its_line(config: str, told: str, file: Path) -> None:
@@ -92,8 +99,10 @@ def test_an_invalid_file_is_a_usage_error_with_its_line(config: str, told: str, 
     file.write_text(config)
     env = {"SHARDCACHE_CAPACITY": "1TB", "SHARDCACHE_ATTEMPTS": "0"}
     ran = shardcache("config", "check", "--json", file, env=env)
-    assert ran.code == 2 and ran.json["error"]["code"] == "config"
-    assert told.format(file) in ran.json["error"]["message"] and "ATTEMPTS" not in ran.err
+    assert ran.code == 2
+    assert ran.json["error"]["code"] == "config"
+    assert told.format(file) in ran.json["error"]["message"]
+    assert "ATTEMPTS" not in ran.err
     assert "What to do: " in ran.err
 
 
@@ -101,7 +110,8 @@ def test_every_invalid_option_is_named(file: Path) -> None:
     """One run is enough to mend a file; neither a missing file nor a folder is read as an empty file."""
     file.write_text("attempts = 0\nlog_level = 'loud'\n")
     told = shardcache("config", "check", file).err
-    assert "attempts in" in told and "log_level in" in told
+    assert "attempts in" in told
+    assert "log_level in" in told
     for path in (file.parent / "none.toml", file.parent):
         assert shardcache("config", "check", path).code == 2
 

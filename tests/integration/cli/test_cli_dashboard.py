@@ -48,7 +48,8 @@ def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path
     with dashboard(daemon, env={"BROWSER": str(browser)}) as (url, process):
         eventually(lambda: told.exists() and len(told.read_text().split()) == 2)
         address, mode = told.read_text().split()
-        assert url in copy.read_text() and url.partition("#")[2] not in address
+        assert url in copy.read_text()
+        assert url.partition("#")[2] not in address
         assert int(mode, 8) & (stat.S_IRWXG | stat.S_IRWXO) == 0
         process.send_signal(signal.SIGINT)
         process.wait(GUARD_S)
@@ -61,7 +62,8 @@ def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> No
     port = free_port()
     with dashboard(daemon, "--no-open", "--port", str(port)) as (url, process), requests.Session() as http:
         root, _, token = url.partition("/#token=")
-        assert root == f"http://127.0.0.1:{port}" and len(token) >= 32
+        assert root == f"http://127.0.0.1:{port}"
+        assert len(token) >= 32
         page = http.get(root, timeout=GUARD_S)
         assert page.text.startswith("<!doctype html>")
         assert "default-src 'self'" in page.headers["Content-Security-Policy"]
@@ -77,7 +79,8 @@ def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> No
             assert http.get(root + path, timeout=GUARD_S).status_code == 404
         assert http.post(root + LIVE_PATH, timeout=GUARD_S).status_code == 405
         taken = shardcache("dashboard", "--no-open", "--port", str(port), socket=daemon.socket)
-        assert taken.code == 2 and "choose another --port" in taken.err
+        assert taken.code == 2
+        assert "choose another --port" in taken.err
         daemon.stop()  # this is the last test here
         assert http.get(root + LIVE_PATH, timeout=GUARD_S).status_code == 502
         process.send_signal(signal.SIGINT)

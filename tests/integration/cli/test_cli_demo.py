@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from support.programs.cli import clean_environment
+from support.programs.cli import clean_environment, shardcache
 from support.programs.processes import children, wait_until_ended
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return each file below a folder, by its path there."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
@@ -28,3 +33,18 @@ def test_interrupted_demo_leaves_nothing() -> None:
         for pid in started:
             wait_until_ended(pid)
         assert list(Path(folder).iterdir()) == []
+
+
+def test_data_of_the_pages_is_the_same_each_time(tmp_path: Path) -> None:
+    """Keys, labels and numbers of samples do not depend on the machine; a folder that has files is left as it is."""
+    told = shardcache("demo", "--data", str(tmp_path / "data"))
+    assert told.code == 0, told.err
+    assert told.out.endswith(": captions, lines.txt, photos, train, val\n")
+    assert shardcache("demo", "--data", str(tmp_path / "again")).code == 0
+    files = contents(tmp_path / "data")
+    assert len(files) > 600
+    assert contents(tmp_path / "again") == files
+
+    refused = shardcache("demo", "--data", str(tmp_path / "data"))
+    assert refused.code == 2
+    assert "is not empty" in refused.err

@@ -33,7 +33,8 @@ def examples(command: click.Command = app, path: str = "") -> Iterator[tuple[str
 def test_each_help_page_has_two_examples() -> None:
     """Those of a group are of its commands."""
     for path, found in examples():
-        assert len(found) == 2 and all(example.startswith(path) for example in found), path
+        assert len(found) == 2, path
+        assert all(example.startswith(path) for example in found), path
 
 
 @pytest.mark.slow
@@ -48,7 +49,8 @@ def test_examples_run(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     moto.put("val/shard-000000.tar", make_tar(random_samples(5)))
     moto.put("llama/model.safetensors", os.urandom(1_000))
     pages = {path: found for path, found in examples() if path not in APART | {"", "cluster", "config"}}
-    with Daemon(tmp_path, spawn=spawn) as daemon:  # the doctor looks at its environment
+    # The doctor looks at its environment.
+    with Daemon(tmp_path, "--s3", "127.0.0.1:0", spawn=spawn) as daemon:
         monkeypatch.setenv("SHARDCACHE_SOCKET", str(daemon.socket))
         for path in (*ORDER, *pages.keys() - {*ORDER}):
             for example in pages[path]:

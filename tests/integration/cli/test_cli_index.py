@@ -10,9 +10,9 @@ import pytest
 
 from shardcache.cli.making.sample_table import check_same
 from shardcache.errors import ConfigError
-from shardcache.protocol import ShardRef
-from shardcache.shards import Shards
-from shardcache_client import ShardReader
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.shard_columns import Shards
+from shardcache_client.reader import ShardReader
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
@@ -126,11 +126,14 @@ def test_metadata_that_cannot_be_kept_names_shard_and_sample(daemon: Daemon, sto
     options = (f"{store}/", "-o", tmp_path / "index.json", "--samples")
     ran = shardcache("index", *options, "--metadata", "bin", socket=daemon.socket)
     told = " ".join(ran.err.split())
-    assert ran.code == 1 and "the member 'bin' of the sample '000000' holds no valid metadata" in told
-    assert "shard-000000.tar" in told and "--metadata json:width,height" in told
+    assert ran.code == 1
+    assert "the member 'bin' of the sample '000000' holds no valid metadata" in told
+    assert "shard-000000.tar" in told
+    assert "--metadata json:width,height" in told
     (store / "shard-000002.tar").write_bytes(b"no tar" * 1000)
     ran = shardcache("index", *options, socket=daemon.socket)
-    assert ran.code == 1 and "shard-000002.tar" in ran.err
+    assert ran.code == 1
+    assert "shard-000002.tar" in ran.err
     assert not [path for path in tmp_path.iterdir() if "index" in path.name]
 
 
@@ -197,7 +200,8 @@ async def test_a_version_that_is_gone_is_an_error(faulty: FaultyS3, tmp_path: Pa
                 assert lease(daemon)["samples"] == 10  # it is cached, and still what the index names
                 assert shardcache("evict", url, socket=daemon.socket).code == 0
                 error = lease(daemon)["error"]
-                assert (error["code"], error["url"]) == ("outdated", url) and "shardcache index" in error["remedy"]
+                assert (error["code"], error["url"]) == ("outdated", url)
+                assert "shardcache index" in error["remedy"]
                 assert shardcache(*flags, socket=daemon.socket).code == 0
                 assert lease(daemon)["samples"] == 3
 
@@ -228,8 +232,10 @@ def test_a_shard_that_fails_leaves_no_index(daemon: Daemon, store: Path, tmp_pat
     index.write_text("{}")
     pattern = f"file://{store}/shard-{{000000..{SHARDS:06d}}}.tar"
     ran = shardcache("index", pattern, "-o", index, socket=daemon.socket)
-    assert ran.code == 1 and index.read_text() == "{}"
-    assert ran.out.count("failed  ") == 2 and f"failed  file://{truncated}: " in ran.out
+    assert ran.code == 1
+    assert index.read_text() == "{}"
+    assert ran.out.count("failed  ") == 2
+    assert f"failed  file://{truncated}: " in ran.out
     assert f"{SHARDS + 1} shards, 50 samples: 5 fetched, 0 already known, 2 failed" in ran.out
     assert "no index written" in ran.out
     ran = shardcache("index", "--json", pattern, "-o", tmp_path / "none.json", socket=daemon.socket)
@@ -263,7 +269,8 @@ def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> Non
 def test_output_that_cannot_be_written_is_refused_before_any_work(flags: list[str], hint: str, tmp_path: Path) -> None:
     """Before any daemon is asked, and not after hours of reading."""
     ran = shardcache("index", "s3://bucket/a.tar", *flags, socket=tmp_path / "no.sock")
-    assert ran.code == 2 and hint in ran.err
+    assert ran.code == 2
+    assert hint in ran.err
 
 
 @pytest.mark.slow
@@ -274,6 +281,7 @@ def test_an_index_is_uploaded_beside_its_shards(moto: Bucket, tmp_path: Path) ->
     with Daemon(tmp_path) as daemon:
         for shards in ("", "*.tar"):
             ran = shardcache("index", f"{moto.url}/train/{shards}", "-o", output, "--samples", socket=daemon.socket)
-            assert ran.code == 0 and ran.out.startswith("1 shard, 5 samples"), ran.err
+            assert ran.code == 0, ran.err
+            assert ran.out.startswith("1 shard, 5 samples"), ran.err
         dataset = ShardReader(output, socket=daemon.socket)
         assert len(dataset.select(lambda entry: entry.key == "000003")) == 1

@@ -35,11 +35,17 @@ def lines_of(daemon: Daemon) -> Iterator[Iterator[dict[str, Any]]]:
 def test_once_prints_a_frame_with_rates(daemon: Daemon) -> None:
     """One frame without any terminal's codes, rates over an interval, exit 0; with --json, the whole status page."""
     ran = shardcache("top", "--once", "--interval", INTERVAL, socket=daemon.socket)
-    assert ran.code == 0 and ran.out.startswith("shardcache ") and f"pid {daemon.pid}" in ran.out
-    assert str(daemon.cache_dir) in ran.out and "requests/s" in ran.out and "\x1b" not in ran.out
+    assert ran.code == 0
+    assert ran.out.startswith("shardcache ")
+    assert f"pid {daemon.pid}" in ran.out
+    assert str(daemon.cache_dir) in ran.out
+    assert "requests/s" in ran.out
+    assert "\x1b" not in ran.out
     page = shardcache("top", "--once", "--json", "--interval", INTERVAL, socket=daemon.socket).json
-    assert page["pid"] == daemon.pid and page["cache"]["dir"] == str(daemon.cache_dir)
-    assert page["rates"]["interval_s"] > 0 and page["rates"]["origin_bytes_per_s"] == 0
+    assert page["pid"] == daemon.pid
+    assert page["cache"]["dir"] == str(daemon.cache_dir)
+    assert page["rates"]["interval_s"] > 0
+    assert page["rates"]["origin_bytes_per_s"] == 0
 
 
 def test_lines_resume_after_a_restart(daemon: Daemon) -> None:
@@ -66,5 +72,7 @@ def test_q_ends_top_and_restores_the_terminal(daemon: Daemon) -> None:
         with contextlib.suppress(OSError):  # nobody has the other end open any more
             while piece := os.read(near, 65536):
                 seen += piece.decode(errors="replace")
-        assert process.wait() == 0 and LEAVE_ALTERNATE_SCREEN in seen and "Traceback" not in seen
+        assert process.wait() == 0
+        assert LEAVE_ALTERNATE_SCREEN in seen
+        assert "Traceback" not in seen
     os.close(near)

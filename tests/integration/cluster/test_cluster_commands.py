@@ -32,7 +32,8 @@ def test_each_node_gets_its_files(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     assert [Path(file).parent.name for file in ran.json["files"]] == ["a", "b"]
     texts = [(tmp_path / name / "nginx.conf").read_text() for name in "ab"]
-    assert "listen 10.0.0.1:9081 ssl;" in texts[0] and "ssl_verify_client on;" in texts[0]
+    assert "listen 10.0.0.1:9081 ssl;" in texts[0]
+    assert "ssl_verify_client on;" in texts[0]
     for own, others in (
         ("listen 10.0.0.1:", "listen 10.0.0.2:"),
         ('"node": "a"', '"node": "b"'),
@@ -45,7 +46,7 @@ def test_each_node_gets_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", "[::1]x:53", ""])
 def test_a_resolver_is_an_address(wrong: str) -> None:
-    """What is none could be a piece of nginx's syntax."""
+    """Anything else could be a piece of nginx's syntax."""
     with pytest.raises(click.BadParameter, match="neither ADDRESS"):
         _resolver(wrong)
 
@@ -56,7 +57,8 @@ def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path)
     common = ("cluster", "render", "--nodes", "a=127.0.0.2", "--store", store, "--out", tmp_path / "c", "--node", "a")
     assert shardcache(*common, "--resolver", "10.0.0.53:8600", "--resolver", "fd00::53").code == 0
     text = (tmp_path / "c").read_text()
-    assert "resolver 10.0.0.53:8600 [fd00::53]" in text and "https://$http_host;" in text
+    assert "resolver 10.0.0.53:8600 [fd00::53]" in text
+    assert "https://$http_host;" in text
     assert shardcache(*common, "--resolver", "none").code == 0
     assert "server s3.eu-central-1.amazonaws.com:443;" in (tmp_path / "c").read_text()
 
@@ -144,7 +146,7 @@ async def owner_of(nodes: TierNodes, front: Node, part: dict[str, str]) -> str:
 @needs_nginx
 @pytest.mark.parametrize("name", ["workload", "node1", "shared"])
 async def test_owner_with_the_name_of_another_is_refused(name: str, issued: Path, tmp_path: Path) -> None:
-    """What listens at a node's address is asked for nothing, unless its certificate has that node's name."""
+    """A server at a node's address gets no request, unless its certificate has that node's name."""
     folder = shutil.copytree(issued, tmp_path / "tls")
     shutil.rmtree(folder / "node3")
     (folder / name).rename(folder / "node3")
@@ -230,7 +232,8 @@ def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
     assert [row["node"] for row in shared.json["certificates"]] == [PEER_NAME]
     (tmp_path / "ca.key").unlink()
     lost = shardcache(*command, "--shared")
-    assert lost.code == 2 and lost.json["error"]["remedy"]
+    assert lost.code == 2
+    assert lost.json["error"]["remedy"]
 
 
 @pytest.mark.parametrize("options", [(), ("--shared", "--nodes", "a=10.0.0.1")])

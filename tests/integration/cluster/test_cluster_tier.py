@@ -19,12 +19,13 @@ import botocore.session
 import pytest
 from botocore.config import Config
 
-from shardcache import shardlist
 from shardcache.cluster.authority import issue
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.tier_config import Tls
-from shardcache.protocol import ShardRef
-from shardcache_client import ShardDataset
+from shardcache.shared import shardlist
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.files.filesystem import ShardcacheFileSystem
 from support.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.certificates import Certificate, make_certificate
@@ -108,7 +109,8 @@ def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
         return [row["upstream"] for row in rows if row["path"] in url and row["port"] != str(tier.owner_port)]
 
     eventually(lambda: len(sent()) == len(starts))
-    assert sent() == wanted and set(wanted) == {node.at(tier.owner_port) for node in tier.nodes}
+    assert sent() == wanted
+    assert set(wanted) == {node.at(tier.owner_port) for node in tier.nodes}
 
 
 def test_cached_part_is_only_for_clients_that_the_store_permits(cluster: Cluster) -> None:
@@ -229,7 +231,8 @@ def test_arguments_of_the_signature_alone_leave_the_key(web: str, pair: TierNode
     )
     plain = _first(pair, f"{web}/get?{first}")
     again = _first(pair, f"{web}/get?{second}&X-Amz-Date=b", Cookie="another")
-    assert again.body == plain.body and "set-cookie" not in again.headers
+    assert again.body == plain.body
+    assert "set-cookie" not in again.headers
     assert _first(pair, f"{web}/get?a|b").status == 403, "the key of another url"
     for other in others:
         for arguments in (f"{other}&{first}", *(f"{first}{sign}{other}" for sign in ("&", ";", "#&"))):
@@ -278,7 +281,8 @@ def test_permissions_are_asked_for_past_a_silent_node(web: str) -> None:
         answers = [_first(nodes, f"{url}?X-Amz-Signature=a") for url in alive]
         for worker in workers:
             os.kill(worker, signal.SIGCONT)
-    assert len(alive) > 10 and {answer.status for answer in answers} == {206}
+    assert len(alive) > 10
+    assert {answer.status for answer in answers} == {206}
 
 
 def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:
@@ -363,7 +367,7 @@ def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path
             assert shardcache("warm", urls[0], socket=daemon.socket).code == 0
         os.kill(store.pid, signal.SIGKILL)
         for name, node in (("again", first), ("new", second)):
-            with _daemon(tmp_path / name, nodes.front(node), store) as daemon:
+            with _daemon(tmp_path / name, nodes.front(node), store, "--attempts", "2") as daemon:
                 assert shardcache("warm", urls[0], socket=daemon.socket).code == 0
                 assert daemon.status()["counters"]["origin_bytes"] == 0
                 assert shardcache("warm", urls[1], socket=daemon.socket).code == 1
@@ -480,3 +484,36 @@ def test_daemons_share_what_one_fetched_over_tls(cluster: Cluster, certificate: 
                 assert counters["tier_bytes"] > 20 * 50_000
         fetched = [line for node in nodes.tier.nodes for line in nodes.log(node) if line["cache"] == "MISS"]
         assert len(fetched) == 1
+
+
+@pytest.mark.slow
+def test_ranges_come_from_the_owners_of_their_parts(tmp_path: Path) -> None:
+    """Two nodes read overlapping ranges: the store sends each part once, whatever it is asked for with."""
+    kib = 1024
+    part_bytes = 64 * kib
+    body = os.urandom(40 * part_bytes)
+    spans = [
+        [(5 * part_bytes, 9 * part_bytes)],
+        [(3 * part_bytes + 7, 6 * part_bytes), (8 * part_bytes, 11 * part_bytes)],
+    ]
+    with SeaweedFS() as store, TierNodes([store.endpoint_url], 2) as nodes:
+        store.make_bucket("data")
+        url = store.put("data", "weights.bin", body)
+        for node, wanted in zip(nodes.tier.nodes, spans, strict=True):
+            with _daemon(
+                tmp_path / node.name, nodes.front(node), store, "--range-part-size", str(part_bytes)
+            ) as daemon:
+                files = ShardcacheFileSystem("s3", socket=str(daemon.socket), skip_instance_cache=True, block_size=kib)
+                with files.open(url) as file:
+                    for start, end in wanted:
+                        file.seek(start)
+                        assert file.read(end - start) == body[start:end]
+                counters = daemon.status()["counters"]
+                assert counters["origin_bytes"] == 0
+                assert counters["tier_failures"] == 0
+
+        def fetched() -> list[str]:
+            return [row["range"] for node in nodes.tier.nodes for row in nodes.log(node) if row["cache"] == "MISS"]
+
+        eventually(lambda: len(fetched()) >= 8)
+        assert len(set(fetched())) == len(fetched())

@@ -63,12 +63,13 @@ class NodeRun:
         self._started.append(Daemon.usual_spawn(list(map(str, args)), os.environ, self.folder / "log"))
 
     def start(self) -> int:
-        """Start it; return the process of nginx's master as soon as nginx serves figures."""
+        """Start it; return the process of nginx's master once its workers are there."""
         figures = self.folder / "run" / "status.json"
         figures.unlink(missing_ok=True)
         self.begin()
         self.until(figures.exists)
         (master,) = children(self.process.pid)
+        self.until(lambda: children(master) != [])  # nginx is ready once it has bound its addresses
         self._seen |= {master, *children(master)}
         return master
 
@@ -133,7 +134,8 @@ def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
     node.mounted.replace({"nodes": TWO})
     node.until(lambda: "ready: 2 nodes" in node.said())
     shown = node.status()
-    assert shown.code == 1 and [each["up"] for each in shown.json["nodes"]] == [True, False]
+    assert shown.code == 1
+    assert [each["up"] for each in shown.json["nodes"]] == [True, False]
     found = tier_findings(node.folder, str(node.front))
     assert [finding["state"] for finding in found] == ["ok"]
     node.process.terminate()
@@ -240,7 +242,8 @@ async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
         await asyncio.to_thread(eventually, lambda: tier.to_json()["certificate_expires_s"] is not None)
         expires_s = tier.to_json()["certificate_expires_s"]
         watching.cancel()
-    assert report.state == "certificate expires in 6 days" and found["found"] == f"this node: {report.state}"
+    assert report.state == "certificate expires in 6 days"
+    assert found["found"] == f"this node: {report.state}"
     assert expires_s == issued.expires.timestamp() // 1
 
 
@@ -301,7 +304,9 @@ def test_a_list_that_is_missing_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "nodes"
     ran = shardcache("cluster", "run", "--nodes", missing, "--store", STORE, "--json")
     error = ran.json["error"]
-    assert ran.code == 2 and "does not exist" in error["message"] and error["url"] == str(missing), error
+    assert ran.code == 2, error
+    assert "does not exist" in error["message"], error
+    assert error["url"] == str(missing), error
 
 
 @needs_nginx
@@ -338,5 +343,6 @@ def test_the_probe_loads_little_and_takes_no_other_server_for_the_tier() -> None
                 connection.recv(4096)
                 connection.sendall(b"HTTP/1.0 404 Not Found\r\n\r\nhello")
             out, err = probe.communicate()
-    assert out.strip() == "1 []" and "not this tier" in err
+    assert out.strip() == "1 []"
+    assert "not this tier" in err
     assert main(["one", "two"]) == 2

@@ -1,12 +1,14 @@
 """Parts in hand: nginx's workers fetch each once, and what a worker leaves behind ends with it."""
 
+import http.client
 import http.server
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPException
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.programs.daemon import eventually
+from support.programs.guard import GUARD_S
 from support.programs.processes import children, wait_until_ended
 
 pytestmark = needs_nginx
@@ -21,6 +24,8 @@ pytestmark = needs_nginx
 BODY = b"part" * 25
 PART = {"Range": "bytes=0-99", "If-Match": '"any"'}
 QUESTION = {**PART, "X-Shardcache-Owner": "alive"}
+CLIENTS = 8
+"""More than the failures after which an owner is left out."""
 STALL_TIMEOUT_S = 5.0
 """A worker that does not show itself is gone after a fifth of it."""
 
@@ -91,9 +96,35 @@ def get(nodes: TierNodes, store: Store, headers: dict[str, str], node: int = 0) 
     return nodes.get(nodes.front(nodes.tier.nodes[node]), f"{store.url}/a.tar?", headers)
 
 
-def worker_of(nodes: TierNodes) -> int:
+def worker_of(nodes: TierNodes, node: int = 0) -> int:
     """Return the process that is the node's worker: its first child."""
-    return children(nodes.pid(nodes.tier.nodes[0]))[0]
+    return children(nodes.pid(nodes.tier.nodes[node]))[0]
+
+
+def owner_of(nodes: TierNodes, store: Store) -> int:
+    """Return the place of the part's owner among the nodes."""
+    address = get(nodes, store, {**PART, "X-Shardcache-Owner": "name"}).headers["x-shardcache-owner"]
+    addresses = [node.at(nodes.tier.owner_port) for node in nodes.tier.nodes]
+    return addresses.index(address)
+
+
+class Client(http.client.HTTPConnection):
+    """A connection to a front that stays open between requests for the part."""
+
+    def __init__(self, front: str, store: Store) -> None:
+        super().__init__("front", timeout=GUARD_S)
+        self._headers = {**PART, "Host": store.url.removeprefix("http://")}
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(GUARD_S)
+        self.sock.connect(front)
+
+    def ask(self) -> None:
+        """Send a request."""
+        super().request("GET", "/a.tar?", headers=self._headers)
+
+    def body(self) -> bytes:
+        """Return the body of its answer."""
+        return self.getresponse().read()
 
 
 def test_waiters_get_a_part_that_is_fetched_once(nodes: TierNodes, store: Store) -> None:
@@ -179,6 +210,32 @@ def test_a_killed_workers_part_is_not_in_hand(nodes: TierNodes, store: Store) ->
         assert lost.exception() is not None
     eventually(lambda: worker_of(nodes) != worker)
     eventually(lambda: get(nodes, store, QUESTION).status == 404)
+
+
+def test_connections_that_a_reload_closes_cost_no_second_fetch(store: Store) -> None:
+    """The owner's previous worker closes what is idle; a front that has not noticed that asks the same owner again."""
+    with TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes, ExitStack() as stack:
+        owner = owner_of(nodes, store)
+        front = nodes.front(nodes.tier.nodes[1 - owner])
+        clients = [stack.enter_context(closing(Client(front, store))) for _ in range(CLIENTS)]
+        for client in clients:
+            client.ask()
+        eventually(lambda: store.parts == 1)
+        store.released.set()
+        assert [client.body() for client in clients] == [BODY] * CLIENTS
+
+        asking, previous = worker_of(nodes, 1 - owner), worker_of(nodes, owner)
+        os.kill(asking, signal.SIGSTOP)
+        try:
+            for client in clients:
+                client.ask()
+            os.kill(nodes.pid(nodes.tier.nodes[owner]), signal.SIGHUP)
+            wait_until_ended(previous)
+        finally:
+            os.kill(asking, signal.SIGCONT)
+
+        assert [client.body() for client in clients] == [BODY] * CLIENTS
+    assert store.parts == 1
 
 
 def test_cached_parts_are_read_in_threads(nodes: TierNodes) -> None:

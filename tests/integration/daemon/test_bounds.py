@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CapacityError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import write_shards
 
@@ -106,7 +106,8 @@ def test_requests_that_cannot_fit_are_refused_at_once(tmp_path: Path) -> None:
         before = daemon.status()["counters"]["origin_bytes"]
         answer = json.loads(daemon.request("POST", "/v1/warm", {"urls": [f"file://{tmp_path}/large/"]}))
         assert answer["error"]["code"] == "capacity"
-        assert "the shards total 8" in answer["error"]["message"] and "500.0 kB" in answer["error"]["message"]
+        assert "the shards total 8" in answer["error"]["message"]
+        assert "500.0 kB" in answer["error"]["message"]
         assert daemon.status()["counters"]["origin_bytes"] == before
         assert daemon.status()["cache"]["shards"] == 1
     with Daemon(tmp_path, capacity="200kB") as daemon:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CapacityError, from_json
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.disks.mounts import Tmpfs, may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -59,7 +59,8 @@ def test_warming_reports_the_shards_that_are_cached_at_its_end(tmp_path: Path, s
         cached = len(daemon.shards())
         assert 0 < cached < SHARDS
         assert f"{cached} fetched, 0 already cached, {SHARDS - cached} failed" in done.out
-        assert done.code == 1 and "other files on the disk limit the cache" in done.out + done.err
+        assert done.code == 1
+        assert "other files on the disk limit the cache" in done.out + done.err
 
 
 @pytest.mark.parametrize("held", [0, 1])
@@ -73,7 +74,8 @@ def test_reader_that_the_disk_has_no_space_for_gets_an_error(tmp_path: Path, sha
         assert all(grant["type"] == "leased" for grant in granted[:held])
         error = from_json(granted[held]["error"])
         assert isinstance(error, CapacityError)
-        assert "other files on the disk limit the cache to" in error.message and "--min-free" in error.remedy
+        assert "other files on the disk limit the cache to" in error.message
+        assert "--min-free" in error.remedy
         session.close()
         disk.relieve()
         assert len(list(ShardDataset(urls, socket=daemon.socket))) == 10 * SHARDS

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import NoDaemonError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.monitoring.dashboard import Page, follow, live
 from support.network.ports import free_port
 from support.programs.cli import shardcache

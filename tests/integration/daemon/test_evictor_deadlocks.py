@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shardcache.errors import CapacityError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -85,8 +85,14 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: l
         eventually(lambda: waits() == (0, False, [1]))
         waiting.need(50)
         eventually(lambda: waits() == (1, True, [1]))
-        reason = waiting.ask("explain", of=50)["reason"]
-        assert "the cache's capacity is 500.0 kB, 42" in reason and "--capacity" in reason
+
+        def reason_of_wait() -> str:
+            return str(waiting.ask("explain", of=50)["reason"])
+
+        eventually(lambda: "waiting for space" in reason_of_wait())  # its version is asked for before
+        reason = reason_of_wait()
+        assert "the cache's capacity is 500.0 kB, 42" in reason
+        assert "--capacity" in reason
         waiting.send(type="release", lease=50)
         eventually(lambda: waits()[0] == 0 and 1 not in waits()[2])
         assert waiting.take(1)["url"] == plain[0], "the request that was given up has no answer"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shardcache.units import user_name
-from shardcache_client import ShardDataset
+from shardcache.shared.units import user_name
+from shardcache_client.dataset import ShardDataset
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -81,7 +81,8 @@ def test_pinned_shards_stay_until_they_are_unpinned(daemon: Daemon, urls: list[s
     assert daemon.status()["counters"]["evictions"] >= 4, "those that are not pinned had to go in turn"
     assert pin(daemon, urls[:2])[-1]["cached"] == 2, "twice is once"
     kept = json.loads(daemon.request("POST", "/v1/evict", {"urls": urls}))["kept"]
-    assert {row["url"] for row in kept} == set(urls[:2]) and all("pinned by" in row["reason"] for row in kept)
+    assert {row["url"] for row in kept} == set(urls[:2])
+    assert all("pinned by" in row["reason"] for row in kept)
     assert daemon.status()["pins"]["shards"] == 2
     assert unpin(daemon, urls) == {"unpinned": urls[:2], "kept": []}
     daemon.empty()
@@ -95,7 +96,8 @@ def test_pin_has_room_next_to_a_plan_that_fills_the_cache(daemon: Daemon, urls: 
         session.take(0)
         eventually(lambda: len(daemon.shards()) == 4)
         assert pin(daemon, urls[5:])[-1]["fetched"] == 1
-        assert pinned(daemon) == {urls[5]} and len(daemon.shards()) == 4
+        assert pinned(daemon) == {urls[5]}
+        assert len(daemon.shards()) == 4
 
 
 def test_pins_outlive_a_kill_and_a_lost_catalogue(daemon: Daemon, urls: list[str]) -> None:
@@ -106,7 +108,8 @@ def test_pins_outlive_a_kill_and_a_lost_catalogue(daemon: Daemon, urls: list[str
     daemon.start()
     before = pins(daemon)
     read(daemon, urls)
-    assert pinned(daemon) == set(urls[2:4]) and pins(daemon) == before
+    assert pinned(daemon) == set(urls[2:4])
+    assert pins(daemon) == before
     unpin(daemon, urls[2:3])
     daemon.restart()
     assert [row["url"] for row in pins(daemon)] == urls[3:4]
@@ -115,9 +118,11 @@ def test_pins_outlive_a_kill_and_a_lost_catalogue(daemon: Daemon, urls: list[str
 def test_pins_that_would_fill_the_cache_are_refused(daemon: Daemon, urls: list[str]) -> None:
     """Four shards of four: the error says what to do, and nothing has been pinned or fetched."""
     (answer,) = pin(daemon, urls[:4])
-    assert answer["error"]["code"] == "capacity" and "--max-pinned" in answer["error"]["remedy"]
+    assert answer["error"]["code"] == "capacity"
+    assert "--max-pinned" in answer["error"]["remedy"]
     assert "more than their limit of 1.6 MB" in answer["error"]["message"]
-    assert not pins(daemon) and not daemon.shards()
+    assert not pins(daemon)
+    assert not daemon.shards()
 
 
 def test_a_shard_that_cannot_be_fetched_is_not_pinned(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
@@ -126,7 +131,8 @@ def test_a_shard_that_cannot_be_fetched_is_not_pinned(daemon: Daemon, urls: list
     cut.write_bytes(make_tar(random_samples(5, SIZES))[:100_000])
     events = pin(daemon, [urls[0], urls[0] + "x", f"file://{cut}"])
     codes = {event["error"]["code"] for event in events if event["event"] == "error"}
-    assert codes == {"not_found", "truncated"} and events[-1]["failed"] == 2
+    assert codes == {"not_found", "truncated"}
+    assert events[-1]["failed"] == 2
     assert [row["url"] for row in pins(daemon)] == [urls[0]]
 
 
@@ -169,7 +175,9 @@ def test_shards_without_room_because_of_pins_say_so(daemon: Daemon, urls: list[s
     pin(daemon, urls[:2])
     answer = daemon.request("POST", "/v1/warm", {"urls": [f"file://{big}"]})
     error = next(event["error"] for line in answer.splitlines() if "error" in (event := json.loads(line)))
-    assert error["code"] == "capacity" and "is not pinned" in error["message"] and "unpin" in error["remedy"]
+    assert error["code"] == "capacity"
+    assert "is not pinned" in error["message"]
+    assert "unpin" in error["remedy"]
 
 
 @needs_root
@@ -199,7 +207,9 @@ def test_only_a_pins_users_and_root_may_unpin() -> None:
 def test_the_commands(daemon: Daemon, urls: list[str]) -> None:
     """They tell what is pinned and what is not, list it, and exit 1 where nothing is taken back."""
     ran = shardcache("pin", *urls[:2], socket=daemon.socket)
-    assert ran.code == 0 and "2 shards pinned: 2 fetched" in ran.out and "of at most 1.6 MB" in ran.out
+    assert ran.code == 0
+    assert "2 shards pinned: 2 fetched" in ran.out
+    assert "of at most 1.6 MB" in ran.out
     listed = shardcache("pin", "--json", socket=daemon.socket)
     assert [(row["url"], row["cached"]) for row in listed.events] == [(url, True) for url in urls[:2]]
     listed = shardcache("pin", socket=daemon.socket)
@@ -208,7 +218,9 @@ def test_the_commands(daemon: Daemon, urls: list[str]) -> None:
     assert shardcache("ls", socket=daemon.socket).out.count("pinned") == 1 + 2
     assert "2 shards" in shardcache("status", socket=daemon.socket).out
     ran = shardcache("evict", urls[0], socket=daemon.socket)
-    assert ran.code == 1 and f"kept  {urls[0]}: pinned by user {user_name(os.getuid())}" in ran.out
+    assert ran.code == 1
+    assert f"kept  {urls[0]}: pinned by user {user_name(os.getuid())}" in ran.out
     assert "2 shards unpinned" in shardcache("unpin", f"{urls[0][:-10]}*", socket=daemon.socket).out
     ran = shardcache("unpin", urls[0], socket=daemon.socket)
-    assert ran.code == 1 and "no pinned shard matches" in ran.out
+    assert ran.code == 1
+    assert "no pinned shard matches" in ran.out

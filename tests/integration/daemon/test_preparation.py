@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import AccessDeniedError, ConfigError
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.programs.processes import running, transport_workers, wait_until_ended
@@ -43,7 +43,7 @@ def samples(url: str | Path, daemon: Daemon) -> int:
 
 def test_processes_are_started_before_the_first_connection_is_handled(root: Path) -> None:
     """The first answer of a daemon comes after the start of its transport worker and its indexer."""
-    with Daemon(root / "d", spawn=spawn) as daemon:
+    with Daemon(root / "d") as daemon:
         found = [len(transport_workers(daemon.pid)), len(running(daemon.pid, INDEXER))]
     assert found == [1, 1]
 
@@ -60,7 +60,7 @@ def test_broken_aws_config_reaches_the_readers_of_s3_alone(
     config: str, more: dict[str, str], cause: str, root: Path
 ) -> None:
     """The reader of an s3:// url gets the error with its remedy; those of local urls read on, and the daemon lives."""
-    with Daemon(root / "d", env=aws(root, config, **more), spawn=spawn) as daemon:
+    with Daemon(root / "d", env=aws(root, config, **more)) as daemon:
         eventually(lambda: bool(transport_workers(daemon.pid)))
         with pytest.raises(ConfigError, match=cause) as told:
             samples("s3://bucket/a.tar", daemon)
@@ -94,7 +94,7 @@ def test_slow_credentials_do_not_delay_the_processes(root: Path) -> None:
     """A credential process that never answers keeps neither a worker nor an indexer from starting."""
     os.mkfifo(root / "silent")
     config = f"[default]\ncredential_process = cat {root}/silent\n"
-    with Daemon(root / "d", env=aws(root, config), spawn=spawn) as daemon:
+    with Daemon(root / "d", env=aws(root, config)) as daemon:
         eventually(lambda: bool(running(daemon.pid, f"{root}/silent")))
         started = [len(transport_workers(daemon.pid)), len(running(daemon.pid, INDEXER))]
     assert started == [1, 1]
@@ -113,15 +113,19 @@ def test_failed_preparation_does_not_end_the_daemon(root: Path) -> None:
 
 
 ROLE = "[default]\nrole_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = base\nregion = us-east-1\n"
+PROFILES = [
+    pytest.param("[default]\n", id="profile"),
+    pytest.param(f"{ROLE}[profile base]\n", id="source of a role", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("profile", ["[default]\n", f"{ROLE}[profile base]\n"], ids=["profile", "source of a role"])
+@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_hanging_credential_process_ends_with_the_daemon(profile: str, end: signal.Signals, root: Path) -> None:
     """However the daemon ends, the program that it waits for does not stay."""
     os.mkfifo(root / "silent")
     config = f"{profile}credential_process = cat {root}/silent\n"
-    with Daemon(root / "d", env=aws(root, config), spawn=spawn) as daemon:
+    with Daemon(root / "d", env=aws(root, config)) as daemon:
         eventually(lambda: bool(running(daemon.pid, f"{root}/silent")))
         (program,) = running(daemon.pid, f"{root}/silent")
         os.kill(daemon.pid, end)
@@ -139,14 +143,14 @@ def test_hanging_credential_process_ends_with_the_daemon(profile: str, end: sign
     ],
     ids=["failure", "garbage", "list", "half"],
 )
-@pytest.mark.parametrize("profile", ["[default]\n", f"{ROLE}[profile base]\n"], ids=["profile", "source of a role"])
+@pytest.mark.parametrize("profile", PROFILES)
 def test_output_of_a_credential_process_is_in_no_error_or_log(
     profile: str, program: str, cause: str, root: Path
 ) -> None:
     """The error says how the program failed, and what to do; nothing that it printed, which may be a secret."""
     (root / "program").write_text(program)
     config = f"{profile}credential_process = sh {root}/program\n"
-    with Daemon(root / "d", "--log-level", "debug", env=aws(root, config), spawn=spawn) as daemon:
+    with Daemon(root / "d", "--log-level", "debug", env=aws(root, config)) as daemon:
         with pytest.raises(AccessDeniedError, match=cause) as told:
             samples("s3://bucket/a.tar", daemon)
         assert "hunter2" not in f"{told.value} {told.value.remedy} {daemon.log.read_text()}"

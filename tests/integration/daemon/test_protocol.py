@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardcache.protocol import ShardRef
-from shardcache.shards import Shards
+from shardcache.shared.protocol import ShardRef, unbundled
+from shardcache.shared.shard_columns import Shards
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession as Session
 from support.shards.tars import write_shards
@@ -150,7 +150,8 @@ def test_leases_without_end_are_refused(daemon: Daemon, urls: list[str]) -> None
         answers = [session.receive() for _ in range(4097)]
         assert [answer["type"] for answer in answers].count("leased") == 4096
         (refusal,) = (answer for answer in answers if answer["type"] == "error")
-        assert refusal["error"]["code"] == "protocol" and "4096 leases" in refusal["error"]["message"]
+        assert refusal["error"]["code"] == "protocol"
+        assert "4096 leases" in refusal["error"]["message"]
         session.need(next(answer["id"] for answer in answers if answer["type"] == "leased"))
         assert leases(daemon, urls[0]) == 1
 
@@ -211,3 +212,48 @@ def test_nonsense_is_refused_and_the_session_continues(daemon: Daemon, urls: lis
             assert error["code"] == "protocol", message
             assert complaint in error["message"]
         assert session.ask("lease", position=0)["type"] == "leased"
+
+
+def test_a_bundle_stands_for_its_messages(daemon: Daemon, urls: list[str]) -> None:
+    """Each is answered, whether it is right or wrong, and whatever it asks for."""
+    with Session(daemon, bundles=True) as session:
+        assert session.welcome["bundles"]
+        session.plan(urls, [0, 1, 2, 3], wanted="ranges")
+        ranges = [(101, 0, 0), (102, 0, 600), (103, 3, 100), (104, 9, 0)]
+        asked = [
+            {"type": "lease", "id": number, "position": position, "start": start, "beyond": start + 9, "needed": True}
+            for number, position, start in ranges
+        ]
+        session.send(type="bundle", messages=[*asked, {"type": "explain", "id": 105, "of": 0}, {"type": "new"}])
+        answers: list[dict[str, Any]] = []
+        while len(answers) < 6:
+            answers += unbundled(session.receive())
+        kinds = {answer["id"]: answer["type"] for answer in answers}
+        granted = {"arriving", "leased"}
+        assert {kinds[101], kinds[102], kinds[103]} <= granted
+        assert (kinds[104], kinds[105], kinds[None]) == ("error", "waiting", "error")
+
+        again = [dict(message, id=message["id"] + 100) for message in asked[:3]]
+        session.send(type="bundle", messages=again)
+        answer = session.receive()
+        assert answer["type"] == "bundle"
+        assert [message["id"] for message in answer["messages"]] == [201, 202, 203]
+        ended = [{"type": "release", "lease": number} for number in (101, 102, 103, 201, 202, 203)]
+        session.send(type="bundle", messages=ended)
+        eventually(lambda: daemon.leases() == 0)
+
+
+def test_a_client_of_an_earlier_release_gets_single_answers(daemon: Daemon, urls: list[str]) -> None:
+    """It does not know what a bundle is, however many answers come at the same time."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1, 2, 3], wanted="ranges")
+        asked = [session.request("lease", position=nth % 4, start=nth, beyond=nth + 9) for nth in range(20)]
+        assert {session.answer(request)["type"] for request in asked} <= {"arriving", "leased"}
+
+
+def test_a_bundle_of_too_many_messages_is_refused(daemon: Daemon) -> None:
+    """The session continues."""
+    with Session(daemon, bundles=True) as session:
+        session.send(type="bundle", messages=[{"type": "need", "of": 1}] * 10_000)
+        assert "at most" in session.receive()["error"]["message"]
+        session.settle()

@@ -15,7 +15,7 @@ import pytest
 from shardcache.errors import ConfigError
 from shardcache.server.listening.activation import ActivatedSockets
 from shardcache.server.listening.tcp_listener import listening
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.platforms.manager import ServiceManager, bound, handing_over
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -158,10 +158,12 @@ def test_a_socket_that_is_no_good_is_refused(tmp_path: Path) -> None:
     assert taken == "True 0 []"
     reasons = ("more than one", "SocketMode=0660", "every user", "ListenStream=", "RuntimeDirectoryPreserve")
     for reason, said in zip(reasons, refused, strict=True):
-        assert said.startswith("refused:") and reason in said
+        assert said.startswith("refused:")
+        assert reason in said
     # Variables that came down from a parent mean nothing, and go no further.
     env = {"LISTEN_PID": "1", "LISTEN_FDS": "1"}
-    assert ActivatedSockets.take(env, os.getpid()) == ActivatedSockets() and not env
+    assert ActivatedSockets.take(env, os.getpid()) == ActivatedSockets()
+    assert not env
 
 
 def test_two_answers_to_one_question_are_refused(tmp_path: Path, handed: socket.socket) -> None:
@@ -174,4 +176,5 @@ def test_two_answers_to_one_question_are_refused(tmp_path: Path, handed: socket.
         listening("127.0.0.1:0", None, (tcp,)),
     ):
         pass
-    assert "ListenStream=" in of_socket.value.remedy and "--http" in of_http.value.remedy
+    assert "ListenStream=" in of_socket.value.remedy
+    assert "--http" in of_http.value.remedy

@@ -23,6 +23,7 @@ from shardcache.cli.main import app
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import Layout
 from support.disks.mounts import Tmpfs, may_mount
+from support.network.certificates import Authority
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon, spawn
@@ -65,7 +66,8 @@ def test_doctor_passes_a_healthy_node(daemon: Daemon) -> None:
     assert (ran.exit_code, report["daemon"], report["counts"]["failed"]) == (0, True, 0)
     assert str(daemon.pid) in found["socket.daemon"]["found"]
     assert str(daemon.cache_dir) in found["cache.folder"]["found"]
-    assert found["disk.write"]["figures"]["bytes_per_s"] > 0 and found["disk.read"]["figures"]["bytes_per_s"] > 0
+    assert found["disk.write"]["figures"]["bytes_per_s"] > 0
+    assert found["disk.read"]["figures"]["bytes_per_s"] > 0
     assert found["origin.speed"]["subject"].startswith(f"file://{daemon.root}/")
     assert found["origin.speed"]["figures"]["read_bytes"] > 0
     assert not [path for path in daemon.cache_dir.iterdir() if path.name.startswith("doctor")]
@@ -76,7 +78,8 @@ def test_doctor_without_a_daemon_exits_3(tmp_path: Path) -> None:
     flags = ["--cache-dir", f"{tmp_path}/cache", "--socket", f"{tmp_path}/s.sock"]
     ran = CliRunner().invoke(app, ["doctor", "--quick", *flags])
     assert ran.exit_code == 3
-    assert "! warning daemon" in ran.stdout and "✓ ok      folder" in ran.stdout
+    assert "! warning daemon" in ran.stdout
+    assert "✓ ok      folder" in ran.stdout
     assert ran.stdout.endswith(f"\ndo first (socket.daemon): shardcache serve {' '.join(flags)}\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -100,7 +103,8 @@ def test_doctor_names_the_group_of_a_closed_socket_and_of_a_closed_folder(daemon
     os.chown(daemon.cache_dir, 0, 45_679)
     code, report = STRANGER.doctor("--socket", daemon.socket)
     found = by_check(report)["socket.daemon"]
-    assert (code, found["state"]) == (1, "failed") and "root:45678 0660" in found["cause"]
+    assert (code, found["state"]) == (1, "failed")
+    assert "root:45678 0660" in found["cause"]
     assert found["remedy"].startswith(f"usermod -aG 45678 {STRANGER.uid}")
     code, report = OtherUser(uid=54_322, groups=(45_678,)).doctor("--socket", daemon.socket)
     found = by_check(report)["cache.folder"]
@@ -135,7 +139,8 @@ async def test_doctor_fails_a_daemon_with_few_open_files(daemon: Daemon) -> None
     try:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (100, before[1]))
         found = (await look(socket=daemon.socket))["kernel.open_files"]
-        assert found.state == "failed" and found.figures == {"limit": 100}
+        assert found.state == "failed"
+        assert found.figures == {"limit": 100}
         assert f"prlimit --pid {daemon.pid} --nofile=" in found.remedy
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (300, before[1]))
         assert (await look(socket=daemon.socket))["kernel.open_files"].state == "warning"
@@ -165,8 +170,10 @@ async def test_doctor_tells_small_full_inodeless_and_read_only_disks_apart(tmp_p
     cache, flags = tmp_path / "disk" / "cache", {"socket": tmp_path / "s.sock"}
     with Tmpfs(tmp_path / "disk", size_bytes=8_000_000, inodes=1000) as disk:
         found = await look(cache_dir=cache, capacity="1GB", **flags)
-        assert found["cache.filesystem"].state == "warning" and "memory" in found["cache.filesystem"].cause
-        assert found["cache.space"].state == "warning" and "--capacity 7MB" in found["cache.space"].remedy
+        assert found["cache.filesystem"].state == "warning"
+        assert "memory" in found["cache.filesystem"].cause
+        assert found["cache.space"].state == "warning"
+        assert "--capacity 7MB" in found["cache.space"].remedy
         disk.fill(leave_bytes=100_000)
         found = await look(cache_dir=cache, **flags)
         assert found["cache.space"].state == "failed"
@@ -174,7 +181,8 @@ async def test_doctor_tells_small_full_inodeless_and_read_only_disks_apart(tmp_p
         disk.relieve()
         disk.use_up_inodes()
         found = await look(cache_dir=cache, **flags)
-        assert found["cache.space"].state == "failed" and "mkfs" in found["cache.space"].remedy
+        assert found["cache.space"].state == "failed"
+        assert "mkfs" in found["cache.space"].remedy
         disk.relieve()
         assert disk.turn_read_only()
         found = await look(cache_dir=cache, **flags)
@@ -190,7 +198,9 @@ async def test_a_check_that_hangs_is_abandoned(tmp_path: Path) -> None:
 
     context = Context({"socket": str(tmp_path / "s.sock")}, None)
     [found] = await runner.examine(context, [("disk.hung", never)], limit_s=0.01)
-    assert found.state == "failed" and "hangs" in found.cause and found.check == "doctor.disk"
+    assert found.state == "failed"
+    assert "hangs" in found.cause
+    assert found.check == "doctor.disk"
     hangs.set()
 
 
@@ -217,7 +227,8 @@ def test_doctor_warns_of_a_container_with_little_of_everything(tmp_path: Path) -
     assert done.returncode == 3, done.stderr
     found = by_check(json.loads(done.stdout))
     for check, remedy in {"kernel.shared_memory": "--shm-size=8g", "cache.filesystem": "-v /nvme/shardcache:"}.items():
-        assert found[check]["state"] == "warning" and remedy in found[check]["remedy"], found[check]
+        assert found[check]["state"] == "warning", found[check]
+        assert remedy in found[check]["remedy"], found[check]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +255,9 @@ async def test_doctor_names_a_socket_left_by_a_killed_daemon(tmp_path: Path) -> 
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "s.sock"))
     found = (await look(socket=tmp_path / "s.sock"))["socket.daemon"]
-    assert found.state == "warning" and "killed" in found.cause and "shardcache serve" in found.remedy
+    assert found.state == "warning"
+    assert "killed" in found.cause
+    assert "shardcache serve" in found.remedy
 
 
 @needs_root
@@ -254,7 +267,8 @@ async def test_doctor_warns_of_a_folder_of_another_user(tmp_path: Path) -> None:
     os.chown(tmp_path / "cache" / "partial", STRANGER.uid, -1)
     found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.folder"]
     assert found.state == "warning"
-    assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause and "chown -R root" in found.remedy
+    assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause
+    assert "chown -R root" in found.remedy
 
 
 # Stores that are well, down, forbidden, late, or asked in the wrong way
@@ -284,7 +298,8 @@ async def test_doctor_passes_a_healthy_bucket(moto: Bucket, tmp_path: Path) -> N
     url = moto.put("a-000000.tar", BODY)
     found = await stores(tmp_path, url, quick=False)
     checks = ("origin.credentials", "origin.reach", "origin.speed")
-    assert tuple(found) == checks and all(map(works, found.values())), found
+    assert tuple(found) == checks, found
+    assert all(map(works, found.values())), found
     assert found["origin.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
     assert found["origin.credentials"].found.endswith("'s own)")
     assert found["origin.reach"].figures["size_bytes"] == len(BODY)
@@ -307,8 +322,22 @@ async def test_stores_of_cached_shards_are_tried_with_the_daemons_credentials(
         assert (await stores(tmp_path, config=table))["origin.reach"].subject == f"{seaweedfs.url}/below/"
         daemon.request("POST", "/v1/warm", {"urls": [cached]})
         found = await stores(tmp_path, config=table)
-    assert works(found["origin.reach"]) and found["origin.reach"].subject == cached
+    assert works(found["origin.reach"])
+    assert found["origin.reach"].subject == cached
     assert "the daemon's, run as" in found["origin.credentials"].found
+
+
+@pytest.mark.slow
+async def test_a_store_is_tried_with_the_certificates_that_the_daemon_trusts(tmp_path: Path) -> None:
+    """A store of the site's own authority is reached by a user whose shell does not trust it, as by the daemon."""
+    authority = Authority(tmp_path / "authority")
+    async with FaultyS3(authority.server()) as server:
+        server.put("a.tar", BODY)
+        url = server.http_url("a.tar")
+        assert (await stores(tmp_path, url))["origin.reach"].state == "failed"
+        with Daemon(tmp_path, env={"SSL_CERT_FILE": str(authority.ca_file)}, spawn=spawn):
+            found = await stores(tmp_path, url)
+    assert works(found["origin.reach"]), found
 
 
 @pytest.mark.slow
@@ -335,12 +364,15 @@ async def test_missing_credentials_name_the_chain(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     url = moto.put("a.tar", BODY)
     found = (await stores(tmp_path, url))["origin.credentials"]
-    assert found.state == "failed" and "no credentials found in the chain" in found.found
+    assert found.state == "failed"
+    assert "no credentials found in the chain" in found.found
     assert "anon = true" in found.remedy
     found = (await stores(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))[
         "origin.credentials"
     ]
-    assert found.state == "failed" and "nobodys" in found.found and "create the profile" in found.remedy
+    assert found.state == "failed"
+    assert "nobodys" in found.found
+    assert "create the profile" in found.remedy
 
 
 async def test_an_unreachable_store_names_its_table(tmp_path: Path) -> None:
@@ -353,7 +385,8 @@ async def test_an_unreachable_store_names_its_table(tmp_path: Path) -> None:
         found = await stores(tmp_path, "s3://b/a.tar", config=table)
     assert found["origin.credentials"].found.startswith("none: the [[origin]] table sets anon")
     reach = found["origin.reach"]
-    assert reach.state == "failed" and "the [[origin]] table for s3://b/" in reach.cause
+    assert reach.state == "failed"
+    assert "the [[origin]] table for s3://b/" in reach.cause
     assert "network path" in reach.remedy
 
 
@@ -422,7 +455,8 @@ async def test_missing_and_disallowed_urls_fail_by_themselves(moto: Bucket, tmp_
     assert "not_found" not in found.cause
     assert "typos" in found.remedy
     found = (await stores(tmp_path, outside, allow=(f"{moto.url}/",)))["origin.reach"]
-    assert found.state == "failed" and "--allow" in found.remedy
+    assert found.state == "failed"
+    assert "--allow" in found.remedy
 
 
 async def test_doctor_warns_of_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None:
@@ -430,5 +464,6 @@ async def test_doctor_warns_of_a_server_without_ranges(faulty: FaultyS3, tmp_pat
     faulty.ranges = False
     faulty.put("a.tar", BODY)
     found = await stores(tmp_path, faulty.http_url("a.tar"), quick=False)
-    assert found["origin.reach"].state == "warning" and "range requests" in found["origin.reach"].cause
+    assert found["origin.reach"].state == "warning"
+    assert "range requests" in found["origin.reach"].cause
     assert found["origin.speed"].figures["read_bytes"] == len(BODY)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ShardcacheError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.monitoring.dashboard import Page, live
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually

@@ -13,7 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.monitoring.queries import OF_THE_TARGET, Query, alerts, panels
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually
@@ -120,7 +120,9 @@ def test_the_bill_has_what_was_fetched_and_what_each_process_would_have(scraped:
         assert bill[f"{what}_cost"] == pytest.approx(cost)
     assert bill["saved_cost"] == pytest.approx(bill["read_cost"] - bill["fetched_cost"])
     left = [row for row in scraped.daemon.log.read_text().splitlines() if "the job has no reader left" in row]
-    assert len(left) == 2 and first["text"] in left[0] and again["text"] in left[1]
+    assert len(left) == 2
+    assert first["text"] in left[0]
+    assert again["text"] in left[1]
 
 
 def test_a_job_has_its_name_whatever_is_in_it(scraped: Scraped) -> None:
@@ -168,7 +170,8 @@ def test_names_follow_the_conventions(scraped: Scraped) -> None:
 
     Nothing names a url: who may see which is a matter of rules, and there are too many.
     """
-    assert str(scraped.folder) not in scraped.text and "missing.tar" not in scraped.text
+    assert str(scraped.folder) not in scraped.text
+    assert "missing.tar" not in scraped.text
     for name, family in scraped.families.items():
         assert re.fullmatch(r"(shardcache|process)_[a-z][a-z0-9_]*", name), name
         assert family.documentation.endswith("."), name

@@ -10,12 +10,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError
 from shardcache.origin.base import Setup
 from shardcache.origin.registry import Origins
 from shardcache.origin.s3.s3_origin import S3Origin
-from shardcache.transport.workers import Workers
+from shardcache.transport.worker_pool import Workers
 from support.network.lead import lead
 from support.stores import aws_env
 from support.stores.buckets import read_range, use_aws
@@ -89,7 +89,8 @@ class StrictS3:
         if request.method == "HEAD":
             return web.Response(headers=headers | {"Content-Length": str(len(body))})
         part = request.http_range
-        assert part.start is not None and part.stop is not None
+        assert part.start is not None
+        assert part.stop is not None
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(body)}"
         return web.Response(status=206, body=body[part], headers=headers)
 

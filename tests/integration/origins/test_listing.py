@@ -5,7 +5,7 @@ import pytest
 from shardcache.errors import ConfigError, NotFoundError, OriginError
 from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from support.stores.buckets import Bucket
 from support.stores.faulty_s3 import FaultyS3
 

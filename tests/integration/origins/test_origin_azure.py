@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
@@ -22,7 +22,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import nothing
+from shardcache.transport.between.flow import nothing
 from support.network.certificates import Authority
 from support.stores.buckets import read_range, read_whole
 from support.stores.object_servers import AzureServer, Refusal

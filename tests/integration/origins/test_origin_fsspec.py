@@ -10,7 +10,7 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
@@ -20,7 +20,7 @@ from shardcache.errors import (
     ShardcacheError,
 )
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import nothing
+from shardcache.transport.between.flow import nothing
 from support.stores.buckets import read_range, read_whole
 
 DATA = bytes(range(256)) * 10

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from shardcache import errors
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.origin.base import Origin
 from shardcache.origin.cloud.proofs import Proof, Renewed
 from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
-from shardcache.transport.checksums import crc32c
-from shardcache.transport.flow import nothing
+from shardcache.transport.between.checksums import crc32c
+from shardcache.transport.between.flow import nothing
 from support.stores.buckets import read_range, read_whole
 from support.stores.object_servers import GoogleServer, Refusal
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from shardcache import errors
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import nothing
+from shardcache.transport.between.flow import nothing
 from support.network.scripted_server import Reply, ScriptedServer, answer, head
 from support.stores import aws_env
 from support.stores.buckets import read_range, read_whole, use_aws
@@ -148,7 +148,8 @@ async def test_flood_of_headers_is_a_typed_error(
         with pytest.raises(errors.OriginError, match="64 KiB") as failed:
             await ask
         assert not failed.value.retryable
-        assert failed.value.url is not None and failed.value.url.startswith(url)
+        assert failed.value.url is not None
+        assert failed.value.url.startswith(url)
         assert failed.value.remedy
         await asyncio.to_thread(server.wait_closed, server.connections)
 

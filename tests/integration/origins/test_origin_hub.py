@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
     CorruptShardError,
@@ -20,8 +20,8 @@ from shardcache.errors import (
 )
 from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import nothing
-from shardcache_client import ShardDataset
+from shardcache.transport.between.flow import nothing
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import read_range, read_whole
@@ -240,3 +240,15 @@ def test_file_without_a_checksum_is_fetched_again_from_its_first_byte(mirrored: 
     mirrored.content.cuts = 1
     assert samples_of(daemon, MIRRORED) == images(OF_PARTS)
     assert [headers.get("range") for _, _, headers in mirrored.content.requests] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["shards/", "shards/a.tar"])
+async def test_storage_bucket_is_refused_with_the_way_to_read_it(name: str, origins: Origins) -> None:
+    """Over the Hub's S3 gateway, both as a prefix and by a file's name."""
+    url = f"hf://buckets/org/{name}"
+    with pytest.raises(NotFoundError, match="storage buckets") as caught:
+        if name.endswith("/"):
+            await origins.origin(url).list_prefix(url, nothing)
+        else:
+            await origins.origin(url).stat(url)
+    assert "https://s3.hf.co" in caught.value.remedy

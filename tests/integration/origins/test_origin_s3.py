@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
@@ -25,7 +25,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.objects import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import Flow, nothing
+from shardcache.transport.between.flow import Flow, nothing
 from support.network.scripted_server import ScriptedServer, head
 from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig
@@ -170,7 +170,8 @@ async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Or
         with pytest.raises(NotFoundError) as caught:
             await origins.origin(url).stat(url)
         assert caught.value.url == url
-        assert "/" in caught.value.remedy and "end" in caught.value.remedy
+        assert "/" in caught.value.remedy
+        assert "end" in caught.value.remedy
 
 
 async def test_error_without_credentials_names_anon(
@@ -192,7 +193,7 @@ async def test_error_without_credentials_names_anon(
     ]
     configured = Origins(tables, max_connections=4)
     obj = await configured.origin(url).stat(url)
-    assert (obj.size_bytes, obj.checksum, configured.rule(url).require_end) == (len(DATA), None, False)
+    assert (obj.size_bytes, obj.checksum, configured.table(url).require_end) == (len(DATA), None, False)
     with pytest.raises(ConfigError, match="nobody"):
         await configured.origin("s3://lab/").stat("s3://lab/a.tar")
     with pytest.raises(OriginUnavailableError, match=r"connection refused by 127\.0\.0\.1:1"):

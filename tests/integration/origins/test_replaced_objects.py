@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import CountMismatchError, OutdatedError
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples, write_index
 from support.stores.buckets import Bucket

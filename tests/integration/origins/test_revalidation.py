@@ -13,10 +13,10 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.versions import revalidation
 from shardcache.cache.versions.revalidation import Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
-from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from shardcache.store.keys import shard_key
+from shardcache.telemetry.metrics import Counters
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession

@@ -17,15 +17,15 @@ from shardcache.errors import (
     OutdatedError,
     ShardChangedError,
 )
+from shardcache.fetch.limits.slot_claims import WAITING, Priority
 from shardcache.fetch.reads import Coming
-from shardcache.fetch.slot_claims import WAITING, Priority
-from shardcache.metrics import Counters
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.keys import shard_key
 from shardcache.store.partial import Partial, discard
-from shardcache.transport.flow import Commit, Flow
-from shardcache.transport.parts import Parts, PartSums, write_parts
+from shardcache.telemetry.metrics import Counters
+from shardcache.transport.between.flow import Commit, Flow
+from shardcache.transport.between.parts import Parts, PartSums, write_parts
 from support.programs.downloads import PART, PLANNED, Rig
 from support.stores.buckets import Bucket
 from support.stores.faulty_proxy import FaultyProxy

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.transport.checksums import crc32c
-from shardcache.transport.exchange import Exchange
-from shardcache.transport.gate import CancelledError, Gate
-from shardcache.transport.http_heads import HeadError
-from shardcache.transport.messages import Answer, Body, Request
-from shardcache.transport.parts import RECORD, PartFileError, Parts
-from shardcache.transport.pool import Pool
+from shardcache.transport.between.checksums import crc32c
+from shardcache.transport.between.messages import Answer, Body, Request
+from shardcache.transport.between.parts import RECORD, PartFileError, Parts
+from shardcache.transport.http.exchange import Exchange
+from shardcache.transport.http.gate import CancelledError, Gate
+from shardcache.transport.http.http_heads import HeadError
+from shardcache.transport.http.pool import Pool
 from support.network.certificates import Authority
 from support.network.scripted_server import Reply, ScriptedServer, answer, chunked, head
 from support.programs.daemon import eventually

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from shardcache.fetch.origin_states import OriginLoad
-from shardcache.fetch.slot_claims import WAITING, Priority
+from shardcache.fetch.limits.origin_states import OriginLoad
+from shardcache.fetch.limits.slot_claims import WAITING, Priority
 from support.programs.downloads import PART, Rig
 from support.stores.faulty_s3 import GaugedS3
 

@@ -10,8 +10,8 @@ import pytest
 
 from shardcache.origin.base import Origin
 from shardcache.origin.registry import Origins
-from shardcache.transport.flow import nothing
-from shardcache.transport.pool import SILENCE_S
+from shardcache.transport.between.flow import nothing
+from shardcache.transport.http.pool import SILENCE_S
 from support.network.lead import SILENT, SilentAddress, lead
 from support.stores.buckets import Bucket, read_range, use_aws
 from support.stores.faulty_proxy import FaultyProxy

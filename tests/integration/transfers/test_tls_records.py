@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from shardcache.transport import tls
-from shardcache.transport.tls import TlsSocket, client_context
+from shardcache.transport.http import tls
+from shardcache.transport.http.tls import TlsSocket, client_context
 from support.network.certificates import Authority
 
 KIB = 1024
@@ -86,7 +86,7 @@ def test_every_byte_comes_in_order(seed: int, way: str, authority: Authority) ->
 
 
 def test_a_forged_record_is_an_error(way: str, authority: Authority) -> None:
-    """What came before it is right, and nothing comes after it."""
+    """The bytes before it are right, and nothing comes after it."""
 
     def forge(sock: ssl.SSLSocket) -> None:
         sock.sendall(DATA[: 200 * KIB])

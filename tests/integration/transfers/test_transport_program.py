@@ -18,9 +18,9 @@ import pytest
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError
 from shardcache.store.indexing.indexer import TokensRequest
-from shardcache.transport import descriptors
-from shardcache.transport.messages import Body, Message, Request, decoded, encoded, request_to_json
-from shardcache.transport.parts import Parts
+from shardcache.transport.between import descriptors
+from shardcache.transport.between.messages import Body, Message, Request, decoded, encoded, request_to_json
+from shardcache.transport.between.parts import Parts
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S

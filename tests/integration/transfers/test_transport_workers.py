@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from shardcache.transport import opening, worker_handle, workers
-from shardcache.transport.flow import Flow
-from shardcache.transport.gate import Gate
-from shardcache.transport.messages import Answer, Body, Request
-from shardcache.transport.parts import Parts
+from shardcache.transport import worker_handle, worker_pool
+from shardcache.transport.between.flow import Flow
+from shardcache.transport.between.messages import Answer, Body, Request
+from shardcache.transport.between.parts import Parts
+from shardcache.transport.http import opening
+from shardcache.transport.http.gate import Gate
 from shardcache.transport.worker_handle import TransportError
-from shardcache.transport.workers import Workers
+from shardcache.transport.worker_pool import Workers
 from support.network.lead import SILENT, SilentAddress
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
@@ -106,7 +107,7 @@ async def test_a_worker_that_does_not_start_is_ended(rig: Rig, tmp_path: Path, m
         monkeypatch.setattr(sys, "executable", str(silent))
         before = set(children(os.getpid()))
         for limit_s in (0.5, 1000.0):
-            monkeypatch.setattr(workers, "_START_LIMIT_S", limit_s)
+            monkeypatch.setattr(worker_pool, "_START_LIMIT_S", limit_s)
             tasks.append(asyncio.create_task(rig.ask(server)))
             await asyncio.to_thread(eventually, lambda: set(children(os.getpid())) > before)
             await server.asked(len(tasks))
@@ -204,7 +205,7 @@ async def test_cancelled_request_leaves_nothing_open_while_it_connects(phase: st
 
 @pytest.mark.slow
 async def test_a_request_sent_ahead_leaves_nothing_open(rig: Rig) -> None:
-    """Whether it is cancelled while it connects, or nobody comes for the answer."""
+    """It may be cancelled while it connects, or nobody may come for the answer."""
     with ScriptedServer(answer(DATA)) as server, SilentAddress(server.port):
         await rig.ask(server)
         (pid,) = rig.pids()

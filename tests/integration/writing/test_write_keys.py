@@ -9,6 +9,8 @@ from shardcache.cli.common import USAGE
 from support.programs.cli import shardcache
 from support.shards.tars import samples
 
+ALONE = ("--workers", "1")  # a process costs half a second of a core
+
 
 def folder_of(place: Path, names: Sequence[str]) -> Path:
     """Make a folder of files, each of which contains its own name."""
@@ -22,7 +24,7 @@ def folder_of(place: Path, names: Sequence[str]) -> Path:
 def test_files_told_apart_by_words_of_no_other_sample_are_refused(tmp_path: Path) -> None:
     """Names of people: the error names two files and the option for them; nothing is written."""
     names = ("J.Brown.jpg", "J.Smith.jpg", "K.Jones.jpg")
-    ran = shardcache("write", folder_of(tmp_path, names), tmp_path / "out")
+    ran = shardcache("write", *ALONE, folder_of(tmp_path, names), tmp_path / "out")
     assert ran.code == USAGE
     assert "'J.Brown.jpg' and 'J.Smith.jpg'" in ran.err
     assert "--key-at last-dot" in ran.err
@@ -32,7 +34,7 @@ def test_files_told_apart_by_words_of_no_other_sample_are_refused(tmp_path: Path
 def test_files_told_apart_by_rare_words_are_one_sample_if_asked_for(tmp_path: Path) -> None:
     """A user may say that they are members."""
     folder = folder_of(tmp_path, ("J.Brown.jpg", "J.Smith.jpg"))
-    ran = shardcache("write", folder, tmp_path / "out", "--key-at", "first-dot")
+    ran = shardcache("write", *ALONE, folder, tmp_path / "out", "--key-at", "first-dot")
     assert ran.code == 0, ran.err
     assert samples(tmp_path / "out") == {"J": {"Brown.jpg": b"J.Brown.jpg", "Smith.jpg": b"J.Smith.jpg"}}
 
@@ -49,7 +51,7 @@ MEMBERS = {
 @pytest.mark.parametrize("names", [pytest.param(names, id=kind) for kind, names in MEMBERS.items()])
 def test_members_with_several_dots_become_one_sample(tmp_path: Path, names: Sequence[str]) -> None:
     """Kinds of members, as WebDataset's users name them, need no option."""
-    ran = shardcache("write", folder_of(tmp_path, names), tmp_path / "out")
+    ran = shardcache("write", *ALONE, folder_of(tmp_path, names), tmp_path / "out")
     assert ran.code == 0, ran.err
     found = samples(tmp_path / "out")
     assert sorted(f"{key}.{extension}" for key in found for extension in found[key]) == sorted(names)

@@ -11,7 +11,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, unix_serve
 
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import PROTOCOL_VERSION, parse
+from shardcache.shared.protocol import parse
+from shardcache.shared.versions import PROTOCOL_VERSION
 
 Json = dict[str, Any]
 WELCOME = {"type": "welcome", "protocol": PROTOCOL_VERSION, "version": "0.0.0", "cache_dir": "/nowhere"}

@@ -50,7 +50,7 @@ def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: 
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the tests' environment, which `support.programs.environment` has cleaned, with `env` on top."""
+    """Return the tests' environment, which `conftest.isolate` has cleaned, with `env` on top."""
     return {**os.environ, **env}
 
 

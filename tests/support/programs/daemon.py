@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol, Self
 
 import pytest
 
-from shardcache.private import PrivatePlace
-from shardcache.unix_socket import connected, credentials
+from shardcache.shared.private import PrivatePlace
+from shardcache.shared.unix_socket import connected, credentials
 from support.programs.guard import GUARD_S
 
 
@@ -145,19 +145,27 @@ class Daemon:
         answer: dict[str, Any] = json.loads(self.request("GET", "/v1/status"))
         return answer
 
-    def empty(self) -> None:
-        """Evict everything, what is still on its way for readers that have left included."""
+    def empty(self, pattern: str = "file:///**") -> None:
+        """Evict everything of a pattern, what is still on its way for readers that have left included."""
 
         def emptied() -> bool:
             if self.status()["transfers"]:
                 return False
-            self.request("POST", "/v1/evict", {"urls": ["file:///**"]})
+            self.request("POST", "/v1/evict", {"urls": [pattern]})
             return not self.shards()
 
         eventually(emptied)
 
+    def evict(self, *urls: str) -> None:
+        """Evict these, once nothing has them open: a process that the daemon starts has for a moment what it has."""
+        eventually(lambda: not json.loads(self.request("POST", "/v1/evict", {"urls": urls}))["kept"])
+
     def shards(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.request("GET", "/v1/shards").splitlines()]
+
+    def whole(self) -> list[str]:
+        """Return the urls of what is cached as a whole, not in parts."""
+        return [row["url"] for row in self.shards() if row["cached_bytes"] == row["size_bytes"]]
 
     def await_publication(self) -> None:
         """Return once nothing is on its way: readers get shards before these are published."""

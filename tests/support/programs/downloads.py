@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from shardcache.config import OriginTable, Settings
+from shardcache.config.origin_table import OriginTable
+from shardcache.config.settings import Settings
 from shardcache.fetch.download import Downloader
+from shardcache.fetch.limits.slot_claims import Priority
 from shardcache.fetch.retry import Backoff
-from shardcache.fetch.slot_claims import Priority
-from shardcache.metrics import Counters
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial
+from shardcache.telemetry.metrics import Counters
 
 PART = 64 * 1024
 PLANNED = Priority(2)

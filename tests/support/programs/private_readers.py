@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardcache_client import ShardReader
+from shardcache_client.reader import ShardReader
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH, ShardRef, parse, written
-from shardcache.shards import Shards
-from shardcache_client.daemon.connection import WebSocket
+from shardcache.shared.protocol import SESSION_PATH, ShardRef, parse, written
+from shardcache.shared.shard_columns import Shards
+from shardcache.shared.versions import PROTOCOL_VERSION
+from shardcache_client.daemon.websocket import WebSocket
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -22,6 +23,19 @@ from reached import record
 from support.cluster import network
 from support.disks.shim import HAS_CC, library, rule_this_process
 from support.programs.guard import GUARD_S
+
+_IMPORTED = (
+    "uvloop",
+    "shardcache.daemon.running",
+    "shardcache.cli.doctor.runner",
+    "shardcache.cli.getting.fetch_into",
+    "shardcache.cli.top_screen",
+    "shardcache.origin.filesystems.local_origin",
+    "shardcache.origin.http.web_origin",
+    "shardcache.writing.conversion",
+    "shardcache.writing.writer",
+)
+"""Modules that daemons and commands import when they need them."""
 
 
 class Forked:
@@ -110,7 +124,8 @@ class Zygote:
     def _ask(self, request: Mapping[str, object]) -> int:
         with self._asking:
             self._process = self._process or self._begin()
-            assert self._process.stdin and self._process.stdout
+            assert self._process.stdin
+            assert self._process.stdout
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             return int(self._process.stdout.readline())
@@ -141,14 +156,13 @@ def main() -> None:
 
 
 def _import_all() -> None:
-    from shardcache import daemon
-    from shardcache.cli.main import app as commands
-    from shardcache.origin.filesystems import local_origin
-    from shardcache.origin.http import web_origin
+    for name in _IMPORTED:
+        import_module(name)
+    from shardcache.cli.main import app
     from shardcache.origin.s3 import s3_origin
 
-    assert all((daemon, commands, local_origin, web_origin))
     s3_origin.load()
+    assert all(app.commands.values())  # each is imported as it is looked up
 
 
 def _become_command(request: dict[str, Any]) -> NoReturn:

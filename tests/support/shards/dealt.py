@@ -7,12 +7,15 @@ from itertools import chain
 
 from hypothesis import strategies as st
 
-from shardcache.protocol import ShardRef
-from shardcache_client.order.deal import SampleDeal, SpanDeal
-from shardcache_client.order.lanes import Interleaved, Part, Segment, Share, Strided
-from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
-from shardcache_client.order.rounds import Even, Order, Partition, Phase, Shuffle, Topology
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
+from shardcache_client.order.mixture import MixedSource, MixtureDeal, weights_of
+from shardcache_client.order.sequences.lanes import Chained, Interleaved, Part, Segment, Share, Strided
+from shardcache_client.order.sequences.partition import Even, Partition, Phase
+from shardcache_client.order.sequences.rounds import Order, Shuffle, Topology
+from shardcache_client.order.sequences.scatter import Scattered, ScatteredOrder
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.sources.quotas import Weights
 
 Place = tuple[int, int]
 """A shard, and the number of a sample in it."""
@@ -29,6 +32,10 @@ def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
     if isinstance(part, Strided):
         passing = _walk(part.passing(), counts)
         return [passing[place] for place in _places(part)]
+    if isinstance(part, Chained):
+        return [place for each in part.parts() for place in _walk(each, counts)]
+    if isinstance(part, Scattered):
+        return list(part.places(0, part.samples))
     assert isinstance(part, Interleaved)
     lanes = {lane: iter(_walk(lanes_part, counts)) for lane, lanes_part in part.parts().items()}
     places = [next(lanes[lane]) for lane in _turns(part)]
@@ -70,11 +77,7 @@ def _turns(part: Interleaved) -> Iterator[int]:
 
 
 def crew(cut: Partition) -> list[Topology]:
-    return [
-        Topology(rank, cut.world_size, worker, cut.workers)
-        for rank in range(cut.world_size)
-        for worker in range(cut.workers)
-    ]
+    return [Topology(rank, cut.world_size) for rank in range(cut.world_size)]
 
 
 def shares(
@@ -113,7 +116,7 @@ class Dealt:
             epoch: {each.name: weight for each, weight in zip(sources, weights, strict=True)}
             for epoch, weights in enumerate(self.weights)
         }
-        return MixtureDeal(sources, SourceQuotas.of(by_epoch, sources, self.samples or 0), even, batch_size)
+        return MixtureDeal(sources, weights_of(by_epoch, sources), self.samples or 0, even, batch_size)
 
     @property
     def shards(self) -> list[int]:
@@ -124,7 +127,7 @@ class Dealt:
         """Return the samples of an epoch: those that come next in each source."""
         deal = self.deal()
         if isinstance(deal, MixtureDeal):
-            starts, stops = deal.schedule.starts(epoch), deal.schedule.starts(epoch + 1)
+            starts, stops = deal.layout(epoch).starts, deal.layout(epoch + 1).starts
         else:
             starts, stops = (epoch * deal.epoch_samples,), ((epoch + 1) * deal.epoch_samples,)
         due: Counter[Place] = Counter()
@@ -134,6 +137,8 @@ class Dealt:
 
     def _endless(self, number: int, samples: int) -> list[Place]:
         first, counts, shuffle = sum(map(len, self.counts[:number])), self.counts[number], self.shuffles[number]
+        if shuffle is not None and shuffle.is_global:
+            return list(Scattered(0, samples, ScatteredOrder(counts, shuffle), 0, first).places(0, samples))
         return [
             (first + piece.shard, sample)
             for piece in Order(counts, shuffle).pieces(0, samples)
@@ -142,8 +147,9 @@ class Dealt:
 
 
 def _shuffles(max_window: int, max_groups: int) -> st.SearchStrategy[Shuffle | None]:
-    numbers = {"seed": st.integers(-5, 2**70), "window": st.integers(0, max_window)}
-    return st.none() | st.builds(Shuffle, groups=st.integers(1, max_groups), **numbers)
+    seeds = st.integers(-5, 2**70)
+    windows = st.builds(Shuffle, seeds, st.integers(0, max_window), st.integers(1, max_groups))
+    return st.none() | windows | st.builds(Shuffle, seeds, st.none())
 
 
 def _manifests(max_shards: int, max_samples: int) -> st.SearchStrategy[list[int]]:

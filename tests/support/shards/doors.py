@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from shardcache_client import Joined, Mixture, ShardDataset, ShardReader
+from shardcache_client.dataset import Joined, Mixture, ShardDataset
+from shardcache_client.reader import ShardReader
 from shardcache_client.webdataset import WebDataset
 
 Door = Callable[[str, Path], list[bytes]]

@@ -16,10 +16,10 @@ from webdataset.handlers import reraise_exception
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import Arriving
+from shardcache.shared.protocol import Arriving
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import write
-from shardcache_client.reading.shards import ArrivingShard, MappedShard
+from shardcache_client.reading.leased.shards import ArrivingShard, MappedShard, ShardPlace
 from support.shards.tars import pack, special
 
 END = bytes(1024)
@@ -448,7 +448,7 @@ def _publish(path: Path, require_adjacent: bool) -> MappedShard:
     sidecar = path.with_suffix(".idx")
     samples = index_tar(path, str(path), require_adjacent=require_adjacent)
     write(sidecar, {"size_bytes": path.stat().st_size}, samples)
-    return MappedShard(path, sidecar, str(path))
+    return MappedShard(ShardPlace(path, sidecar), str(path))
 
 
 def _read(samples: Iterator[dict[str, Any]]) -> Reading:

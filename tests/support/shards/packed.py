@@ -24,13 +24,18 @@ def groups(
     window: int,
     first: int = 0,
     greatest: Callable[[int], int] = int,
+    sources: Sequence[str] = (),
 ) -> Iterator[Group]:
-    """Yield the groups of a stream, from the one that begins with sample `first`."""
+    """Yield the groups of a stream, from the one that begins with sample `first`.
+
+    With `sources`, one of each sample, those of different ones share no block.
+    """
     while True:
         read = min(first + window, len(lengths))
         waiting = lengths[first:read]
         unread = len(lengths) - read
-        blocks = next_group(waiting, unread, max_tokens, f"group/{first}", greatest)
+        waiting_sources = sources[first:read]
+        blocks = next_group(waiting, unread, max_tokens, f"group/{first}", greatest, waiting_sources)
         if not blocks:
             return
         yield Group(first, read, [[first + place for place in block] for block in blocks])

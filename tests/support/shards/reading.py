@@ -1,4 +1,4 @@
-"""What tests write and read of shards again and again: an index file, and the keys of samples."""
+"""Files and samples that many tests write and read: an index file, and the keys of samples."""
 
 import json
 from collections.abc import Iterable, Sequence

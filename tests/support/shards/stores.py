@@ -4,24 +4,26 @@ import os
 import random
 import tarfile
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from awscrt import checksums
 
+from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.planner import Planner
 from shardcache.cache.space.pins import Pins
 from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.turns import Turns
-from shardcache.config import Amount
-from shardcache.metrics import Counters
-from shardcache.protocol import ShardRef
+from shardcache.config.amounts import Amount
+from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.store.indexing.indexer import IndexRequest, index_shard
 from shardcache.store.keys import shard_key
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 from shardcache.tarindex import grouping, tables
+from shardcache.telemetry.metrics import Counters
 from support.shards.tars import make_tar, random_samples
 
 PIECE_BYTES = 64 * 1024
@@ -31,10 +33,29 @@ def open_store(root: Path) -> Store:
     return Store.open(root, Amount(10**9), Amount(0))
 
 
-def residency_of(store: Store, pin_limit_bytes: int = 10**9) -> Residency:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The cached shards of a store, and what keeps them."""
+
+    planner: Planner
+    pins: Pins
+    changed: Signal
+    residency: Residency
+
+
+def kept_in(store: Store, pin_limit_bytes: int = 10**9) -> Kept:
     """Return the cached shards of a store; they are in no plan."""
+    planner = Planner(store.shards)
     pins = Pins(store, Turns(), Amount(pin_limit_bytes))
-    return Residency(store, Planner(store.shards), pins, Counters())
+    changed = Signal()
+    residency = Residency(store, planner, pins, Counters(), changed)
+    return Kept(planner, pins, changed, residency)
+
+
+def health_of(store: Store) -> DiskHealth:
+    """Return the watch over a store's disk."""
+    kept = kept_in(store)
+    return DiskHealth(store, kept.residency, kept.changed)
 
 
 async def publish(store: Store, url: str, *, version: str = '"1"', samples: int = 20) -> Shard:

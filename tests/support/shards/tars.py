@@ -16,7 +16,7 @@ import numpy as np
 from shardcache.store.codecs import Codec
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import write
-from shardcache_client import ShardDataset
+from shardcache_client.dataset import ShardDataset
 from support.shards.reading import write_index
 
 Sample = Mapping[str, bytes | str]

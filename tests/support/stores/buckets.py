@@ -1,7 +1,10 @@
 """Buckets for tests, and the AWS variables that lead to their servers."""
 
+import io
+import json
 import logging
 import os
+import tarfile
 import tempfile
 import uuid
 from collections.abc import Mapping
@@ -14,8 +17,8 @@ from moto.server import ThreadedMotoServer
 
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
-from shardcache.transport.flow import Flow
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.between.flow import Flow
+from shardcache.transport.between.parts import Parts, PartSums
 from support.stores.seaweedfs import S3Server
 
 
@@ -50,6 +53,11 @@ def use_aws(monkeypatch: pytest.MonkeyPatch, home: Path, env: Mapping[str, str])
 def fresh_bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch, home: Path) -> Bucket:
     """Return a new bucket of a server, which this process's AWS variables point at while the test runs."""
     use_aws(monkeypatch, home, server.env())
+    return new_bucket(server)
+
+
+def new_bucket(server: S3Server) -> Bucket:
+    """Return a new bucket of a server, which only those are told of that get its variables."""
     bucket = Bucket(server, f"test-{uuid.uuid4().hex[:12]}")
     server.make_bucket(bucket.name)
     return bucket
@@ -89,3 +97,26 @@ class MotoS3(S3Server):
     def __exit__(self, *_: object) -> None:
         self.client.close()
         self._server.stop()
+
+
+def keys_of(bucket: Bucket) -> list[str]:
+    """Return the names of all objects."""
+    found = bucket.server.client.list_objects_v2(Bucket=bucket.name)
+    return [entry["Key"] for entry in found.get("Contents", [])]
+
+
+def index_of(bucket: Bucket, prefix: str = "train/") -> list[dict[str, Any]]:
+    """Return the rows of an index, after checking each against the object that it names."""
+    rows: list[dict[str, Any]] = json.loads(body_of(bucket, f"{prefix}index.json"))["shardlist"]
+    for row in rows:
+        head = bucket.server.client.head_object(Bucket=bucket.name, Key=prefix + row["url"])
+        assert (row["filesize"], row["etag"]) == (head["ContentLength"], head["ETag"].strip('"'))
+        with tarfile.open(fileobj=io.BytesIO(body_of(bucket, prefix + row["url"]))) as tar:
+            assert row["nsamples"] == len({name.partition(".")[0] for name in tar.getnames()})
+    return rows
+
+
+def body_of(bucket: Bucket, key: str) -> bytes:
+    """Return an object's bytes."""
+    data: bytes = bucket.server.client.get_object(Bucket=bucket.name, Key=key)["Body"].read()
+    return data

@@ -100,6 +100,7 @@ class FaultyProxy:
         self._forgotten: set[asyncio.StreamWriter] = set()
         self.connections = 0  # so far
         self.swallowed = 0  # requests that came over forgotten connections
+        self.sent_bytes = 0  # of objects and their ranges
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="faulty-proxy")
         self.done: Counter[Mischief] = Counter()  # how often each mischief really reached a client
@@ -199,6 +200,8 @@ class FaultyProxy:
         if answer.raw is None and request.method != "HEAD":
             await self._send(answer, writer)
         await writer.drain()
+        if request.method == "GET" and request.key and answer.status < 300:
+            self.sent_bytes += len(answer.body)
         return await _end(answer.ending, reader, writer)
 
     async def _send(self, answer: Answer, writer: asyncio.StreamWriter) -> None:

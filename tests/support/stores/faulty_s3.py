@@ -88,7 +88,8 @@ class S3Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._runner is not None and self._runner.server is not None
+        assert self._runner is not None
+        assert self._runner.server is not None
         for connection in self._runner.server.connections:  # unsent bytes would keep it open beyond the loop's end
             if connection.transport is not None:
                 connection.transport.abort()

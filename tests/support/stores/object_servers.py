@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from shardcache.transport.checksums import crc32c
+from shardcache.transport.between.checksums import crc32c
 
 _RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
 

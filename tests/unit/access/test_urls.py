@@ -6,10 +6,12 @@ import os
 import pytest
 from fsspec.registry import known_implementations
 
-from shardcache.access import S3, STORES, canonical, checked, is_glob, join, row_of
+from shardcache.access.deceptive import checked
+from shardcache.access.protocols import STORES, row_of
+from shardcache.access.urls import canonical, is_glob, join
 from shardcache.errors import ConfigError
 from shardcache.origin.base import Origin
-from shardcache.protocol import from_here
+from shardcache.shared.local_urls import from_here
 
 
 def test_a_web_urls_query_is_no_wildcard() -> None:
@@ -111,7 +113,7 @@ def test_each_row_names_an_origin(protocol: str) -> None:
     assert Origin in getattr(importlib.import_module(module), name).__mro__
 
 
-@pytest.mark.parametrize("protocol", sorted(known_implementations.keys() & STORES - set(S3.names)))
+@pytest.mark.parametrize("protocol", sorted(known_implementations.keys() & STORES - set(row_of("s3").names)))
 def test_the_package_of_a_store_is_the_one_that_fsspec_imports(protocol: str) -> None:
     """`pip install` with the package of a row brings the filesystem that fsspec wants for the protocol."""
     wanted = known_implementations[protocol]["class"].partition(".")[0]

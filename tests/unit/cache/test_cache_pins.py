@@ -14,7 +14,7 @@ from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
 from shardcache.store.keys import shard_key
 from shardcache.store.store import Store
 from support.programs.still_loop import turns
-from support.shards.stores import open_store, publish, residency_of
+from support.shards.stores import Kept, kept_in, open_store, publish
 
 MANY = 600  # more than are changed before others have their turn
 SIZE_BYTES = 1_000_000
@@ -29,14 +29,19 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def residency(store: Store) -> Residency:
+def kept(store: Store) -> Kept:
     """Cached shards in no plan; pins have space for twice as many as a test makes."""
-    return residency_of(store, LIMIT_BYTES)
+    return kept_in(store, LIMIT_BYTES)
 
 
 @pytest.fixture
-def pins(residency: Residency) -> Pins:
-    return residency.pins
+def pins(kept: Kept) -> Pins:
+    return kept.pins
+
+
+@pytest.fixture
+def residency(kept: Kept) -> Residency:
+    return kept.residency
 
 
 def made(uid: int, first: int = 0) -> list[Pin]:
@@ -73,7 +78,9 @@ async def test_a_shard_that_arrives_while_its_pin_changes_is_kept(
     residency.arrived(shard)
     await joining
     found = pins.get(first.url)
-    assert shard.pinned and found is not None and (found.key, found.uids) == (shard.key, {7, 8})
+    assert shard.pinned
+    assert found is not None
+    assert (found.key, found.uids) == (shard.key, {7, 8})
     await pins.save()
     assert (shard.key, {7, 8}) in [(pin.key, pin.uids) for pin in read_pins(store.layout)], "also after a restart"
 

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.access import AllowList, Peer
-from shardcache.cache.listings.manifests import Manifests, listing_of
+from shardcache.access.rules import AllowList, AllowRule, Peer
+from shardcache.cache.listings.manifests import ListingLimits, Manifests, listing_of
 from shardcache.cache.planner import Planner
 from shardcache.cache.scrubber import ScrubProgress
 from shardcache.cache.versions.history import Fetched, History
-from shardcache.config import AllowRule
 from shardcache.errors import NotAllowedError, ProtocolError
-from shardcache.protocol import ShardRef
-from shardcache.shards import Shards
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.shard_columns import Shards
 from shardcache.store.keys import shard_key
 from shardcache.store.shard import Facts
 from support.shards.stores import open_store, publish
@@ -64,7 +63,7 @@ def manifests(memory_bytes: int = 10**6) -> Manifests:
     """Return lists of shards of users who may have all of s3://open/ fetched; s3://closed/ is for user 1."""
     rules = [AllowRule(prefix="s3://open/"), AllowRule(prefix="s3://closed/", uids=frozenset({1}))]
     nobody = cast(Any, None)
-    return Manifests(nobody, nobody, nobody, AllowList(rules), ttl_s=1.0, memory_bytes=memory_bytes)
+    return Manifests(nobody, nobody, nobody, nobody, AllowList(rules), ListingLimits(1.0, memory_bytes))
 
 
 async def test_a_fingerprint_is_no_door() -> None:
@@ -80,8 +79,10 @@ async def test_a_fingerprint_is_no_door() -> None:
             await known.admit(shards.packed, Peer(2))
         first, second = [await known.known([shards.fingerprint], Peer(uid)) for uid in (1, 2)]
         pieces = await known.known([each.fingerprint for each in pair], Peer(1))
-        assert pieces is not None and pieces.shards == shards
-        assert first is not None and first.names == [shard_key(shards[0].url, "v1"), shards[1].url]
+        assert pieces is not None
+        assert pieces.shards == shards
+        assert first is not None
+        assert first.names == [shard_key(shards[0].url, "v1"), shards[1].url]
         assert second is (None if refused else first), "equal lists are one"
 
 
@@ -91,7 +92,8 @@ async def test_lists_that_no_plan_names_take_bounded_memory() -> None:
     for shards in lists:
         await known.admit(shards.packed, Peer(1))
     kept = [await known.known([shards.fingerprint], Peer(1)) is not None for shards in lists]
-    assert kept == sorted(kept) and 5 < sum(kept) < 60
+    assert kept == sorted(kept)
+    assert 5 < sum(kept) < 60
     assert await known.known([lists[-1].fingerprint] * 10, Peer(1)) is not None
     assert await known.known([lists[-1].fingerprint] * 1000, Peer(1)) is None
 
@@ -100,7 +102,8 @@ async def test_lists_that_no_plan_names_take_bounded_memory() -> None:
 def test_packed_shards_are_the_same_or_refused(cut: int) -> None:
     """With whatever is known of them, in any characters; what was cut off or is too large is not taken."""
     shards = Shards.of([ShardRef("s3://b/ü.tar", "v", 1, 2, 3), ShardRef("s3://b/b.tar"), ShardRef("c", None, 0, 0, 0)])
-    assert Shards.unpack(shards.packed) == shards and list(shards)[::2] == [shards[0], shards[-1]]
+    assert Shards.unpack(shards.packed) == shards
+    assert list(shards)[::2] == [shards[0], shards[-1]]
     assert Shards.joined([Shards.of([]), *(Shards.of([ref]) for ref in shards)]) == shards
     for packed in (shards.packed[:cut], Shards.of([]).packed):
         with pytest.raises(ProtocolError, match="not a list of shards"):
@@ -134,7 +137,7 @@ async def test_a_count_belongs_to_its_version(known: History) -> None:
     "row", [None, {}, [], "row", 5, [1, 2], ["v1", "10"], ["v1", True], ["v1", -1], ["v1", 2**63], ["\ud800", 1]]
 )
 async def test_row_of_another_form_is_restored_from_the_sidecar(tmp_path: Path, row: object) -> None:
-    """What a cached shard's row said is known from its sidecar at once; that of any other shard is unknown."""
+    """A cached shard's facts are known from its sidecar at once; those of any other shard are unknown."""
     store = open_store(tmp_path)
     await publish(store, "s3://b/a.tar", version="v1", samples=10)
     urls = ["s3://b/a.tar", "s3://b/gone.tar"]
@@ -159,7 +162,7 @@ listings = st.text(alphabet="eJxAB+/=\u00e9", max_size=40) | st.binary(max_size=
 
 @given(values | st.tuples(values, values).map(list))
 def test_any_row_is_a_version_with_a_count_or_a_value_error(row: object) -> None:
-    """What comes of it fits the columns of a list of shards, and is text."""
+    """The version and count fit the columns of a list of shards, and the version is text."""
     try:
         found = Fetched.from_row(row)
     except ValueError:
@@ -189,4 +192,6 @@ async def test_a_manifest_of_any_length_is_one_question(known: History) -> None:
     """More shards than a statement takes parameters by default (32,766): the known one is found among them."""
     refs = [ShardRef(f"s3://b/{number}.tar") for number in range(40_000)]
     filled = await known.fill(Shards.of([*refs, ShardRef("s3://b/a.tar")]))
-    assert len(filled) == 40_001 and filled[-1].samples == 10 and filled[0].samples is None
+    assert len(filled) == 40_001
+    assert filled[-1].samples == 10
+    assert filled[0].samples is None

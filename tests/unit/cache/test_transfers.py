@@ -1,32 +1,25 @@
 """Every reader that waits for a transfer is answered, however it ends; what failed is fetched ahead again or not."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from shardcache.cache.fetching.retry_gate import RetryGate
 from shardcache.cache.fetching.transfers import Transfers
-from shardcache.cache.space.residency import Residency
+from shardcache.cache.planner import Planner
 from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, PostponedError, Wait
 from shardcache.errors import NotFoundError, OriginUnavailableError, ShardcacheError
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from shardcache.store.shard import Shard
-from support.shards.stores import open_store, residency_of
+from shardcache.telemetry.metrics import Counters
 
 REF = ShardRef("s3://bucket/a.tar")
 SHARD = Shard("key", 1, 1, 0.0)
 AWAY = OriginUnavailableError("the store is away")
-
-
-@pytest.fixture
-def residency(tmp_path: Path) -> Iterator[Residency]:
-    store = open_store(tmp_path)
-    yield residency_of(store)
-    store.close()
 
 
 class Origin:
@@ -42,10 +35,10 @@ class Origin:
             raise outcome
         return SHARD
 
-    async def read(self, residency: Residency, *, ahead: bool) -> Shard | Arrival:
+    async def read(self, *, ahead: bool) -> Shard | Arrival:
         """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
         async with asyncio.TaskGroup() as group:
-            transfers = Transfers(self.fetch, lambda: None, residency, group)
+            transfers = Transfers(self.fetch, lambda: None, Planner({}), Counters(), Signal(), group)
             if ahead:
                 transfers.start("a", REF, Class.PLANNED)
             return await transfers.wait("a", REF, Class.PLANNED, Wait())
@@ -61,19 +54,21 @@ class Origin:
     ids=["the origin's error", "a bug", "postponed at the last moment"],
 )
 async def test_a_failed_transfer_answers_its_reader(
-    residency: Residency, raised: Exception, is_told: Callable[[ShardcacheError], bool]
+    raised: Exception, is_told: Callable[[ShardcacheError], bool]
 ) -> None:
     """At the first try, by a typed error, which ends that shard alone."""
     origin = Origin(raised)
     with pytest.RaisesGroup(ShardcacheError) as caught:
-        await origin.read(residency, ahead=False)
-    assert isinstance(error := caught.value.exceptions[0], ShardcacheError) and is_told(error)
+        await origin.read(ahead=False)
+    error = caught.value.exceptions[0]
+    assert isinstance(error, ShardcacheError)
+    assert is_told(error)
     assert not origin.outcomes
 
 
-async def test_joining_a_failing_transfer_retries_once(residency: Residency) -> None:
+async def test_joining_a_failing_transfer_retries_once() -> None:
     """The last of a prefetch's tries is not the only one of the reader that joined it."""
-    assert await Origin(AWAY, None).read(residency, ahead=True) is SHARD
+    assert await Origin(AWAY, None).read(ahead=True) is SHARD
 
 
 @pytest.mark.parametrize(("tries", "exn"), [(3, AWAY), (1, NotFoundError("no such object"))])

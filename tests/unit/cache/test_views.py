@@ -42,7 +42,8 @@ def test_the_soonest_uses_are_named_and_gaps_once_each(readers: list[list[Use]])
         if use.presence is not Presence.CACHED:
             missing.setdefault(use.url, use.in_s)
     named = {use.url: use.in_s for use in gaps([lane])}
-    assert named.items() <= missing.items() and list(named.values()) == sorted(named.values())
+    assert named.items() <= missing.items()
+    assert list(named.values()) == sorted(named.values())
     assert min(named.values(), default=None) == min(missing.values(), default=None)
 
 
@@ -53,10 +54,12 @@ def test_a_shard_being_fetched_is_named_behind_another_jobs_gaps() -> None:
     fetching = Use(100.0, "coming", ahead.client, Presence.FETCHING)
     ahead.add([fetching, Use(200.0, "later", ahead.client, Presence.MISSING)])
     named = gaps([starved, ahead])
-    assert {use.client for use in named[:-1]} == {starved.client} and named[-1] == fetching
+    assert {use.client for use in named[:-1]} == {starved.client}
+    assert named[-1] == fetching
 
 
 def test_a_hidden_shard_is_counted_and_not_named() -> None:
     """Whoever may not see it learns that some shard is missing."""
     shown = lane_of([[Use(1.0, "secret", JOB, Presence.MISSING)]]).to_json(lambda _: False)
-    assert "secret" not in str(shown) and sum(shown["counts"]["missing"]) == 1
+    assert "secret" not in str(shown)
+    assert sum(shown["counts"]["missing"]) == 1

@@ -14,13 +14,14 @@ from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.turns import Turns
 from shardcache.cache.waiting.waits import Class, Wait
 from shardcache.errors import ShardChangedError
+from shardcache.fetch.limits.slot_claims import Priority
 from shardcache.fetch.reads import PausableRead
-from shardcache.fetch.slot_claims import Priority
 from shardcache.origin.objects import RemoteObject
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial
-from shardcache.transport.parts import PartSums
+from shardcache.store.shard import Shard
+from shardcache.transport.between.parts import PartSums
 
 URL, PART, SIZE = "s3://bucket/a.tar", 1000, 2500
 JOB, OTHER = ("job", 7), ("other", 7)
@@ -106,6 +107,25 @@ async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
     assert arrival.is_worth(Wait(partial=True))
     arrival.fail(ShardChangedError("replaced", url=URL))
     assert not arrival.is_worth(Wait(partial=True))
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a.tar.gz", "s3://bucket/a.zip"])
+async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(tmp_path: Path, url: str) -> None:
+    """Its bytes are not those that have arrived: what is cached of a compressed file may be smaller than that."""
+    layout = Layout(tmp_path)
+    layout.partial.mkdir(parents=True)
+    transfer = Transfer(url, ShardRef(url), Class.PLANNED)
+    transfer.begin(SIZE)
+    arrival = transfer.offer(Partial.open(layout, RemoteObject(url, "1", SIZE), PART))
+    for part in range(3):
+        arrival.partial.record(PartSums(part, 0, 0))
+    assert arrival.ready_bytes == SIZE
+
+    waiting = asyncio.create_task(arrival.beyond(SIZE - 1, Wait(JOB)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    arrival.publish(Shard("key", SIZE - 1, 0, 0.0), None)
+    await waiting
 
 
 async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Transfer, arrival: Arrival) -> None:

@@ -66,4 +66,5 @@ def test_wrong_samples_and_steps_are_named(legs: list[Any], wrong_samples: str, 
 def test_bytes_from_the_store_must_be_exactly_the_dataset(origin_bytes: int) -> None:
     """More or fewer bytes than the dataset's fail the demo: with fewer, something else served the samples."""
     seen = outcome(WHOLE, origin_bytes=origin_bytes)
-    assert not seen.ok and seen.checks == {"exactly_once": True, "equal_steps": True, "fetched_once": False}
+    assert not seen.ok
+    assert seen.checks == {"exactly_once": True, "equal_steps": True, "fetched_once": False}

@@ -86,7 +86,8 @@ def test_rates_are_differences_over_the_daemons_own_time() -> None:
 def test_waiting_share_is_of_all_readers_time(former: list[Page], share: float) -> None:
     """The part of the interval in which a job's readers waited, 0 to 1 whatever joins and leaves; none without any."""
     rates = rates_between(page(10.0, jobs=former), page(12.0, jobs=[job(waited_s=5.0), job("ended", sessions=0)]))
-    assert rates is not None and rates["jobs"] == [{"name": "resnet", "uid": 0, "waiting_share": share}]
+    assert rates is not None
+    assert rates["jobs"] == [{"name": "resnet", "uid": 0, "waiting_share": share}]
 
 
 @pytest.mark.parametrize("former", [page(99.0, pid=41), page(100.0), page(101.0)])
@@ -133,11 +134,12 @@ def test_page_shows_a_configured_tier() -> None:
     assert not line("tier", page(tiers=[]))
     troubled = state | {"failing": False, "stale": True, "certificate_expires_s": time.time() + 9e4}
     shown = line("tier", page(counters=counters, tiers=[troubled]))
-    assert "an old list of nodes" in shown and shown.endswith("certificate expires in a day")
+    assert "an old list of nodes" in shown
+    assert shown.endswith("certificate expires in a day")
 
 
 def test_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
-    """What cannot be known of such a disk is left out."""
+    """Facts that cannot be known of such a disk are left out."""
     error = {"code": "disk_failed", "message": "the disk under /nvme fails", "url": None, "remedy": "see dmesg"}
     shown = page(disk={"state": "disk_failed", "error": error, "since_s": 7200.0, "short_bytes": 0})
     shown["cache"] = shown["cache"] | {"free_bytes": None}
@@ -148,7 +150,7 @@ def test_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
 
 
 def test_savings_scrub_and_pins_are_shown_where_there_are_any() -> None:
-    """What was saved, in the daemon's words; bytes verified again, damage, the round; pinned bytes of their limit."""
+    """The savings, in the daemon's words; bytes verified again, damage, the round; pinned bytes of their limit."""
     assert line("bill", page(bill={"text": "saved 3.0 GB in 6 requests"})) == "bill saved 3.0 GB in 6 requests"
     assert not line("bill", page())
     scrub = {"rate_bytes_per_s": 10**7, "scrubbed_bytes": 10**12, "corrupt": 1, "round_share": 0.25}
@@ -162,7 +164,8 @@ def test_savings_scrub_and_pins_are_shown_where_there_are_any() -> None:
 def test_last_page_stays_while_the_daemon_is_away() -> None:
     """A line says why there is none newer; as JSON it is the error."""
     lost = Moment(page(jobs=[job()]), trouble=NoDaemonError("no daemon listens at the socket", url="/run/s.sock"))
-    assert line("daemon", lost) == "daemon no daemon listens at the socket; retrying" and line("resnet", lost)
+    assert line("daemon", lost) == "daemon no daemon listens at the socket; retrying"
+    assert line("resnet", lost)
     assert lost.to_json()["error"]["code"] == "no_daemon"
 
 
@@ -175,7 +178,8 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
     waiting = job(ahead_s=0.0, waited_s=3.0, waited=waited, waiting=1, waiting_for="downloading from the object store")
     now = page(100.0, jobs=[waiting])
     row = line("resnet", Moment(now, rates_between(page(98.0, jobs=[job(waited_s=2.0)]), now)))
-    assert row.startswith("resnet root 2 ━") and " 40 of 100 2 0 s 25% " in row
+    assert row.startswith("resnet root 2 ━")
+    assert " 40 of 100 2 0 s 25% " in row
     assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the object store")
     assert line("resnet", page(jobs=[job(waiting=1)])).endswith(" 1 reader")
     assert "job user readers shards read shards/s ahead waits waited waiting now" in lines(now, 160)
@@ -247,7 +251,8 @@ def test_names_are_shown_as_they_are() -> None:
     """Brackets in a job's name, url or folder are not taken for markup; an unknown user has its id."""
     shown = page(jobs=[job("[red]x[/]", uid=987654)], transfers=[transfer("s3://b/[/0-9].tar")])
     shown["cache"] = shown["cache"] | {"dir": "/nvme/[bold]"}
-    assert line("cache", shown) == "cache /nvme/[bold]" and line("s3://b/[/0-9].tar ", shown)
+    assert line("cache", shown) == "cache /nvme/[bold]"
+    assert line("s3://b/[/0-9].tar ", shown)
     assert line("[red]x[/] 987654 ", shown)
 
 
@@ -258,7 +263,8 @@ def test_pages_with_fewer_fields_are_shown() -> None:
     row = transfer("s3://b/a.tar")
     older["transfers"] = [{name: row[name] for name in row if name not in ("rate_bytes_per_s", "needed_in_s")}]
     older["counters"] = {"origin_bytes": 0, "origin_requests": 0, "hits": 0, "misses": 0, "corrupt": 7}
-    assert line("resnet", older).startswith("resnet root 2 ━") and line("resnet", older).endswith(" 40 of 100 0 ms")
+    assert line("resnet", older).startswith("resnet root 2 ━")
+    assert line("resnet", older).endswith(" 40 of 100 0 ms")
     assert line("s3://b/a.tar", older).endswith("1.0 MB of 4.0 MB planned 0")
     assert line("since start", older) == "since start corrupt 7"
 
@@ -288,7 +294,8 @@ def test_jobs_without_readers_are_one_line() -> None:
     """The line has as many names as fit."""
     ended = [job(f"old{number:02d}", sessions=0) for number in range(40)]
     row = line("40 jobs without readers: old00, old01,", page(jobs=[job(), *ended]), 80)
-    assert len(row) == 80 and row.endswith("…")
+    assert len(row) == 80
+    assert row.endswith("…")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
-from shardcache import shardlist
 from shardcache.cli.main import app
-from shardcache.protocol import ShardRef
+from shardcache.shared import shardlist
+from shardcache.shared.protocol import ShardRef
 
 SHARDS, SAMPLES, SHARD_BYTES = 64, 100, 10_000_000
 WHOLE = SHARDS * SHARD_BYTES
@@ -106,6 +106,17 @@ def test_a_window_of_0_shuffles_shards_as_the_dataset_does(index: Path) -> None:
     assert window_of_0 > unshuffled + 0.1
 
 
+def test_jobs_that_begin_together_share_what_they_read_at_the_same_time(index: Path) -> None:
+    """In one order, they fetch what a single job does; spread over an epoch, each fetches for itself."""
+    flags = ("--disk", "52MB", "--no-shuffle")
+    alone = figures(index, *flags)["policies"]
+    spread = figures(index, *flags, "--jobs", "2")["policies"]
+    together = figures(index, *flags, "--jobs", "2", "--together")["policies"]
+    for name in ("shardcache", "MIN", "LRU"):
+        assert together[name]["store_bytes"] == alone[name]["store_bytes"]
+        assert spread[name]["store_bytes"] > 1.5 * alone[name]["store_bytes"]
+
+
 def test_workers_repeat_the_visits_of_their_rank_and_fetch_nothing_more(index: Path) -> None:
     """They need neither more disk nor longer for the first batch; each asks for the shards' versions."""
     threads = figures(index, "--disk", "320MB", "--workers", "1")
@@ -128,7 +139,8 @@ def test_a_picture_has_a_curve_for_each_policy(index: Path, tmp_path: Path) -> N
     """Drawn over the disk of a node, for several jobs."""
     picture = tmp_path / "hits.svg"
     ran = simulated(index, "--disk", "500MB", "--jobs", "2", "--picture", str(picture))
-    assert ran.exit_code == 0 and re.search(r"^hits +[\d.]+% +[\d.]+% +[\d.]+% +0.0%$", ran.output, re.MULTILINE)
+    assert ran.exit_code == 0
+    assert re.search(r"^hits +[\d.]+% +[\d.]+% +[\d.]+% +0.0%$", ran.output, re.MULTILINE)
     assert len(list(ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}polyline"))) == 3
 
 
@@ -198,4 +210,6 @@ def test_errors_say_what_to_do(index: Path, text: str | None, flags: tuple[str, 
     if text is not None:
         index.write_text(text)
     ran = simulated(index, "--disk", "1GB", *flags)
-    assert ran.exit_code != 0 and wrong in ran.output and remedy in ran.output
+    assert ran.exit_code != 0
+    assert wrong in ran.output
+    assert remedy in ran.output

@@ -22,9 +22,9 @@ from shardcache.errors import (
 )
 from shardcache.fetch.etags import Etags
 from shardcache.fetch.retry import Backoff, Retry, refetch
-from shardcache.metrics import Counters
 from shardcache.origin.objects import MD5, Checksum, RemoteObject
-from shardcache.transport.checksums import checksum_function, combined
+from shardcache.telemetry.metrics import Counters
+from shardcache.transport.between.checksums import checksum_function, combined
 from support.programs.guard import GUARD_S
 
 URL = "s3://b/a.tar"

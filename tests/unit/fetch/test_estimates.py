@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.fetch.hedging import Hedging
-from shardcache.fetch.origin_states import Aimd, Link
+from shardcache.fetch.limits.hedging import Hedging
+from shardcache.fetch.limits.origin_states import Aimd, Link
 
 SIZE = 8 * 1024 * 1024
 
@@ -157,6 +157,15 @@ def test_requests_for_several_parts_are_first_compared_with_single_ones() -> Non
     assert [hedging.spend(4), hedging.spend(4), hedging.spend(1)] == [True, True, False]
 
 
+def test_requests_for_many_small_parts_are_hedged_as_well() -> None:
+    """Ranges of up to 64 parts are compared with single ones, and cost as many of them."""
+    hedging = taught([1.0] * 100)
+    assert hedging.patience_s(64 * SIZE, parts=64) == 64.0
+    for _ in range(50):
+        hedging.took(16 * SIZE, 2.0, parts=16)
+    assert [hedging.spend(16), hedging.spend(16)] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("received_bytes", "elapsed_s", "usual_s", "others_s", "left_s"),
     [
@@ -185,7 +194,8 @@ def test_hedges_of_the_tier_begin_with_two_and_cost_nothing_if_they_win() -> Non
     hedging = taught([1.0] * 50)
     assert [hedging.tries() for _ in range(4)] == [True, True, True, False]
     hedging.won()
-    assert hedging.tries() and not hedging.spend()
+    assert hedging.tries()
+    assert not hedging.spend()
 
 
 def test_a_fifth_of_the_stall_timeout_is_usual_where_nothing_is_known() -> None:

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.fetch.bandwidth import Bandwidth
+from shardcache.fetch.limits.bandwidth import Bandwidth
+from shardcache.fetch.limits.slot_claims import WAITING, Claim, Priority
 from shardcache.fetch.reads import PausableRead
-from shardcache.fetch.slot_claims import WAITING, Claim, Priority
 from support.programs.still_loop import leaping, pass_time
 
 RATE = 1_000_000
@@ -93,7 +93,8 @@ async def test_a_cancelled_reader_leaves_its_credit_to_the_others() -> None:
     pass_time(1.01 / 50)
     assert await last == await bandwidth.grant(ANY, GRANT) == GRANT
     assert now_s() == pytest.approx(2 / 50, rel=0.001)  # in which two are earned
-    assert queued.cancelled() and granted.cancelled()
+    assert queued.cancelled()
+    assert granted.cancelled()
 
 
 class Purse:

@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from shardcache.errors import NotFoundError, OriginBusyError, OriginUnavailableError
-from shardcache.fetch.bandwidth import Bandwidth
+from shardcache.fetch.limits.bandwidth import Bandwidth
+from shardcache.fetch.limits.scheduler import Scheduler
+from shardcache.fetch.limits.slot_claims import Claim, Priority
 from shardcache.fetch.race import race
 from shardcache.fetch.requests import Requests, RequestSpan
-from shardcache.fetch.scheduler import Scheduler
-from shardcache.fetch.slot_claims import Claim, Priority
-from shardcache.fetch.tier_requests import TierFirst
-from shardcache.metrics import Counters
+from shardcache.fetch.tier.tier_requests import TierFirst
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
-from shardcache.transport.flow import Commit, Flow
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.telemetry.metrics import Counters
+from shardcache.transport.between.flow import Commit, Flow
+from shardcache.transport.between.parts import Parts, PartSums
 from support.programs.still_loop import leaping, pass_time, still, turns
 
 STORE = "s3://bucket"
@@ -76,7 +76,8 @@ class Desk:
         for _ in range(seen):
             self.slots.origin(STORE).hedging.took(OBJ.size_bytes, 0.001)
         self.counters = Counters()
-        self.requests = TierFirst(Requests(self.slots, Bandwidth(None), self.counters, 60.0))
+        requests = Requests(self.slots, Bandwidth(None), self.counters, 60.0)
+        self.requests = TierFirst(requests, self.slots, self.counters, 60.0)
 
     async def fetch(self) -> int:
         """Fetch the only part, and return the number of the request that wrote it."""

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import OriginBusyError, OriginUnavailableError
-from shardcache.fetch.origin_states import OriginLoad
-from shardcache.fetch.scheduler import ASK_AGAIN_S, Scheduler
-from shardcache.fetch.slot_claims import WAITING, Claim, Priority
+from shardcache.fetch.limits.origin_states import OriginLoad
+from shardcache.fetch.limits.scheduler import ASK_AGAIN_S, Scheduler
+from shardcache.fetch.limits.slot_claims import WAITING, Claim, Priority
 from support.programs.guard import GUARD_S
 from support.programs.still_loop import leaping, pass_time, still, turns
 
@@ -52,7 +52,7 @@ class Users:
     ) -> None:
         """Let a task ask for a slot, for a download of its own or for that of the task before it."""
         self.priorities[name] = priority
-        self.claims[name] = Claim(self.claims[after].priority if after else lambda: self.priorities[name], origin)
+        self.claims[name] = Claim(self.claims[after].ask_priority if after else lambda: self.priorities[name], origin)
         self._ends[name] = asyncio.get_running_loop().create_future()
         self._tasks[name] = asyncio.create_task(self._use(name, pausable))
         await turns()
@@ -355,5 +355,6 @@ async def test_origins_in_use_and_the_last_ones_are_remembered() -> None:
                     raise OriginBusyError("slow down")
         loads = {load.name: load for load in slots.loads()}
         assert len(loads) == 64
-        assert loads["busy"].connections == 1 and loads["host 599"].throttled == 1
+        assert loads["busy"].connections == 1
+        assert loads["host 599"].throttled == 1
         assert "host 1" not in loads

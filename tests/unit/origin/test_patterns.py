@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardcache.access import glob_prefix
+from shardcache.access.urls import glob_prefix
 from shardcache.errors import ConfigError
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.globs import glob_regex

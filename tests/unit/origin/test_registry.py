@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from shardcache.config import OriginTable
+from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ConfigError
 from shardcache.origin.breaker import Breaker
 from shardcache.origin.registry import Origins
@@ -38,7 +38,7 @@ def test_the_longest_match_rules() -> None:
     tables = [OriginTable.model_validate({"match": match}) for match in ("s3://a/", "s3://a/b/", "s3://")]
     origins = Origins(tables, max_connections=4)
     urls = ("s3://a/b/x.tar", "s3://a/x.tar", "s3://z/x.tar", "gs://a/x.tar")
-    assert [origins.rule(url).match for url in urls] == ["s3://a/b/", "s3://a/", "s3://", ""]
+    assert [origins.table(url).match for url in urls] == ["s3://a/b/", "s3://a/", "s3://", ""]
 
 
 @pytest.mark.parametrize("url", ["s3://allowed/../secret/a.tar", "a.tar", ""])
@@ -56,9 +56,11 @@ def test_failures_or_two_stalls_in_a_row_open_it() -> None:
     breaker.succeeded()
     for _ in range(2):
         breaker.failed(0.0)
-    assert not breaker.is_open and breaker.admits(0.0)
+    assert not breaker.is_open
+    assert breaker.admits(0.0)
     breaker.failed(0.0)
-    assert breaker.is_open and not breaker.admits(9.9)
+    assert breaker.is_open
+    assert not breaker.admits(9.9)
     other = Breaker(max_failures=16)
     other.failed(0.0)
     other.failed(20.0, stalled=True)
@@ -85,5 +87,8 @@ def test_an_owner_that_was_slow_twice_within_the_rest_is_left_out_for_it() -> No
         owners.add("a", now_s)
     assert not owners.any(61.0)
     owners.add("a", 70.0)
-    assert owners.has("a", 129.9) and owners.any(129.9) and not owners.has("b", 70.0)
-    assert not owners.has("a", 130.0) and not owners.any(130.0)
+    assert owners.has("a", 129.9)
+    assert owners.any(129.9)
+    assert not owners.has("b", 70.0)
+    assert not owners.has("a", 130.0)
+    assert not owners.any(130.0)

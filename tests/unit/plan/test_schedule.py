@@ -274,7 +274,8 @@ class AnyTimeline(RuleBasedStateMachine):
         else:
             assert missing[found.name] == found.needed_at_s == min(missing.values())
             session = self.sessions[found.session]
-            assert session.plan[found.position] == found.name and found.position >= session.cursor
+            assert session.plan[found.position] == found.name
+            assert found.position >= session.cursor
 
 
 TestAnyTimeline = AnyTimeline.TestCase

@@ -141,7 +141,8 @@ def test_sessions_of_a_job_share_its_pace() -> None:
     timeline.reads("a", 0)
     timeline.tick(5.0)
     timeline.done("a", 0)
-    assert use_s(timeline, "b-2") == 5.0 + 2 * 5.0 and use_s(timeline, "stranger-2") == 5.0 + 2 * 1.0
+    assert use_s(timeline, "b-2") == 5.0 + 2 * 5.0
+    assert use_s(timeline, "stranger-2") == 5.0 + 2 * 1.0
     timeline.forget("a")
     timeline.forget("b")
     for session, job in (("c", "job"), ("d", "other")):
@@ -173,7 +174,8 @@ def test_releases_out_of_turn_do_not_move_the_cursor() -> None:
     timeline.done(0, 1)
     assert use_s(timeline, "c") < NEVER
     timeline.done(0, 2)
-    assert use_s(timeline, "c") == NEVER and use_s(timeline, "d") < NEVER
+    assert use_s(timeline, "c") == NEVER
+    assert use_s(timeline, "d") < NEVER
     timeline.done(0, 0)
     timeline.reads(0, 4)
     timeline.done(0, 4)

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import click
 
 from shardcache.cli.main import app
-from shardcache.config import OriginTable, Settings
-from shardcache_client import ShardDataset
-from support.programs.pages import ROOT, blocks, section, without_blocks
+from shardcache.config.origin_table import OriginTable
+from shardcache.config.settings import Settings
+from shardcache_client.dataset import ShardDataset
+from support.programs.pages import ROOT, blocks, without_blocks
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -83,7 +84,8 @@ def test_extras_of_the_documents_exist() -> None:
     """Every `pip install` of this project names extras that it has."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
     named = [found for page in PAGES for found in re.findall(r"(?:'\.|shardcache)\[([\w,]+)\]", page.read_text())]
-    assert len(named) > 5 and {extra for found in named for extra in found.split(",")} - extras == set()
+    assert len(named) > 5
+    assert {extra for found in named for extra in found.split(",")} - extras == set()
 
 
 def test_variables_of_the_documents_exist() -> None:
@@ -125,12 +127,6 @@ def test_python_of_the_documents_is_python() -> None:
     assert set(given) - known == set()
 
 
-def test_readme_and_the_first_page_have_the_same_quick_start() -> None:
-    """Its lines are those that the tests of the first page run."""
-    readme, page = (list(blocks(section(name, "Quick start"))) for name in ("README.md", "docs/first-steps.md"))
-    assert len(readme) == 10 and page[:10] == readme
-
-
 def written() -> set[str]:
     """Return the names of all tests, and of the classes of those that hypothesis writes."""
     texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
@@ -157,3 +153,22 @@ def test_installed_files_name_no_page_of_the_repository() -> None:
     paths = [path for package in ("shardcache", "client") for path in (ROOT / package).rglob("*.py")]
     assert len(paths) > 100
     assert [str(path) for path in paths if re.search(r"\bdocs/|\w\.md\b", path.read_text())] == []
+
+
+def test_the_architecture_names_files_and_functions_that_exist() -> None:
+    """Whoever follows its map arrives: each file is there, and has what the page says is in it."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    sources = [path for folder in ("shardcache", "client", "tests") for path in (ROOT / folder).rglob("*.py")]
+
+    def named(name: str) -> list[str]:
+        return [path.read_text() for path in sources if f"/{path}".endswith(f"/{name}")]
+
+    files = set(re.findall(r"`([\w./]+\.py)`", page))
+    assert len(files) > 50
+    assert [name for name in files if not named(name)] == []
+
+    places = re.findall(r"`([A-Za-z_.]+)` in `([\w./]+\.py)`", page)
+    assert len(places) > 15
+    for name, file in places:
+        definition = re.compile(rf"\b(?:def|class) {name.rpartition('.')[2]}\b")
+        assert any(map(definition.search, named(file))), (name, file)

@@ -29,8 +29,12 @@ DEEP = "def deep():\n" + "".join(" " * 4 * depth + "if x:\n" for depth in range(
         ("if (x := f()) is not None:\n    pass\n", "walrus"),
         ("[f(x) for x in y]\n", "comprehension"),
         ("x = {1 for y in z if y}\n", "comprehension"),
+        ("x = [1 for y in z if y]\n", "comprehension"),
         ("x = [f(y) for y in (z,)]\n", "comprehension"),
         ("x = 'wide' * is_wide\n", "product"),
+        ('"""What a module is for."""\n', "docstring"),
+        ('class Place:\n    """Where it is."""\n', "docstring"),
+        ('x = 1\n"""How many there are."""\n', "docstring"),
     ],
 )
 def test_each_check_finds_what_it_is_for(tmp_path: Path, text: str, check: str) -> None:
@@ -43,6 +47,9 @@ def test_each_check_finds_what_it_is_for(tmp_path: Path, text: str, check: str) 
     [
         "x = 1\n" * 500,
         LONG_FUNCTION.removesuffix("    step()\n"),
+        LONG_FUNCTION.removesuffix("    step()\n").replace(
+            ":\n", ':\n    """A docstring.\n\n    It counts not.\n    """\n', 1
+        ),
         "def flat():\n    if a:\n        f()\n" + "    elif b:\n        f()\n" * 6,
         "x = a if b else c\n",
         "a, b = b, a\n",
@@ -50,12 +57,15 @@ def test_each_check_finds_what_it_is_for(tmp_path: Path, text: str, check: str) 
         "while x := f():\n    pass\n",
         "x = sum(1 for y in z)\n",
         "x = {y: 1 for y in z}\n",
+        "x = [[] for y in z]\n",
         "x = '-' * len(y)\n",
         "x = '-' * 80\n",
+        'def place():\n    """Return where it is."""\n',
+        'class Whatever:\n    """A noun."""\n',
     ],
 )
 def test_plain_code_passes(tmp_path: Path, text: str) -> None:
-    """What is like it, and reads well."""
+    """Similar code that reads well."""
     assert found(tmp_path, text) == []
 
 

@@ -86,7 +86,8 @@ def test_copied_files_are_sent_to_the_build() -> None:
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     lines = [line.split()[1:] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
     copied = {name for line in lines if not line[0].startswith("--from") for name in line[:-1]}
-    assert copied == sent and all((ROOT / name).exists() for name in copied)
+    assert copied == sent
+    assert all((ROOT / name).exists() for name in copied)
 
 
 def test_the_image_has_no_web_server_without_a_target() -> None:

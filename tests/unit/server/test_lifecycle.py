@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.disk_health import Health
-from shardcache.config import Amount
-from shardcache.server.service_notifier import Liveness, ServiceNotifier, liveness
+from shardcache.config.amounts import Amount
+from shardcache.server.process.service_notifier import Liveness, ServiceNotifier, liveness
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.store import Store
 from support.platforms.manager import ServiceManager
 from support.programs.daemon import eventually
-from support.shards.stores import open_store, residency_of
+from support.shards.stores import health_of, open_store
 
 WELL = {"error": None, "silent_s": 0.0}
 
@@ -50,7 +49,8 @@ async def test_a_long_start_asks_for_time(tmp_path: Path) -> None:
             work = group.create_task(manager.have_patience("Searching.", go_on.wait))
             told = await asyncio.to_thread(listener.hear)
             go_on.set()
-        assert await work is True and told == {"STATUS": "Searching.", "EXTEND_TIMEOUT_USEC": "30000000"}
+        assert await work is True
+        assert told == {"STATUS": "Searching.", "EXTEND_TIMEOUT_USEC": "30000000"}
         with pytest.raises(ZeroDivisionError):
             await manager.have_patience("Searching.", lambda: 1 // 0)
     for deaf in (ServiceNotifier(), ServiceNotifier(str(tmp_path / "gone")), ServiceNotifier("not an address")):
@@ -71,7 +71,7 @@ async def test_a_disk_that_hangs_counts_as_silent(tmp_path: Path) -> None:
     """An error would be an answer; what never comes back shows as seconds that grow, and ends with the answer."""
     store, folder = open_store(tmp_path), Hanging()
     held, store.folder = store.folder, folder
-    health = Health(residency_of(store))
+    health = health_of(store)
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(health.run())
         await asyncio.to_thread(eventually, lambda: health.to_json()["silent_s"] > 0)
@@ -88,8 +88,10 @@ def test_a_full_disk_is_alive_and_a_silent_one_is_not(tmp_path: Path) -> None:
     try:
         assert liveness(WELL, store, 3) == Liveness(True, "3 readers; 0 shards, 0 Bytes of 1.0 GB.")
         full = liveness(WELL | {"error": {"message": "no space left"}}, store, 0)
-        assert full.alive and "no space left" in full.line
+        assert full.alive
+        assert "no space left" in full.line
         hung = liveness(WELL | {"silent_s": 3600.0}, store, 0)
-        assert not hung.alive and "3600 s" in hung.line
+        assert not hung.alive
+        assert "3600 s" in hung.line
     finally:
         store.close()

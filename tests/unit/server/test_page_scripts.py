@@ -1,4 +1,4 @@
-"""What the dashboard says of a moment: its own scripts, run by Node.js without a browser."""
+"""The dashboard's words about a moment: its own scripts, run by Node.js without a browser."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.metrics import Counters
+from shardcache.telemetry.metrics import Counters
 from support.programs.guard import GUARD_S
 
 NODE = shutil.which("node")
@@ -112,8 +112,8 @@ def test_job_that_reads_its_index_is_waiting(tmp_path: Path) -> None:
 def test_saved_is_a_dash_until_it_is_positive(tmp_path: Path, read_bytes: int, saved: str) -> None:
     """The words beside it say nothing else: what was fetched ahead has not been saved, nor lost."""
     counters = Counters()
-    counters.bills.add("fetched", "s3://b/1.tar", 11_400_000, 3, None)
-    counters.bills.add("read", "s3://b/1.tar", read_bytes, 1, None)
+    counters.bills.add_fetched("s3://b/1.tar", 11_400_000, 3)
+    counters.bills.add_read("s3://b/1.tar", read_bytes, None)
     bill = counters.bills.to_json()
     cache = {"used_bytes": 0, "capacity_bytes": 1, "shards": 0}
     page = moment() | {"cache": cache, "counters": counters.to_json(), "pins": {"shards": 0}, "bill": bill}

@@ -9,10 +9,10 @@ from threading import Thread
 
 import pytest
 
-from shardcache.cli import status as probing
+from shardcache.cli import probe as probing
 from shardcache.errors import DaemonError, NoDaemonError
-from shardcache.protocol import SOCKET_ENV
-from shardcache.server import service_notifier
+from shardcache.server.process import service_notifier
+from shardcache.shared.socket_paths import SOCKET_ENV
 from support.programs.cli import shardcache
 
 
@@ -59,7 +59,8 @@ def test_the_command_asks_the_same_and_waits_if_told_to(path: Path) -> None:
     degraded = '{"status": "degraded", "disk": {"error": "read-only"}}'
     with answering(path, degraded, degraded, '{"status": "ok"}'):
         ready = shardcache("probe", "ready", "--json")
-        assert ready.code == 1 and ready.json["disk"]["error"] == "read-only"
+        assert ready.code == 1
+        assert ready.json["disk"]["error"] == "read-only"
         waited = shardcache("probe", "ready", "--wait-s", "60")
         assert (waited.code, waited.out.strip()) == (0, "ok")
 
@@ -75,7 +76,8 @@ def test_a_disk_that_hangs_ends_a_daemon(silent_s: float, alive: bool) -> None:
 def test_probes_fail_without_a_daemon() -> None:
     """Each by its own exit code: no daemon, with what to do, and a misspelt probe, which is never taken for a pass."""
     lost = shardcache("probe", "live")
-    assert lost.code == 3 and "shardcache serve" in lost.err
+    assert lost.code == 3
+    assert "shardcache serve" in lost.err
     assert shardcache("probe", "alive").code == 2
 
 

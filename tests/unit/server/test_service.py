@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from shardcache import daemon
-from shardcache.metrics import OTHERS, Histogram, Histograms
+from shardcache.daemon.garbage_collection import building, collect_seldom
 from shardcache.server.audit import Audit
-from shardcache.server.process_load import LoopLag
+from shardcache.server.process.process_load import LoopLag
+from shardcache.telemetry.metrics import OTHERS, Histogram, Histograms
 from support.programs.daemon import eventually
 
 JOB = ("train", 0)
@@ -48,7 +48,8 @@ def test_job_names_of_clients_are_bounded() -> None:
     for number in range(2000):
         audit.plan(JOB, number, (0, 0))
         audit.plan(JOB, None, (number, 0))
-    assert len(audit._epochs) < 1000 and max(map(len, audit._epochs.values())) < 2000
+    assert len(audit._epochs) < 1000
+    assert max(map(len, audit._epochs.values())) < 2000
 
 
 @given(values=st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.5, 1.0, 1.5, 10.0, 10.5, 99.0])))
@@ -68,7 +69,9 @@ def test_ever_more_labels_share_one_histogram() -> None:
     for number in range(1000):
         histograms.of(f"https://host-{number}").observe(1.0)
     counts = {label: histogram.cumulative()[-1] for (label,), histogram in histograms.by_label()}
-    assert len(counts) == 65 and counts["https://host-0"] == 1 and counts[OTHERS] == 1000 - 64
+    assert len(counts) == 65
+    assert counts["https://host-0"] == 1
+    assert counts[OTHERS] == 1000 - 64
 
 
 def test_quantiles_of_the_lag_are_those_of_the_last_ten_minutes() -> None:
@@ -108,10 +111,11 @@ def collector() -> Iterator[None]:
 @pytest.mark.usefixtures("collector")
 def test_objects_built_at_the_start_are_never_collected() -> None:
     """Neither while they are built nor afterwards: they are in no generation. Young garbage goes as soon as ever."""
-    with daemon.building():
+    with building():
         assert not gc.isenabled()
         built = [[number] for number in range(10_000)]
-    assert gc.isenabled() and len(gc.get_objects()) < len(built)
+    assert gc.isenabled()
+    assert len(gc.get_objects()) < len(built)
     young, middle, old = gc.get_threshold()
-    daemon.collect_seldom()
+    collect_seldom()
     assert gc.get_threshold() == (young, middle, 10 * old)

@@ -13,14 +13,14 @@ import pytest
 
 from shardcache.cache.facade import Cache
 from shardcache.cache.listings.manifests import Manifests
-from shardcache.config import Settings
+from shardcache.config.settings import Settings
 from shardcache.fetch.download import Downloader
-from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.server.app import serving
 from shardcache.server.listening.limits import Limits
 from shardcache.server.listening.tcp_listener import Listener
 from shardcache.store.indexing.indexers import Indexers
+from shardcache.telemetry.metrics import Counters
 from support.programs.daemon import UnixConnection
 from support.programs.raw_session import RawSession
 from support.shards.stores import open_store

@@ -119,11 +119,13 @@ async def test_a_flipped_bit_is_found_and_set_aside(store: Store, reopen: Callab
     assert caught.value.url == URL
     used_bytes = store.space.used_bytes
     await store.quarantine(shard)
-    assert not store.shards and store.space.used_bytes == used_bytes
+    assert not store.shards
+    assert store.space.used_bytes == used_bytes
     assert (store.layout.quarantine / (shard.key + TAR)).exists()
 
     again = reopen()
-    assert not again.shards and again.space.used_bytes == used_bytes
+    assert not again.shards
+    assert again.space.used_bytes == used_bytes
     for key in list(again.leftovers):
         assert await again.remove_leftover(key)
     assert again.space.used_bytes == 0
@@ -248,6 +250,41 @@ async def test_damaged_format_file_of_a_cache_is_written_again(
     store.layout.format.write_bytes(content)
     assert shard.key in reopen().shards
     assert store.layout.format.read_text() == f"{FORMAT}\n"
+
+
+@pytest.mark.parametrize("content", [b"3\n", b"9\n", b"1000\n"])
+async def test_format_file_that_names_another_number_than_its_copy_is_damaged(
+    store: Store, reopen: Callable[[], Store], content: bytes
+) -> None:
+    """A flipped bit makes such a number; a later release would have written both."""
+    shard = await publish(store, URL)
+    store.layout.format.write_bytes(content)
+    assert shard.key in reopen().shards
+    assert store.layout.format.read_text() == f"{FORMAT}\n"
+
+
+@pytest.mark.parametrize("copy", [b"", b"\xff", b"2\n", b"7\n", None])
+def test_number_of_a_later_release_is_believed_unless_its_copy_is_of_this_one(
+    tmp_path: Path, copy: bytes | None
+) -> None:
+    """Whatever else the copy is, nothing is changed in the folder."""
+    open_store(tmp_path).close()
+    layout = Layout(tmp_path)
+    layout.format.write_bytes(b"2\n")
+    layout.format_copy.unlink()
+    if copy is not None:
+        layout.format_copy.write_bytes(copy)
+    with pytest.raises(CacheFormatError, match="has format 2"):
+        open_store(tmp_path)
+    assert layout.format.read_bytes() == b"2\n"
+
+
+async def test_damaged_copy_of_the_format_is_written_again(store: Store, reopen: Callable[[], Store]) -> None:
+    """Where the file itself is right, the shards are served."""
+    shard = await publish(store, URL)
+    store.layout.format_copy.write_bytes(b"3\n")
+    assert shard.key in reopen().shards
+    assert store.layout.format_copy.read_text() == f"{FORMAT}\n"
 
 
 MOUNTS = (

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError, MetadataError
-from shardcache.protocol import ShardRef
+from shardcache.shared.protocol import ShardRef
 from shardcache.tarindex.contents import MAX_METADATA_BYTES, MetadataMember, entries_of, read_metadata, rows_of
 from shardcache.tarindex.grouping import index_tar
-from shardcache_client.indexed import select
-from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.parts.sample_tables import select
 from support.shards.tars import make_tar
 
 URL = "s3://bucket/train-000000.tar"

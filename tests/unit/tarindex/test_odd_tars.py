@@ -172,7 +172,8 @@ def test_tars_that_webdataset_reads_in_silence_are_errors(path: Path, name: str)
     expected = by_webdataset(path)
     assert (bare(expected.samples), expected.error) == (given, None)
     found = by_index(path).error
-    assert isinstance(found, error) and text in f"{found.message} {found.remedy}"
+    assert isinstance(found, error)
+    assert text in f"{found.message} {found.remedy}"
 
 
 DAMAGED = {

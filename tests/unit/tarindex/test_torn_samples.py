@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache.errors import SampleError, TornSampleError
+from shardcache.errors import TornSampleError
 from shardcache.tarindex.grouping import index_tar
-from shardcache.writing import ShardWriter
 from support.shards.odd_tars import by_arrival, by_index
 from support.shards.tars import pack
 
@@ -60,14 +59,3 @@ def test_lines_with_one_number_in_two_members_are_torn(tmp_path: Path) -> None:
     path.write_bytes(pack([("__lines__/0.json", b"{}\n{}\n"), ("__lines__/0.txt", b"a\nb\n")]))
     with pytest.raises(TornSampleError, match="the key '0' comes again, with the member 'txt'"):
         index_tar(path, URL)
-
-
-def test_writer_refuses_a_key_that_comes_again_with_other_members(tmp_path: Path) -> None:
-    """Its readers would refuse the shard; with the same members, it is another sample of that key."""
-    with ShardWriter(tmp_path / "same") as shards:
-        for key in "aba":
-            shards.write({"__key__": key, "txt": key})
-    with pytest.raises(SampleError, match="two samples have the key 'a'"), ShardWriter(tmp_path / "other") as shards:
-        for key, extension in (("a", "txt"), ("b", "txt"), ("a", "json")):
-            shards.write({"__key__": key, extension: key})
-    assert not list((tmp_path / "other").glob("*.tar"))

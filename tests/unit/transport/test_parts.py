@@ -10,7 +10,7 @@ from awscrt import checksums
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.transport.parts import RECORD, Parts, PartSums, write_parts, writing
+from shardcache.transport.between.parts import RECORD, Parts, PartSums, write_parts, writing
 
 DATA = random.Random(5).randbytes(100_000)
 CRC: dict[str | None, Callable[[bytes], int]] = {

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
-from shardcache_client.order.deal import SampleDeal, ShardDeal
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.dealing.deal import SampleDeal, ShardDeal
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Reached, Resume
-from shardcache_client.stages.stage import Mark, Placed, StageRun
+from shardcache_client.stages.stage import EpochFacts, Mark, Placed
 
 DEAL = SampleDeal([20], even=None)
 
@@ -23,9 +23,9 @@ class InPairs:
     name = "in pairs"
     is_in_step = True
 
-    def regrouped(self, samples: Iterator[Placed], run: StageRun) -> Iterator[tuple[Any, Mark]]:
+    def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
         """Yield each pair with the mark after it."""
-        del run
+        del facts
         while len(pair := list(islice(samples, 2))) == 2:
             yield [each.item for each in pair], Mark(pair[-1].place + 1)
 

@@ -95,8 +95,8 @@ def test_an_error_of_making_comes_in_the_place_of_its_batch() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5])
-def test_no_thread_outlives_a_dropped_iterator(taken: int) -> None:
-    """Whether or not a batch was taken; and what was read from is closed."""
+def test_a_dropped_iterator_leaves_no_thread(taken: int) -> None:
+    """No matter if a batch was taken; and the generator that is read is closed."""
     before = threading.active_count()
     is_closed = threading.Event()
 

@@ -51,12 +51,43 @@ def test_each_sample_is_in_one_block(lengths: list[int], window: int) -> None:
 
 
 @given(lengths_of_samples, windows)
-def test_no_block_is_empty_or_above_the_limit(lengths: list[int], window: int) -> None:
+def test_blocks_have_from_one_token_to_the_limit(lengths: list[int], window: int) -> None:
     """Every block has from one token to `max_tokens`."""
     packed = [*groups(lengths, MAX_TOKENS, window)]
 
     sizes = [tokens(block, lengths) for group in packed for block in group.blocks]
     assert all(1 <= size <= MAX_TOKENS for size in sizes)
+
+
+samples_of_sources = st.lists(st.tuples(st.integers(1, MAX_TOKENS), st.sampled_from("abc")), max_size=60)
+
+
+@given(samples_of_sources, windows)
+def test_sources_apart_share_no_block(samples: list[tuple[int, str]], window: int) -> None:
+    """Each sample is in one block, with others of its source, and no block is above the limit."""
+    lengths = [length for length, _ in samples]
+    sources = [source for _, source in samples]
+
+    packed = [*groups(lengths, MAX_TOKENS, window, sources=sources)]
+
+    assert sorted(given_in(packed)) == [*range(len(samples))]
+    for block in (block for group in packed for block in group.blocks):
+        assert 1 <= tokens(block, lengths) <= MAX_TOKENS
+        assert len({sources[number] for number in block}) == 1
+
+
+@pytest.mark.parametrize(("corpora", "window"), [(("c4", "wikipedia"), 512), (("c4", "wikipedia", "flan"), 1536)])
+def test_blocks_of_sources_apart_are_full(corpora: Sequence[str], window: int) -> None:
+    """Of texts in blocks of 8,192 tokens, at most 3 % is padding."""
+    shuffled = random.Random(1)
+    samples = [(length, corpus) for corpus in corpora for length in draw_lengths(corpus, 8_000, 8_192)]
+    shuffled.shuffle(samples)
+    lengths = [length for length, _ in samples]
+
+    packed = [*groups(lengths, 8_192, window, sources=[source for _, source in samples])]
+
+    blocks = sum(len(group.blocks) for group in packed)
+    assert sum(lengths) / (blocks * 8_192) >= 0.97
 
 
 @given(lengths_of_samples, windows)

@@ -25,6 +25,14 @@ def bookmark() -> Bookmark:
     return Bookmark(EpochCounter(), Epochs())
 
 
+class Repeated(Epochs):
+    """The ranks' decision that an epoch which one of them has ended early is read again."""
+
+    def follows(self, epoch: int, left: int, *, is_held: bool = False) -> int:
+        """Return the epoch that was left."""
+        return left
+
+
 def saved(reader: int, **fields: Any) -> dict[str, Any]:
     """Return the state of a worker of two in the middle of an epoch."""
     progress = Progress(fields.pop("epoch", EPOCH))
@@ -191,7 +199,7 @@ def test_persistent_worker_that_starts_late_begins_with_the_first_iteration(book
 
 
 def test_iteration_begun_while_another_is_held_reads_the_next_epoch(bookmark: Bookmark) -> None:
-    """Whether or not the worker of the other one lives: a new iterator may be made before the old one is dropped."""
+    """The worker of the other one may live or not: a new iterator may be made before the old one is dropped."""
     with subprocess.Popen(["sleep", "60"]) as worker:
         join(spawned(bookmark), 17, 0, 1)
         with bookmark.counter.change() as count:
@@ -209,7 +217,7 @@ def test_the_iteration_that_was_read_last_is_the_main_one(bookmark: Bookmark) ->
         bookmark.count(nested)
         assert (nested.epoch, bookmark.next_epoch) == (epoch, epoch + 1)
         bookmark.count(outer)
-        assert (outer.counted, bookmark.next_epoch) == (True, 1)
+        assert (outer.role, bookmark.next_epoch) == ("main", 1)
 
 
 def test_look_that_was_overtaken_does_not_count_when_it_is_read_on(bookmark: Bookmark) -> None:
@@ -218,7 +226,7 @@ def test_look_that_was_overtaken_does_not_count_when_it_is_read_on(bookmark: Boo
     for _ in range(2):
         begun(bookmark)
     bookmark.count(look)
-    assert (look.looks, bookmark.next_epoch) == (True, 2)
+    assert (look.role, bookmark.next_epoch) == ("overtaken", 2)
 
 
 def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on() -> None:
@@ -247,7 +255,7 @@ def test_a_dropped_loader_with_the_number_of_the_next(bookmark: Bookmark) -> Non
 
 
 def test_many_dropped_loaders_leave_no_heap(bookmark: Bookmark) -> None:
-    """What is shared is bounded, and each of them counts."""
+    """The shared state is bounded, and each of them counts."""
     for loader in range(200):
         assert join(spawned(bookmark), loader, 0, 2).epoch == loader
     assert len(bookmark.counter.read().pack()) <= 4096
@@ -270,7 +278,7 @@ def test_a_loaded_state_is_heard_of_by_workers_that_run(bookmark: Bookmark) -> N
     bookmark.load([saved(reader, seeds={"": 5}) for reader in range(2)], worker=False)
     assert join(second, 17, 1, 2).epoch == 0
     assert begin([first, second], 17) == IN_THE_MIDDLE
-    assert (first.seeds, second.seeds) == ({"": 5}, {"": 5})
+    assert (first.terms.seeds, second.terms.seeds) == ({"": 5}, {"": 5})
     assert begun(bookmark).epoch == EPOCH + 1
 
 
@@ -282,3 +290,21 @@ def test_iterations_of_a_forked_process_are_its_own(bookmark: Bookmark) -> None:
         os._exit(0 if bookmark.current is None else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert bookmark.current is outer
+
+
+def test_next_epoch_is_settled_as_an_iteration_would_settle_it() -> None:
+    """Ranks agree on what follows an epoch that was ended early, once, whoever asks first."""
+    bookmark = Bookmark(EpochCounter(), Repeated())
+    bookmark.count(join(bookmark))
+    assert bookmark.next_epoch == 1
+    assert bookmark.settle_next_epoch() == 0
+    assert bookmark.next_epoch == 0
+    assert join(bookmark).epoch == 0
+
+
+def test_next_epoch_that_was_set_needs_no_settling() -> None:
+    """It is what the user has set."""
+    bookmark = Bookmark(EpochCounter(), Repeated())
+    bookmark.count(join(bookmark))
+    bookmark.set_epoch(EPOCH)
+    assert bookmark.settle_next_epoch() == EPOCH

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.rounds import Shuffle, Topology
+from shardcache_client.order.dealing.deal import SampleDeal
+from shardcache_client.order.sequences.rounds import Shuffle, Topology
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.progress import BatchPhase, Progress
 from shardcache_client.position.rank_state import RankState
@@ -134,8 +134,22 @@ def test_ranks_that_are_in_step_need_one_rank_s_states_alone() -> None:
     mark = Mark(20, group=2, given=3, beyond=7)
     crew = [state_of(worker, reached=Reached(mark), in_step=True) for worker in range(2)]
     assert resume(crew, Topology(1, 2, 1, 2), counted=True).reached.mark == Mark(19, 2, 3, beyond=1, again=1)
+
+
+def test_ranks_between_two_groups_are_divided_anew_by_one_rank_s_states_alone() -> None:
+    """All samples before the place were given, and none after it."""
+    crew = [state_of(worker, reached=Reached(Mark(20, group=2)), in_step=True) for worker in range(2)]
     (phase,) = resume(crew, Topology(0, 3), counted=True).progress.phases
-    assert phase == BatchPhase(4, 1, (20, 20, 19, 19), ("7", "7", "1", "1"))
+    assert phase == BatchPhase(4, 1, (20, 20, 19, 19), ("", "", "1", "1"))
+
+
+@pytest.mark.parametrize(("topology", "stage"), [(Topology(0, 3), ""), (Topology(1, 2, 1, 2), "another")])
+def test_ranks_within_a_group_are_not_divided_anew_by_one_rank_s_states_alone(topology: Topology, stage: str) -> None:
+    """Samples that the others have given of theirs would come again; the error says what to load."""
+    mark = Mark(20, group=2, given=3, beyond=7)
+    crew = [state_of(worker, reached=Reached(mark), in_step=True) for worker in range(2)]
+    with pytest.raises(ConfigError, match="load the states of all ranks"):
+        resume(crew, topology, counted=True, stage=stage)
 
 
 def test_another_stage_makes_other_groups() -> None:

@@ -14,14 +14,16 @@ import torch.testing._internal.distributed.fake_pg  # registers a backend of one
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
-from shardcache.protocol import ShardRef
-from shardcache_client.order.deal import Assignment
-from shardcache_client.order.manifest import Column, Manifest
-from shardcache_client.order.mixture import MixedSource, MixtureAssignment, SourceQuotas
-from shardcache_client.order.rounds import Shuffle, Topology
-from shardcache_client.ranks import distributed, torch_group
-from shardcache_client.ranks.distributed import Agreement, KeyValueStore, MeetingPlace, StoreAddress
-from shardcache_client.ranks.torch_group import TorchRankGroup, share
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.mixture import MixedSource, MixtureAssignment, weights_of
+from shardcache_client.order.sequences.rounds import Shuffle, Topology
+from shardcache_client.order.shards.manifest import Column, Manifest
+from shardcache_client.ranks import distributed, shared_manifest
+from shardcache_client.ranks.agreement import Agreement
+from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, StoreAddress
+from shardcache_client.ranks.shared_manifest import share
+from shardcache_client.ranks.torch_group import TorchRankGroup
 
 WORLD = 3
 SHORT_S = 0.5  # of a wait that is to be in vain
@@ -282,7 +284,7 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
         groups[2].compare_options(Assignment(Shuffle(8)).options())
     sources = tuple(MixedSource(name, manifest()) for name in ("web", "code"))
     mixtures = [
-        MixtureAssignment(samples_per_epoch=20, sources=sources, schedule=SourceQuotas.of(weights, sources, 20))
+        MixtureAssignment(samples_per_epoch=20, sources=sources, weights=weights_of(weights, sources))
         for weights in ({"web": 1, "code": 1}, {"web": 3, "code": 1})
     ]
     copies = [group.of_copy() for group in groups]
@@ -306,7 +308,7 @@ def test_ranks_of_other_batch_sizes_get_an_error(env: pytest.MonkeyPatch, url: s
 
 def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
     """A list longer than a store takes at once arrives whole: its last shard is compared."""
-    env.setattr(torch_group, "_PIECE_CHARACTERS", 1000)
+    env.setattr(shared_manifest, "_PIECE_CHARACTERS", 1000)
     shards = [ShardRef(f"s3://b/{number}.tar", secrets.token_hex(16)) for number in range(200)]
     first, second, _ = datasets(url)
     before = server.num_keys()

@@ -1,9 +1,9 @@
-"""topology.py: who this reader is, from what a launcher leaves in the environment."""
+"""environment.py: who this reader is, from what a launcher leaves in the environment."""
 
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.ranks.environment import job_name, ranks_of_environment
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}

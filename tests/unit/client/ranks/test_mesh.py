@@ -1,4 +1,4 @@
-"""mesh.py over torch's meshes, in a world of four of which this process is one."""
+"""Ranks of torch's meshes, in a world of four of which this process is one."""
 
 import gc
 import pickle
@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a backend of one process
 
 from shardcache.errors import ConfigError
-from shardcache_client import ShardReader
-from shardcache_client.order.rounds import Topology
-from shardcache_client.ranks.group import MeshRanks, RankGroup, given_ranks
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.ranks.group import RankGroup
+from shardcache_client.ranks.mesh import MeshRanks, given_ranks
+from shardcache_client.reader import ShardReader
 from shardcache_client.webdataset import WebDataset
 
 RANK, WORLD = 6, 8

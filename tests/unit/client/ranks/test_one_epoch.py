@@ -10,9 +10,9 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import EpochMismatchError
-from shardcache_client.order.rounds import Topology
-from shardcache_client.ranks.distributed import MeetingPlace, StoreAddress
-from shardcache_client.ranks.torch_group import OneEpoch
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.ranks.key_value_store import MeetingPlace, StoreAddress
+from shardcache_client.ranks.one_epoch import OneEpoch
 
 WORLD = 3
 IN_VAIN_S = 0.3
@@ -102,8 +102,8 @@ def test_a_rank_that_runs_ahead_is_warned(server: TCPStore, caplog: pytest.LogCa
 
 
 def test_a_rank_that_looks_before_the_others_begin(server: TCPStore) -> None:
-    """Once or three times: it reads with them the epoch at which it looked."""
-    first, second, third = ranks(server)
+    """Once or three times: after its patience it reads with them the epoch at which it looked."""
+    first, second, third = ranks(server, IN_VAIN_S)
     assert [first.begin(), first.begin(), first.read()] == [0, 0, 0]
     assert [rank.read() for rank in (second, third)] == [0, 0]
     assert [rank.read() for rank in (first, second, third)] == [1, 1, 1]
@@ -140,7 +140,7 @@ def test_all_ranks_look_before_they_train(server: TCPStore) -> None:
     job = ranks(server)
     assert [rank.begin() for rank in job] == [0, 0, 0]
     assert at_once([rank.begin for rank in job]) == [1, 1, 1]
-    first, *others = (Rank(server, rank, name="other/0") for rank in range(WORLD))
+    first, *others = (Rank(server, rank, IN_VAIN_S, name="other/0") for rank in range(WORLD))
     assert [first.begin(), first.begin()] == [0, 0]
     assert [rank.begin() for rank in others] == [0, 0]
     assert [rank.begin() for rank in others] == [0, 0]
@@ -169,7 +169,7 @@ def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monk
         Rank(server, rank, name="validation/0").begin()
     assert Rank(server, 0).begin() == 0
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    alone = Rank(server, 1)
+    alone = Rank(server, 1, IN_VAIN_S)
     assert [alone.begin(), alone.begin()] == [0, 0]
     keys = server.num_keys()
     assert OneEpoch("train/0", MeetingPlace(), Topology, int, PATIENT_S).follows(5, 4) == 5

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import ConfigError, DaemonError, NoDaemonError, ProtocolError, VersionMismatchError
-from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
+from shardcache.shared.versions import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from shardcache_client.daemon.choice import DaemonChoice
-from shardcache_client.daemon.connection import DaemonConnection, FarewellError, ReaderIdentity, WebSocket
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.session import resolve
-from shardcache_client.order.rounds import Topology
+from shardcache_client.daemon.websocket import FarewellError, WebSocket
+from shardcache_client.order.sequences.rounds import Topology
 from support.network.peer import Peer, scripted, welcomed
 
 READER = ReaderIdentity("job", Topology(1, 2, 3, 4))
@@ -51,6 +52,7 @@ def test_hello_identifies_the_reader(path: Path) -> None:
         "worker": 3,
         "workers": 4,
         "pid": os.getpid(),
+        "bundles": True,
     }
 
 
@@ -125,7 +127,8 @@ def test_the_last_words_of_one_that_has_left_are_heard(path: Path) -> None:
         websocket = WebSocket(path, "/v1/session", soon())
         assert left.wait(30)
         message = websocket.receive(soon())
-        assert message is not None and json.loads(message) == {"type": "last"}
+        assert message is not None
+        assert json.loads(message) == {"type": "last"}
         with pytest.raises(FarewellError):
             websocket.receive(soon())
 

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from shardcache.errors import CapacityError, NoDaemonError, ShardTimeoutError
-from shardcache.protocol import ShardRef
-from shardcache_client.daemon.choice import DaemonChoice, Deadline, Patience
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Deadline, Patience
 from shardcache_client.daemon.session import Session
-from shardcache_client.order.manifest import Manifest, Plan
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
 from support.network.peer import (
     Heard,
     Json,
@@ -161,7 +163,8 @@ def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture
             session.wait(session.lease(0))
         line = caplog.records[0].getMessage()
         assert session.wait(session.lease(1))["url"] == MANIFEST[1].url
-    assert MANIFEST[0].url in line and "downloading (3 of 64 MB)" in line
+    assert MANIFEST[0].url in line
+    assert "downloading (3 of 64 MB)" in line
     assert caught.value.url == MANIFEST[0].url
     assert "timeout_s" in caught.value.remedy
     assert [message["of"] for message in heard if message["type"] == "explain"] == [heard[2]["id"]] * 2

@@ -19,8 +19,10 @@ import pytest
 from shardcache.errors import ConfigError
 from shardcache.store.disk.open_files import is_open_elsewhere
 from shardcache.tarindex.tables import Samples
-from shardcache_client.files import ShardGoneError
-from shardcache_client.sharing.handover import Acks, Buffer, Handover, Loan
+from shardcache_client.samples.mapped_file import ShardGoneError
+from shardcache_client.sharing.acks import Acks
+from shardcache_client.sharing.buffer import Buffer
+from shardcache_client.sharing.handover import Handover, Loan
 from support.programs.processes import memfds
 
 CONTENT = os.urandom(1 << 20)

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.batches.staged_epoch import StagedEpoch, StagedForm
 from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise, warn_and_continue
-from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.rounds import Topology
+from shardcache_client.order.dealing.deal import SampleDeal
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.staged_state import Reached, Resume, StagedState, resume
-from shardcache_client.stages.by_length import ByLength, batches, fewest
+from shardcache_client.stages.by_length import ByLength
+from shardcache_client.stages.length_batches import batches, fewest
 from shardcache_client.stages.stage import Agree, Placed
 from support.programs.guard import GUARD_S
 from support.shards.dealt import walk
@@ -281,6 +282,22 @@ def test_other_readers_see_what_is_left_exactly_once(
     rest = keys(train(job(lengths, *others, states_of(going_on))))
     assert set(rest) == left
     assert len(rest) - len(left) <= others[0] * others[1]
+
+
+def test_other_ranks_repeat_nothing_given_the_state_of_one() -> None:
+    """Either they see what is left exactly once, or the error asks for the states of the others."""
+    outcomes = set()
+    for steps in range(12):
+        begun, going_on = stopped(job(spread(120), 2, 1), steps)
+        try:
+            rest = train(job(spread(120), 1, 1, [going_on[0][0].state()]))
+        except ConfigError as exn:
+            assert "load the states of all ranks" in str(exn)
+            outcomes.add("refused")
+        else:
+            assert sorted(keys(begun) + keys(rest)) == list(range(120))
+            outcomes.add("resumed")
+    assert outcomes == {"refused", "resumed"}
 
 
 def test_batches_of_a_step_are_of_like_length_on_all_ranks() -> None:

@@ -5,15 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache_client.handlers import ignore_and_continue, reraise
-from shardcache_client.order.rounds import Topology
+from shardcache_client.handlers import Handler, ignore_and_continue, reraise
+from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.stages.pack import Block, Pack, numpy_block
-from shardcache_client.stages.stage import Agree, Mark, Placed, StageRun
+from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
 from support.shards.packed import Meeting
 
 MAX_TOKENS = 20
@@ -45,7 +46,7 @@ def read(
 ) -> Given:
     """Return what one reader gives from a mark on; of at most so many blocks."""
     samples = (Placed(place, (place, lengths[place])) for place in range(start.place, len(lengths)))
-    run = StageRun(reader, seed=7, epoch=0, start=start, places=len(lengths))
+    run = EpochFacts(reader, seed=7, epoch=0, start=start, places=len(lengths))
     regrouped = stage(lambda _: lambda _, value: seat(value), **options).regrouped(samples, run)
     return [([place for place, _ in block["samples"]], mark) for block, mark in islice(regrouped, blocks)]
 
@@ -143,6 +144,28 @@ def test_samples_that_fit_no_block_go_to_the_handler(bad: Any) -> None:
     assert blocks_of(alone(sizes, on_error=ignore_and_continue)) == [[0, 2]]
 
 
+NO_TOKENS = [5, None, "abc", ["a"], [[1], [2, 3]], [[1, 2]], np.array(3), np.ones((2, 2)), {1: 2}]
+
+
+@pytest.mark.parametrize("bad", NO_TOKENS)
+def test_tokens_that_are_no_array_go_to_the_handler(bad: Any) -> None:
+    """Like lengths that are none: it raises, or leaves the sample out."""
+    found = {0: [1, 2], 1: bad, 2: np.arange(3)}
+
+    def agreement(_reader: Topology) -> Agree:
+        return lambda _, value: value
+
+    def read_all(on_error: Handler) -> list[list[int]]:
+        packing = Pack(MAX_TOKENS, 6, None, found.get, on_error, numpy_block, agreement)
+        run = EpochFacts(Topology(), seed=7, epoch=0, start=Mark(), places=len(found))
+        samples = (Placed(place, place) for place in found)
+        return [block["tokens"].tolist() for block, _ in packing.regrouped(samples, run)]
+
+    with pytest.raises(SampleError, match="tokens that are no numbers in one dimension"):
+        read_all(reraise)
+    assert read_all(ignore_and_continue) == [[1, 2, 0, 1, 2]]
+
+
 def test_rank_without_samples_gets_an_error() -> None:
     """With nothing to repeat, it says how to deal samples."""
     with pytest.raises(ConfigError, match="no sample for a block"):
@@ -152,7 +175,7 @@ def test_rank_without_samples_gets_an_error() -> None:
 def test_block_has_the_type_that_the_dataset_yields() -> None:
     """A dict of the samples and of arrays, which a training loop can move to a device as it is."""
     samples = iter([Placed(0, (0, 3)), Placed(1, (1, 2))])
-    run = StageRun(Topology(), 7, 0, Mark(), 2)
+    run = EpochFacts(Topology(), 7, 0, Mark(), 2)
     ((block, _),) = stage(lambda _: lambda _, value: value).regrouped(samples, run)
     found: Block[Any] = block
     assert found["samples"] == [(0, 3), (1, 2)]

@@ -1,0 +1,1 @@
+"""Arguments of datasets, loaders and mixtures."""

@@ -1,0 +1,402 @@
+"""Arguments of datasets, loaders and mixtures: what each accepts, and how it is kept.
+
+Type arguments, too: `T_co` is what a dataset yields, `B_co` what a loader does.
+
+`checked` wraps a function with the rules of its arguments. Every error is a ConfigError that names
+the class that was called, the argument, what was given, and what to write instead.
+"""
+
+import difflib
+import inspect
+import operator
+import os
+from ast import literal_eval
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from shardcache.errors import ConfigError
+from shardcache.shared.protocol import MAX_JOB_CHARS
+
+if TYPE_CHECKING:
+    from typing_extensions import (
+        TypeVar,
+    )  # defaults of type variables: PEP 696, in the standard library from 3.13 on
+
+    T_co = TypeVar("T_co", covariant=True, default=dict[str, Any])
+    B_co = TypeVar("B_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
+    B_co = TypeVar("B_co", covariant=True)
+
+U = TypeVar("U")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MAX_CHARS = 100
+_MAX_WHOLE = 2**62  # states hold no larger number
+_SEED_BITS = 256
+MAX_PROCESSES = 2**20
+MAX_BATCH = 2**31 - 1
+MAX_WORKERS = 4_096
+# Pipes are polled with milliseconds of 31 bits.
+_MAX_TIMEOUT_S = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """The values that an argument accepts, and the form to which they are converted.
+
+    Attributes:
+        what: describes them, as an object of "give".
+        converted: returns a value in that form; raises TypeError or ValueError for any other.
+    """
+
+    what: str
+    converted: Callable[[Any], Any]
+
+    def or_none(self, what: str = "None") -> "Accepts":
+        """Accept None as well, which is `what`."""
+
+        def converted(value: Any) -> Any:
+            if value is None:
+                return None
+            return self.converted(value)
+
+        return Accepts(f"{self.what}; or {what}", converted)
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy's, torch's or JAX' as Python's, anything else as it is."""
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    return value
+
+
+def whole(least: int | None = None, most: int = _MAX_WHOLE) -> Accepts:
+    """Accept a whole number of any type, numpy's and 1e6 included; it is kept as an int.
+
+    Args:
+        least: the smallest one; None for any number.
+        most: the largest one.
+    """
+
+    def converted(value: Any) -> int:
+        if isinstance(value, bool):
+            raise TypeError
+        if isinstance(value, float) and value.is_integer():
+            number = int(value)
+        else:
+            number = operator.index(value)
+        if least is not None and not least <= number <= most:
+            raise ValueError
+        return number
+
+    if least is None:
+        return Accepts("a whole number", converted)
+    limit = "" if most == _MAX_WHOLE else f" and at most {most:,}"
+    return Accepts(f"a whole number, {least} or more{limit}", converted)
+
+
+def one_of(*choices: object) -> Accepts:
+    """Accept any of the choices."""
+
+    def converted(value: Any) -> Any:
+        return choices[choices.index(value)]
+
+    names = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
+    *first, last = names
+    return Accepts(f"{', '.join(first)} or {last}", converted)
+
+
+def by_name(pairs: Iterable[tuple[object, U]], what: str) -> dict[str, U]:
+    """Return values by their names, which are texts: the number 1 is "1".
+
+    Raises ConfigError if two have the same name.
+    """
+    found: dict[str, U] = {}
+    for key, value in pairs:
+        name = str(key)
+        if name in found:
+            raise ConfigError(
+                f"{what} has two entries named {name!r}",
+                remedy="give each a name of its own, as text",
+            )
+        found[name] = value
+    return found
+
+
+def instance(what: str, *kinds: Any) -> Accepts:
+    """Accept instances of these types as they are."""
+
+    def converted(value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise TypeError
+        return value
+
+    return Accepts(what, converted)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, int) or value not in (0, 1):
+        raise TypeError
+    return bool(value)
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, str | bool) or not number > 0:
+        raise ValueError
+    return number
+
+
+def _seed(value: Any) -> int:
+    number: int = whole().converted(value)
+    if number.bit_length() > _SEED_BITS:
+        raise ValueError
+    return number
+
+
+def _seconds(value: Any) -> float:
+    seconds = _positive(value)
+    if seconds > _MAX_TIMEOUT_S:
+        raise ValueError
+    return seconds
+
+
+def _seconds_or_zero(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == 0:
+        return 0.0
+    return _seconds(value)
+
+
+def _urls(value: Any) -> Any:
+    if isinstance(value, str | os.PathLike):
+        return value
+    if isinstance(value, Mapping | set | frozenset | bytes):
+        raise TypeError
+    urls = list(value)
+    if not urls or not all(isinstance(url, str | os.PathLike) for url in urls):
+        raise TypeError
+    return urls
+
+
+def _url(value: Any) -> Any:
+    PATH.converted(value)
+    os.fspath(value).encode()
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError
+    return names
+
+
+def _whole_numbers(value: Any) -> list[int]:
+    rule = whole()
+    return [rule.converted(plain(each)) for each in value]
+
+
+def _positive_numbers(value: Any) -> list[float]:
+    return [_positive(plain(each)) for each in value]
+
+
+def _job(value: Any) -> str:
+    name: str = TEXT.converted(value)
+    name.encode()
+    if not 0 < len(name) <= MAX_JOB_CHARS:
+        raise ValueError
+    return name
+
+
+def flag(what: str = "") -> Accepts:
+    """Accept True and False, 1 and 0 included."""
+    return Accepts(f"True or False{what}", _flag)
+
+
+CHOSEN = Accepts("whole numbers of samples", _whole_numbers)
+FUNCTION = instance("a function", Callable)
+NAMES = Accepts("extensions of members", _names)
+PATH = instance("a path", str, os.PathLike)
+URL = Accepts("a url or a path, in UTF-8", _url)
+DAEMONS = one_of("auto", "node", "private")
+SECONDS = Accepts(f"a number of seconds above 0, at most {_MAX_TIMEOUT_S:,}", _seconds)
+SECONDS_OR_ZERO = Accepts(
+    f"a number of seconds; 0 for no limit, at most {_MAX_TIMEOUT_S:,}",
+    _seconds_or_zero,
+)
+SEED = Accepts(f"a whole number of at most {_SEED_BITS} bits", _seed)
+TEXT = instance("a string", str)
+JOB = Accepts(f"a name of 1 to {MAX_JOB_CHARS} characters", _job)
+SPLIT = {
+    "fractions": Accepts("numbers above 0 whose sum is 1", _positive_numbers),
+    "seed": SEED,
+    "by": one_of("samples", "shards"),
+}
+URLS = Accepts("a url, a path, or a list of them", _urls)
+
+
+def checked(
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+    also: Iterable[str] = (),
+    unlisted: Iterable[str] = (),
+    /,
+    **rules: Accepts,
+) -> Callable[[F], F]:
+    """Check the arguments of a function at each call, and convert them.
+
+    Args:
+        elsewhere: other libraries' words, and the remedy of an error for each.
+        also: names of further arguments, which the function passes on.
+        unlisted: those of them that the function takes only in order to refuse; no error recommends
+            them.
+        rules: what each argument accepts; others are passed as they are.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        known = []
+        is_open_ended = False
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                is_open_ended = True
+            elif name != "self" and parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+                known.append(name)
+        known += [name for name in also if name not in known]
+        takes_any = is_open_ended and not also
+        listed = [name for name in known if name not in unlisted]
+
+        @wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            try:
+                for name in named:
+                    if name not in known and not takes_any:
+                        raise _unknown(name, listed, elsewhere)
+                bound = _bound(signature, args, named)
+                _convert(bound.arguments, rules)
+                _convert(bound.arguments.get("options", {}), rules)
+                return function(*bound.args, **bound.kwargs)
+            except ConfigError as exn:
+                _name(exn, function, args)
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _convert(arguments: dict[str, Any], rules: Mapping[str, Accepts]) -> None:
+    for name in rules.keys() & arguments.keys():
+        arguments[name] = converted(name, arguments[name], rules[name])
+
+
+def check_global_batches(
+    size: int,
+    *,
+    batch_size: int,
+    even: str | None,
+    canonical_nodes: int,
+) -> None:
+    """Raise ConfigError if an epoch cannot be cut into global batches of `size` samples."""
+    if batch_size != 1:
+        remedy = "give global_batch_size alone: batch_size is then each rank's part of it"
+        raise ConfigError(
+            f"batch_size is {batch_size} and global_batch_size is {size}",
+            remedy=remedy,
+        )
+    if even is None:
+        raise ConfigError(
+            "global_batch_size needs ranks that are even",
+            remedy='choose even="pad" or even="drop"',
+        )
+    if size % canonical_nodes:
+        raise ConfigError(
+            f"global_batch_size={size} cannot be divided among canonical_nodes={canonical_nodes}",
+            remedy="make it a multiple of canonical_nodes",
+        )
+
+
+def _bound(
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+) -> inspect.BoundArguments:
+    try:
+        return signature.bind(*args, **named)
+    except TypeError as exn:
+        raise ConfigError(str(exn), remedy="give each argument once, by its name") from None
+
+
+def _unknown(name: str, known: list[str], elsewhere: Mapping[str, str]) -> ConfigError:
+    word = ""  # that was meant
+    near = difflib.get_close_matches(name.lower(), [*known, *elsewhere], n=1)
+    if name in elsewhere:
+        word = name
+    elif near:
+        word = near[0]
+
+    if word not in known and word in elsewhere:
+        remedy = elsewhere[word].format(word)
+    elif word:
+        remedy = f"write {word}=..."
+    else:
+        remedy = f"its arguments are {', '.join(known)}"
+    hint = f"; did you mean {word!r}?" if word not in ("", name) else ""
+    return ConfigError(f"there is no argument {name!r}{hint}", remedy=remedy)
+
+
+def converted(name: str, value: Any, rule: Accepts) -> Any:
+    """Return the value of an argument in the form in which it is kept. Raises ConfigError."""
+    try:
+        return rule.converted(plain(value))
+    except (TypeError, ValueError, OverflowError):
+        remedy = _unquoted(name, value, rule) or f"give {rule.what}"
+        raise ConfigError(f"{name} is {shown(value)}", remedy=remedy) from None
+
+
+def shown(value: Any) -> str:
+    """Return a value that somebody has given as an error shows it: not all of it if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python converts
+        return "too large a number"
+    if len(text) <= _MAX_CHARS:
+        return text
+    return f"{text[:_MAX_CHARS]}…"
+
+
+def _unquoted(name: str, value: Any, rule: Accepts) -> str:
+    """Return a remedy for a literal that is accepted without its quotes.
+
+    An empty string for anything else.
+    """
+    try:
+        if not isinstance(value, str):
+            return ""
+        return f"write {name}={rule.converted(literal_eval(value))!r}, without quotes"
+    except (TypeError, ValueError, OverflowError, SyntaxError, RecursionError, MemoryError):
+        return ""
+
+
+def _name(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Let an error without a url begin with what the user called.
+
+    That is the outermost class, method or function.
+    """
+    if exn.url is not None:
+        return
+    *owner, method = function.__qualname__.split(".")[-2:]
+    if not owner:
+        called = f"{method}()"
+    elif method == "__init__":
+        called = type(args[0]).__name__
+    else:
+        called = f"{type(args[0]).__name__}.{method}()"
+    unnamed = vars(exn).setdefault("unnamed", exn.message)
+    exn.message = f"{called}: {unnamed}"
+    exn.args = (exn.message,)

@@ -1,0 +1,200 @@
+"""A way to a daemon that outlasts its connections: the next run of the daemon, or another one."""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from shardcache import errors
+from shardcache.shared.protocol import Json
+from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity, unanswered
+from shardcache_client.daemon.failover import Failover
+from shardcache_client.daemon.patience import Deadline, Outage, Patience, check_parent
+from shardcache_client.daemon.private_start import ensure_started
+
+log = logging.getLogger("shardcache")
+
+T = TypeVar("T")
+
+# Errors of a cache itself: another daemon may do better. Refusals and errors of the origin would be
+# the same there.
+CACHE_SIDE = (errors.CacheError, errors.NoDaemonError, errors.VersionMismatchError)
+# A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its
+# successor.
+_OPEN_TIMEOUT_S = 10.0
+_MIN_OPEN_S = 1.0
+
+
+class DaemonLink(ABC):
+    """A way to a daemon that outlasts its connections.
+
+    A subclass prepares each new connection. The two are one object: a link that called back to
+    another object would keep it alive until the garbage collector runs, and with it the session.
+
+    Attributes:
+        reader: as the daemon lists it.
+    """
+
+    def __init__(self, choice: DaemonChoice, reader: ReaderIdentity, patience: Patience) -> None:
+        self.reader = reader
+        self._choice = choice
+        self._patience = patience
+        self._failover = Failover(choice, patience)
+        self._connection: DaemonConnection | None = None
+        # From the loss of a connection until a daemon answers.
+        self._outage: Outage | None = None
+
+    @abstractmethod
+    def _prepare(self, connection: DaemonConnection, deadline: Deadline, *, is_new: bool) -> None:
+        """Make a connection ready for requests; `is_new` is True at its first."""
+
+    @abstractmethod
+    def _move(self) -> None:
+        """Have another daemon serve from now on."""
+
+    # Messages to a daemon that may be lost
+
+    def _tell_if_connected(self, tell: Callable[[DaemonConnection], object]) -> None:
+        """Send a message; if the connection is broken, `_connected` makes up for it later."""
+        if self._connection is None:
+            return
+        try:
+            tell(self._connection)
+        except errors.NoDaemonError as exn:
+            self._record_outage(exn)
+
+    def _ask_until_answered(
+        self,
+        deadline: Deadline,
+        ask: Callable[[DaemonConnection], T],
+    ) -> T:
+        """Send a request, and connect again until a daemon answers.
+
+        Raises NoDaemonError if none has by the deadline.
+        """
+        while True:
+            try:
+                answer = ask(self._connected(deadline))
+            except CACHE_SIDE as exn:
+                self._pause_or_replace(exn, deadline)
+            else:
+                self._outage = None
+                self._failover.record_answer()
+                return answer
+            check_parent()
+
+    def _ask_once(self, deadline: Deadline, ask: Callable[[DaemonConnection], T]) -> T:
+        """Send a request on the current connection only.
+
+        Raises NoDaemonError if it is lost, and if the daemon was replaced.
+        """
+        if self._connection is None:
+            raise errors.NoDaemonError("the connection to the daemon is lost")
+        try:
+            return ask(self._connection)
+        except (errors.CacheError, errors.VersionMismatchError) as exn:
+            if not self._failover.can_replace:
+                raise
+            self._replace_node(exn, deadline)
+            raise errors.NoDaemonError(exn.message) from exn
+
+    def _pause_or_replace(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
+        """After an error of a cache, pause before the next try, or replace the daemon.
+
+        Raises the error if neither helps.
+        """
+        if isinstance(exn, errors.NoDaemonError):
+            outage = self._record_outage(exn)
+            if outage.pause(self._failover.tried_until_s(deadline, outage)):
+                return
+            if not self._failover.can_replace:
+                raise outage.given_up(exn)
+        if not self._failover.can_replace:
+            raise exn
+        self._replace_node(exn, deadline)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _record_outage(self, exn: errors.NoDaemonError, begun_s: float | None = None) -> Outage:
+        """Drop a broken connection; return the outage, which may have begun earlier."""
+        self._disconnect()
+        if self._outage is None:
+            self._outage = Outage(exn, time.monotonic() if begun_s is None else begun_s)
+        return self._outage
+
+    def _call(
+        self,
+        connection: DaemonConnection,
+        kind: str,
+        deadline: Deadline,
+        **fields: Any,
+    ) -> Json:
+        """Send a request and return its answer. Raises as `_check_silence` does."""
+        self._failover.begin_wait()
+        return connection.call(kind, deadline.at_s, self._check_silence, **fields)
+
+    def _check_silence(self) -> None:
+        """Raise NoDaemonError if the daemon is frozen.
+
+        The outage has then lasted since its last sign of life.
+        """
+        if self._connection is None or not self._failover.is_frozen(self._connection.socket):
+            return
+        heard_s = self._failover.heard_s
+        silent_s = time.monotonic() - heard_s
+        exn = unanswered(self._connection.socket, f"it has not answered for {silent_s:.0f} s")
+        self._record_outage(exn, heard_s)
+        raise exn
+
+    # From one daemon to another
+
+    def _replace_node(self, exn: errors.ShardcacheError, deadline: Deadline | None = None) -> None:
+        """Go on with the private daemon for a while; a wait begins again with it."""
+        self._failover.to_private()
+        self._change_daemon()
+        if deadline is not None:
+            deadline.restart()
+        where = f" ({exn.url})" if exn.url else ""
+        text = "%s%s; reading through a private daemon until the node's recovers"
+        log.warning(text, exn.message, where)
+
+    def _return_to_node(self) -> None:
+        """Return to the node's daemon if it is due to be tried again and well."""
+        if self._failover.to_node():
+            self._change_daemon()
+            text = "the daemon at %s has recovered; shards come from it again"
+            log.info(text, self._choice.node)
+
+    def _change_daemon(self) -> None:
+        self._disconnect()
+        self._outage = None
+        self._move()
+
+    # Connections
+
+    def _connected(self, deadline: Deadline) -> DaemonConnection:
+        """Return a connection that is prepared."""
+        is_new = self._connection is None
+        if self._connection is None:
+            self._connection = self._open(deadline)
+        self._prepare(self._connection, deadline, is_new=is_new)
+        return self._connection
+
+    def _open(self, deadline: Deadline) -> DaemonConnection:
+        is_private = self._failover.is_private
+        where = ensure_started() if is_private else cast(Path, self._choice.node)
+        begun_s = time.monotonic()
+        tried_until_s = self._failover.tried_until_s(deadline, self._outage)
+        until_s = min(tried_until_s, begun_s + _OPEN_TIMEOUT_S)
+        until_s = max(until_s, begun_s + _MIN_OPEN_S)
+        try:
+            return DaemonConnection(where, self.reader, until_s, is_private=is_private)
+        except errors.NoDaemonError as exn:
+            self._record_outage(exn, begun_s)
+            raise

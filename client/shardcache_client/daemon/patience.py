@@ -1,0 +1,190 @@
+"""The patience of a reader with a daemon: limits of its waits, and pauses between its tries."""
+
+import logging
+import math
+import multiprocessing
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shardcache import errors
+
+log = logging.getLogger("shardcache")
+
+T = TypeVar("T")
+
+# How often a waiting reader calls `on_wait` and checks that its training process still runs.
+_LOOK_UP_S = 1.0
+# How long the reason of a wait that is over is waited for: a daemon that runs gives it immediately.
+_LAST_REASON_S = 1.0
+
+# The bounds of the pauses between tries.
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+# An announced restart deserves a warning only if it takes longer than restarts usually do.
+_QUIET_S = 10.0
+
+# Not Python's global generator: ranks seed that alike, and training depends on its sequence.
+_random = random.SystemRandom()
+
+
+class Deadline:
+    """End of one wait, shared by all that is done for it: reconnects, greetings and requests.
+
+    Attributes:
+        limit_s: how long the wait may last.
+        at_s: when it ends, of `time.monotonic`.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.at_s = time.monotonic() + limit_s
+
+    @property
+    def is_over(self) -> bool:
+        """True once the wait has lasted too long."""
+        return time.monotonic() >= self.at_s
+
+    def restart(self) -> None:
+        """Let the limit count from now: the wait makes progress."""
+        self.at_s = time.monotonic() + self.limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
+
+    Attributes:
+        limit_s: of a wait for one shard while nothing of it arrives, and of one for a lost daemon.
+        first_report_s: how long a wait lasts before it is first logged.
+        next_report_s: interval between further log lines.
+        away_s: of a wait for a daemon that went away or is frozen, if shorter than `limit_s`.
+        grace_s: of a wait for a node's daemon that a private one can replace; a restart takes 2 s.
+        retry_s: delay before the node's daemon is first tried again after that.
+    """
+
+    limit_s: float = 300.0
+    first_report_s: float = 10.0
+    next_report_s: float = 60.0
+    away_s: float = math.inf
+    grace_s: float = 10.0
+    retry_s: float = 10.0
+
+    def wait(
+        self,
+        url: str,
+        deadline: Deadline,
+        poll: Callable[[float], T | None],
+        explain: Callable[[float], tuple[str, int]],
+        on_wait: Callable[[], None] | None,
+    ) -> T:
+        """Wait until `poll` returns the shard, and log the reason of a long wait.
+
+        Args:
+            poll: returns the shard; None if it has not come by a time.
+            explain: returns the reason of the wait, and how many bytes have arrived, by a time.
+            on_wait: is called periodically.
+
+        Raises ShardTimeoutError at the deadline, which restarts whenever the bytes have become
+        more.
+        """
+        start_s = time.monotonic()
+        report_s = start_s + self.first_report_s
+        most_bytes = 0
+        while True:
+            arrived = poll(min(report_s, deadline.at_s, time.monotonic() + _LOOK_UP_S))
+            if arrived is not None:
+                return arrived
+
+            check_parent()
+            if on_wait is not None:
+                on_wait()
+            if time.monotonic() < min(report_s, deadline.at_s):
+                continue
+
+            # Also at the deadline: it restarts if bytes have arrived since the last report.
+            reason, done_bytes = explain(max(deadline.at_s, time.monotonic() + _LAST_REASON_S))
+            if done_bytes > most_bytes:
+                most_bytes = done_bytes
+                deadline.restart()
+            if deadline.is_over:
+                raise _timeout(url, deadline.limit_s, most_bytes, reason)
+            log.warning("waiting for %s for %.0f s: %s", url, time.monotonic() - start_s, reason)
+            report_s = time.monotonic() + self.next_report_s
+
+
+def _timeout(url: str, limit_s: float, done_bytes: int, reason: str) -> errors.ShardTimeoutError:
+    what = "no more of it arrived" if done_bytes else "did not arrive"
+    return errors.ShardTimeoutError(
+        f"{what} within {limit_s:g} s: {reason}",
+        url=url,
+        remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
+    )
+
+
+class Outage:
+    """The time from the loss of one daemon to the first answer of the next.
+
+    Pauses are drawn between 0 and a bound that doubles with each try (full jitter: Brooker,
+    "Exponential Backoff and Jitter", AWS Architecture Blog, 2015). All readers of a node lose their
+    daemon at the same moment; this spreads out their reconnects, yet keeps them fast.
+    """
+
+    def __init__(self, cause: errors.NoDaemonError, begun_s: float) -> None:
+        """Begin an outage.
+
+        Args:
+            cause: what ended the last connection, or prevented the first.
+            begun_s: of `time.monotonic`.
+        """
+        self.begun_s = begun_s
+        self._cause = cause
+        self._is_quiet = isinstance(cause, errors.StoppingError)
+        self._is_logged = False
+        self._max_s = _FIRST_PAUSE_S
+
+    def pause(self, deadline_s: float) -> bool:
+        """Wait until the next try is due, at the latest at the deadline.
+
+        Return False if the deadline has passed.
+        """
+        now_s = time.monotonic()
+        left_s = deadline_s - now_s
+        if left_s <= 0:
+            return False
+
+        if self._is_quiet and now_s - self.begun_s > _QUIET_S:
+            self._is_quiet = False
+            self._is_logged = False
+        if not self._is_logged:
+            level = logging.INFO if self._is_quiet else logging.WARNING
+            text = "%s (%s); retrying for up to %.0f s"
+            log.log(level, text, self._cause.message, self._cause.url, left_s)
+            self._is_logged = True
+
+        time.sleep(min(self.draw_s(), left_s))
+        return True
+
+    def given_up(self, last: errors.NoDaemonError) -> errors.NoDaemonError:
+        """Return the error of the last try, with how long the outage has lasted."""
+        lasted_s = round(time.monotonic() - self.begun_s, 1)
+        message = f"{last.message}; gave up after {lasted_s:g} s"
+        return type(last)(message, url=last.url, remedy=last.remedy)
+
+    def draw_s(self) -> float:
+        """Draw the pause before the next try."""
+        pause_s = _random.uniform(0, self._max_s)
+        self._max_s = min(2 * self._max_s, _LONGEST_PAUSE_S)
+        return pause_s
+
+
+def check_parent() -> None:
+    """Raise DaemonError in a worker whose training process has ended.
+
+    It would wait for minutes in vain.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        raise errors.DaemonError("the training process that this worker reads for has ended")

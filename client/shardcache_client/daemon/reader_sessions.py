@@ -1,0 +1,26 @@
+"""The sessions of one reader."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.session import Session
+from shardcache_client.daemon.session_pool import SessionPool
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSessions:
+    """The sessions of a reader with its daemon: of its dataset's pool, under its own identity."""
+
+    pool: SessionPool
+    identity: ReaderIdentity
+
+    def borrow(self) -> AbstractContextManager[Session]:
+        """Lend a session to an iterator; see `SessionPool.borrow`."""
+        return self.pool.borrow(self.identity)
+
+    def open(self) -> Session:
+        """Return a session of its own, to be closed by the caller."""
+        return self.pool.open(self.identity)

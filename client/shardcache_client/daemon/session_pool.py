@@ -1,0 +1,78 @@
+"""Sessions lent to the iterators of a dataset."""
+
+import atexit
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
+from shardcache_client.daemon.session import Session
+
+
+class SessionPool:
+    """Lends a session to each iterator of a dataset in one process, and keeps one between epochs.
+
+    The plan of the kept session still names the next epoch's shards, so the daemon prefetches them
+    between epochs.
+
+    Attributes:
+        settings: equal for interchangeable pools.
+    """
+
+    def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
+        self.settings = (choice, patience, partial_reads)
+        self._kept: list[Session] = []  # at most one
+
+    @contextmanager
+    def borrow(self, reader: ReaderIdentity) -> Iterator[Session]:
+        """Lend a session to an iterator.
+
+        It is closed, and its plan dropped, if the iterator stops before its end.
+        """
+        session = self._take(reader)
+        session.waited_s = 0.0
+        _lent.add(session)
+        try:
+            yield session
+        except BaseException:
+            session.close()
+            raise
+        if self._kept:
+            session.close()
+        else:
+            self._kept.append(session)
+
+    def _take(self, reader: ReaderIdentity) -> Session:
+        while self._kept:
+            session = self._kept.pop()
+            if session.reader == reader:
+                return session
+            session.close()  # this process was forked, or its rank has changed
+        return self.open(reader)
+
+    def open(self, reader: ReaderIdentity) -> Session:
+        """Return a session of its own, to be closed by the caller."""
+        choice, patience, partial_reads = self.settings
+        return Session(choice, reader, patience, partial_reads=partial_reads)
+
+    @property
+    def timeout_s(self) -> float:
+        """Time limit of a wait for a shard."""
+        _, patience, _ = self.settings
+        return patience.limit_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SessionPool, self.settings
+
+
+_lent: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_lent() -> None:
+    """Close the sessions of unfinished iterators, while the modules that they need exist."""
+    for session in list(_lent):
+        session.close()

@@ -1,0 +1,97 @@
+"""One file of a session's plan, which stays cached while it is open."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Lock
+
+from shardcache.errors import CacheDirError, CorruptShardError
+from shardcache.shared.protocol import Wanted
+from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.lease import Grant, LeaseRequest
+from shardcache_client.daemon.patience import Patience
+from shardcache_client.daemon.session import Session
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.reading.leased.granted_file import open_granted
+from shardcache_client.samples import mapped_file as files
+
+# A file granted ahead may be evicted before it is opened, but hardly again.
+_TRIES = 5
+
+
+class CachedFile:
+    """A file of a session's plan, which stays cached until `close`. Any thread.
+
+    Args:
+        position: of the file in the session's plan.
+        named: True if its path has to end with the object's own name.
+    """
+
+    def __init__(self, session: Session, position: int, *, named: bool = False) -> None:
+        self._session = session
+        self._position = position
+        self._named = named
+        self._lease: LeaseRequest | None = None
+        self._grant: Grant | None = None  # that of the open file
+        self._fd = -1
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"CachedFile(position={self._position}, {self._grant})"
+
+    def whole(self) -> Path:
+        """Wait for the whole file, and return its path.
+
+        Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
+        folder.
+        """
+        with self._lock:
+            grant = self._held()
+            # A daemon of an earlier release gives no name.
+            return Path(str(grant.get("named_path", grant["path"])))
+
+    def close(self) -> None:
+        """Close the file and release the lease."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        if self._lease is not None:
+            self._session.release(self._lease)
+        self._fd = -1
+        self._lease = None
+
+    def _held(self) -> Grant:
+        """Open the file; return its grant."""
+        if self._grant is not None:
+            return self._grant
+        for tries_left in reversed(range(_TRIES)):
+            self._lease = self._session.lease(self._position, partial=False, named=self._named)
+            self._session.extend()
+            grant = self._session.wait(self._lease)
+            try:
+                self._fd = open_granted(grant)
+            except (CacheDirError, CorruptShardError) as exn:
+                self._session.release(self._lease, read=False, damage=files.damage_of(exn))
+                self._lease = None
+                if not tries_left:
+                    raise
+            else:
+                break
+        self._grant = grant
+        return grant
+
+
+@contextmanager
+def session_of(
+    choice: DaemonChoice,
+    reader: ReaderIdentity,
+    manifest: Manifest,
+    wanted: Wanted,
+    patience: Patience,
+) -> Iterator[Session]:
+    """Provide a session with a plan of all that a manifest lists."""
+    with closing(Session(choice, reader, patience)) as session:
+        session.declare(Plan.of(manifest, 0, range(len(manifest)), wanted=wanted))
+        yield session

@@ -1,0 +1,369 @@
+"""The cache as a read-only filesystem of fsspec, for any object that the daemon may fetch.
+
+Its urls are those of the objects, behind `shardcache::`.
+
+    with fsspec.open("shardcache::s3://bucket/table.parquet") as file: ...
+    pandas.read_parquet("shardcache::s3://bucket/table.parquet")
+
+Only the parts of a file that are read are fetched (`--range-part-size`, 1 MiB), each once per node;
+parts of which others were read before are there already. A file that is read in order is fetched
+ahead, and one of which more than half is read (`--whole-from-percent`) is fetched whole. An
+environment without the package of the object store writes
+`shardcache://s3://bucket/table.parquet`.
+
+Paths are literal: no character of theirs is a pattern, but in `glob`. The daemon keeps what it has
+found out about a path for its `--listing-ttl-s`; `invalidate_cache` has it ask the object store
+again.
+"""
+
+import errno
+import os
+import re
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, closing, suppress
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from shardcache.errors import ConfigError, NotFoundError
+from shardcache.shared.local_urls import from_here, local_path
+from shardcache.shared.protocol import ShardRef, Wanted
+from shardcache_client.arguments.other_words import OTHER_WORDS
+from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, checked, whole
+from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
+from shardcache_client.daemon.session import resolve
+from shardcache_client.files.cached_file import session_of
+from shardcache_client.files.range_file import RangeFile
+from shardcache_client.files.read_ahead import ReadAhead
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.ranks.environment import job_name
+
+Details = dict[str, Any]
+
+_FILE_PROTOCOL = re.compile(r"file:(?://)?(?=/)")
+_WEB = re.compile("https?://", re.IGNORECASE)
+# Characters and words with which the daemon begins a pattern.
+_PATTERN = re.compile(r"[*?\[\]{}\\]|_OP_")
+# Arguments that fsspec itself takes, for any filesystem.
+_OF_FSSPEC = (
+    "asynchronous",
+    "batch_size",
+    "listings_expiry_time",
+    "loop",
+    "max_paths",
+    "skip_instance_cache",
+    "use_listings_cache",
+)
+
+
+class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
+    """Files of one object store, through the cache.
+
+    Paths are those of the store's own filesystem, or urls.
+
+    Args:
+        target_protocol: of what follows `shardcache::`.
+        fo: its path.
+        target_options: its options, which are the daemon's to have: a ConfigError.
+        block_size: maximum number of bytes that a file which is read in order reads ahead; 0
+            stands for the default, 5 MiB, as some libraries give it.
+        job, socket, daemon, timeout_s: as for `open_cached`.
+        options: fsspec's own. Any other is a ConfigError.
+    """
+
+    protocol = "shardcache"
+    _strip_tokenize_options = ("fo",)  # all urls of one protocol share an instance
+
+    @checked(
+        OTHER_WORDS,
+        _OF_FSSPEC,
+        job=JOB.or_none(),
+        socket=PATH.or_none(),
+        daemon=DAEMONS,
+        timeout_s=SECONDS,
+        block_size=whole(0).or_none(),
+    )
+    def __init__(
+        self,
+        target_protocol: str | None = None,
+        fo: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        *,
+        job: str | None = None,
+        socket: str | os.PathLike[str] | None = None,
+        daemon: Any = "auto",
+        timeout_s: float = 300.0,
+        block_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        if target_options:
+            raise ConfigError(
+                f"the options of {target_protocol}:// ({', '.join(sorted(target_options))}) would "
+                "not be used: the daemon opens the object store",
+                remedy="write them into an [[origin]] table of the daemon's config; those that "
+                "come from the url itself are kept by shardcache://URL in place of "
+                "shardcache::URL",
+            )
+        super().__init__(target_protocol=target_protocol, fo=fo, **options)
+        self._prefix = ""  # of urls, where paths are not those of local files
+        if target_protocol not in (None, "file", "local"):
+            self._prefix = f"{target_protocol}://"
+        self.choice = DaemonChoice.of(socket, daemon)
+        self.patience = Patience(timeout_s)
+        self.reader = ReaderIdentity(job or job_name())
+        self._block_size = block_size or BufferedFile.DEFAULT_BLOCK_SIZE
+        self._invalidated_s: float | None = None
+        # Version of a path, and since when it is known.
+        self._first_seen: dict[str, tuple[str, datetime]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [*map(cls._strip_protocol, path)]
+        stripped = os.fspath(path).removeprefix("shardcache://").removeprefix("shardcache::")
+        stripped = _FILE_PROTOCOL.sub("", stripped)
+        return stripped.rstrip("/") or stripped[:1]
+
+    def url(self, path: str) -> str:
+        """Return the object store's url of a path."""
+        path = self._strip_protocol(path)
+        if "://" in path:
+            return path
+        if self._prefix:
+            return f"{self._prefix}{path}"
+        return from_here(path).rstrip("/")
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return a url of a path by which fsspec opens it through the cache."""
+        return f"shardcache://{self.url(name)}"
+
+    def _path(self, url: str) -> str:
+        if self._prefix:
+            return url.removeprefix(self._prefix)
+        return local_path(url) or url
+
+    def _refs(self, url: str, wanted: Wanted) -> Manifest:
+        max_age_s = None
+        if self._invalidated_s is not None:
+            max_age_s = time.monotonic() - self._invalidated_s
+        return resolve(self.choice, self.reader, [url], self.patience.limit_s, wanted, max_age_s)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Use nothing from now on that the daemon found out before, about any path."""
+        self._invalidated_s = time.monotonic()
+        super().invalidate_cache(path)
+
+    def info(self, path: str, **_options: Any) -> Details:
+        """Return name, size, type and version of a file, or name and type of a folder."""
+        url = self.url(path)
+        (ref,) = self._refs(url, "objects")
+        if ref.version is None:
+            self._check_folder(url)
+            ref = ShardRef(f"{url}/")
+        return self._details(ref)
+
+    def _check_folder(self, url: str) -> None:
+        """Raise NotFoundError if there is no folder at a url at which there is no file."""
+        try:
+            self._refs(f"{url}/", "entries")
+        except NotFoundError as exn:
+            what = "there is neither a file nor a folder at this path"
+            raise NotFoundError(what, url=url, remedy=exn.remedy) from exn
+
+    def _details(self, ref: ShardRef) -> Details:
+        if ref.url.endswith("/"):
+            return {"name": self._path(ref.url).rstrip("/"), "size": 0, "type": "directory"}
+        return {
+            "name": self._path(ref.url),
+            "size": ref.size_bytes,
+            "type": "file",
+            "version": ref.version,
+        }
+
+    def exists(self, path: str, **_options: Any) -> bool:
+        """Return whether there is a file or folder.
+
+        Unlike fsspec's own, raises the errors of a failing store.
+        """
+        return self._type(path) is not None
+
+    def isfile(self, path: str) -> bool:
+        """Return whether there is a file. Raises as `exists` does."""
+        return self._type(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        """Return whether there is a folder. Raises as `exists` does."""
+        return self._type(path) == "directory"
+
+    def _type(self, path: str) -> str | None:
+        try:
+            return str(self.info(path)["type"])
+        except FileNotFoundError:
+            return None
+
+    def modified(self, path: str) -> datetime:
+        """Return since when this filesystem knows the file's present version.
+
+        For another version it is another time.
+
+        The object store's own time of a version is not known. Raises IsADirectoryError for a
+        folder.
+        """
+        details = self._file_details(path)
+        version, since = self._first_seen.get(details["name"], (None, None))
+        if since is None or version != details["version"]:
+            since = datetime.now(UTC)
+            self._first_seen[details["name"]] = (details["version"], since)
+        return since
+
+    def _file_details(self, path: str) -> Details:
+        details = self.info(path)
+        if details["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return details
+
+    def ls(
+        self,
+        path: str,
+        detail: bool = True,
+        refresh: bool = False,
+        **_options: Any,
+    ) -> list[Any]:
+        """Return what lies directly in a folder, or the file itself.
+
+        With `refresh`, as after `invalidate_cache`.
+        """
+        if refresh:
+            self.invalidate_cache(path)
+        try:
+            found = self._inside(path, "entries")
+        except NotFoundError:
+            found = [self.info(path)]
+        if detail:
+            return found
+        return [each["name"] for each in found]
+
+    def _inside(self, path: str, wanted: Wanted) -> list[Details]:
+        """Return what lies in a folder. Raises NotFoundError if there is none."""
+        url = self.url(path)
+        if _WEB.match(url):
+            raise NotFoundError(
+                "web servers have no folders",
+                url=url,
+                remedy="name a file of the server",
+            )
+        return [self._details(ref) for ref in self._refs(f"{url}/", wanted)]
+
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        **options: Any,
+    ) -> Any:
+        """As fsspec's: all files below a folder by one listing, not by one per folder."""
+        if maxdepth is None and not withdirs and not _PATTERN.search(self.url(path)):
+            with suppress(NotFoundError):  # a file
+                found = {each["name"]: each for each in self._inside(path, "files")}
+                return found if options.get("detail") else list(found)
+        return super().find(path, maxdepth, withdirs, **options)
+
+    def glob(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
+        """As fsspec's, with urls in place of paths.
+
+        A library that opens the results itself goes through the cache.
+        """
+        found = super().glob(path, maxdepth, **options)
+        if isinstance(found, dict):
+            return {self._own_url(name): details for name, details in found.items()}
+        return [*map(self._own_url, found)]
+
+    def expand_path(
+        self,
+        path: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """As fsspec's, of paths: a recursive glob finds an object by its url and by its path."""
+        found = super().expand_path(path, recursive, maxdepth, **options)
+        return sorted({*self._strip_protocol(found)})
+
+    def _own_url(self, name: str) -> str:
+        url = self.url(name)
+        # Libraries that normalise paths make two slashes of three.
+        if url.startswith("/"):
+            return f"shardcache://file:{url}"
+        return f"shardcache://{url}"
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> "BufferedFile":
+        if mode != "rb":
+            self._refuse(path)
+        details = self._file_details(path)
+        options["block_size"] = options.get("block_size") or self._block_size
+        options["size"] = details["size"]
+        file = BufferedFile(self, path, mode, **options)
+        file.details = details
+        return file
+
+    def _refuse(self, path: Any, *_arguments: Any, **_options: Any) -> NoReturn:
+        raise OSError(
+            errno.EROFS, "the cache is read-only: write to the object store itself", str(path)
+        )
+
+    # Everything by which fsspec changes a filesystem ends in one of these.
+    mkdir = makedirs = rmdir = rm = rm_file = _rm = cp_file = mv = touch = pipe_file = put_file = (
+        _refuse
+    )
+
+
+class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
+    """A file, of which only the parts that are read are fetched."""
+
+    _held: ExitStack | None = None
+    _ranges: RangeFile
+
+    def __init__(
+        self,
+        fs: ShardcacheFileSystem,
+        path: str,
+        mode: str,
+        *,
+        cache_type: str = ReadAhead.name,
+        **options: Any,
+    ) -> None:
+        is_own_cache = cache_type == ReadAhead.name
+        fsspec_cache = "none" if is_own_cache else cache_type
+        super().__init__(fs, path, mode, cache_type=fsspec_cache, **options)
+        if is_own_cache:
+            self.cache = ReadAhead(self.blocksize, self._fetch_range, self.size)
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        if self._held is None:
+            fs = self.fs
+            details = self.details
+            ref = ShardRef(fs.url(details["name"]), details["version"], details["size"])
+            with ExitStack() as held:
+                planned = session_of(
+                    fs.choice,
+                    fs.reader,
+                    Manifest.of([ref]),
+                    "ranges",
+                    fs.patience,
+                )
+                session = held.enter_context(planned)
+                self._ranges = held.enter_context(closing(RangeFile(session, 0)))
+                self._held = held.pop_all()
+        return self._ranges.read(start, end)
+
+    def close(self) -> None:
+        """Close the file, and release it in the cache."""
+        super().close()
+        if self._held is not None:
+            self._held.close()
+            self._held = None

@@ -1,0 +1,125 @@
+"""Any file through the cache: `cached_paths` and `open_cached`.
+
+They are for libraries that read files themselves.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from shardcache.shared.local_urls import from_here, patterns_from_here
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.arguments.other_words import OTHER_WORDS
+from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, URL, URLS, checked
+from shardcache_client.daemon.choice import DaemonChoice, Which
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
+from shardcache_client.daemon.session import resolve
+from shardcache_client.files.cached_file import CachedFile, session_of
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.ranks.environment import job_name
+
+_CHOICE = {"job": JOB.or_none(), "socket": PATH.or_none(), "daemon": DAEMONS, "timeout_s": SECONDS}
+
+
+@checked(OTHER_WORDS, urls=URLS, **_CHOICE)
+@contextmanager
+def cached_paths(
+    urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    job: str | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    daemon: Which = "auto",
+    timeout_s: float = 300.0,
+) -> Iterator[list[str]]:
+    """Fetch files and hold them in the cache until the `with` block ends.
+
+    Yields their paths, in the order of `urls`.
+
+    For libraries that read files themselves. The block begins once every file is on local disk and
+    verified:
+
+        with cached_paths("s3://bucket/llama/model-{1..4}.safetensors") as paths:
+            weights = [safetensors.torch.load_file(path) for path in paths]
+
+    A path ends with the object's own name, that of an inflated shard with `.tar`. The files are
+    read-only. Other processes of the node may read them, too, as long as this one is in the block:
+    the files stay cached, also across a restart of the daemon, and are released when the block or
+    the process ends. All of them must fit into the cache at the same time; one file descriptor is
+    open per file.
+
+    Shards, which are files with a name like `.tar` or `.tar.gz`, are checked to be whole tars, and
+    inflated. A prefix stands for the shards below it, or if there are none for all files.
+
+    Args:
+        urls: as for `ShardDataset`, but of any files.
+        job: name of this job in `shardcache status`. Default: as for `ShardDataset`.
+        socket, daemon: as for `ShardDataset`.
+        timeout_s: how long to wait for a file of which nothing arrives, or for a lost daemon to
+            come back.
+
+    Raises:
+        NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
+        NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved,
+            or a file cannot be fetched.
+        ShardError: a shard is damaged, or not a tar.
+        CapacityError: the files do not fit into the cache, in addition to those that other jobs
+            hold.
+        ShardTimeoutError: a file did not arrive in time.
+        CacheDirError: this process cannot read the cache folder.
+    """
+    choice = DaemonChoice.of(socket, daemon)
+    reader = ReaderIdentity(job or job_name())
+    manifest = resolve(choice, reader, patterns_from_here(urls), timeout_s, "either")
+    with ExitStack() as held:
+        planned = session_of(choice, reader, manifest, "either", Patience(timeout_s))
+        session = held.enter_context(planned)
+        cached = []
+        for number in range(len(manifest)):
+            file = CachedFile(session, number, named=True)
+            cached.append(held.enter_context(closing(file)))
+        yield [str(each.whole()) for each in cached]
+
+
+@checked(OTHER_WORDS, url=URL, **_CHOICE)
+def open_cached(
+    url: str | os.PathLike[str],
+    *,
+    job: str | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    daemon: Which = "auto",
+    timeout_s: float = 300.0,
+) -> io.BufferedReader:
+    """Fetch any file, whatever it holds, and open it for reading.
+
+    It stays cached until it is closed.
+
+        with open_cached("s3://bucket/model.pt") as file:
+            weights = torch.load(file.name, mmap=True, weights_only=True)
+
+    Its bytes are the object's own. `name` is its path, which other processes may read, too, while
+    it is open. Arguments and errors are those of `cached_paths`.
+    """
+    choice = DaemonChoice.of(socket, daemon)
+    reader = ReaderIdentity(job or job_name())
+    one = Manifest.of([ShardRef(from_here(url))])
+    with ExitStack() as held:
+        planned = session_of(choice, reader, one, "files", Patience(timeout_s))
+        session = held.enter_context(planned)
+        cached = held.enter_context(closing(CachedFile(session, 0, named=True)))
+        return io.BufferedReader(_Held(cached.whole(), held))
+
+
+class _Held(io.FileIO):
+    """A file, and what holds it in the cache until it is closed."""
+
+    def __init__(self, path: Path, held: ExitStack) -> None:
+        self._held = ExitStack()
+        super().__init__(str(path))
+        self._held = held.pop_all()
+
+    def close(self) -> None:
+        super().close()
+        self._held.close()

@@ -1,0 +1,104 @@
+"""An object of a session's plan, of which ranges are fetched as they are read."""
+
+import os
+from pathlib import Path
+from threading import Lock
+
+from shardcache.errors import CacheDirError, CorruptShardError, ShardChangedError
+from shardcache_client.daemon.lease import Grant, LeaseRequest
+from shardcache_client.daemon.session import Session
+from shardcache_client.reading.leased.granted_file import open_granted
+from shardcache_client.samples import mapped_file as files
+
+# The file of a grant may have become another one, or have been lost, before it is opened.
+_TRIES = 5
+
+
+class RangeFile:
+    """An object of a plan of ranges, open for reading until `close`. Any thread.
+
+    While nothing is read, nothing of it is held in the cache but its open file. All of it is, once
+    the daemon has it whole.
+
+    Args:
+        position: of the object in the session's plan.
+    """
+
+    def __init__(self, session: Session, position: int) -> None:
+        self._session = session
+        self._position = position
+        self._fd = -1
+        self._opened: Grant | None = None  # the grant of the open file
+        self._whole: LeaseRequest | None = None  # the lease on all of it
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"RangeFile(position={self._position}, {self._opened})"
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from `start` to `stop`, fewer at the end of the object.
+
+        Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
+        folder; ShardChangedError if the object was replaced after some of its bytes were read.
+        """
+        with self._lock:
+            if self._whole is not None:
+                return os.pread(self._fd, stop - start, start)
+            for tries_left in reversed(range(_TRIES)):
+                found = self._read(start, stop, tries_left)
+                if found is not None:
+                    break
+            assert found is not None
+            return found
+
+    def _read(self, start: int, stop: int, tries_left: int) -> bytes | None:
+        """Read by a lease on the range; return None if its file cannot be read, to try again."""
+        first = (start, max(start + 1, stop))
+        (lease,) = self._session.lease_ranges([(self._position, first)], needed=True)
+        grant = self._session.wait(lease)
+        try:
+            self._open(grant)
+        except (CacheDirError, CorruptShardError) as exn:
+            self._session.release(lease, read=False, damage=files.damage_of(exn))
+            if not tries_left:
+                raise
+            return None
+
+        found = os.pread(self._fd, stop - start, start)
+        if grant["type"] == "leased":
+            self._whole = lease
+        else:
+            self._session.release(lease)
+        return found
+
+    def _open(self, grant: Grant) -> None:
+        """Open the file of a grant, unless it is open."""
+        opened = self._opened
+        if opened is not None and opened["version"] != grant["version"]:
+            raise ShardChangedError(
+                "the file was replaced in the object store while being read",
+                url=grant["url"],
+            )
+        is_open = opened is not None and _place(opened) == _place(grant)
+        if is_open:
+            return
+        fd = open_granted(grant)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+        self._opened = grant
+
+    def close(self) -> None:
+        """Close the file, and release it in the cache."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1
+            if self._whole is not None:
+                self._session.release(self._whole)
+            self._whole = None
+
+
+def _place(grant: Grant) -> tuple[Path, int | None]:
+    """Return where a grant's file is, and which one it is there."""
+    return Path(grant["path"]), grant.get("inode")

@@ -1,0 +1,133 @@
+"""Probe of Python's global lock: the share of some work's time in which no other thread can run."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from random import Random
+
+MAX_SAMPLES = 120
+"""Samples that are enough for one process; they take a quarter of a second of its work."""
+
+# Irregular, as work may be regular; short beside a batch, and long beside what a sample takes.
+_MIN_PAUSE_S = 0.001
+_MAX_PAUSE_S = 0.003
+
+_MIN_PROGRESS_S = 0.0001
+"""Processor time that others must take between a held lock and the next sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockUse:
+    """Samples of the global lock, taken at any time of some work.
+
+    Attributes:
+        samples: their number.
+        held: number of those that found the lock held.
+    """
+
+    samples: int = 0
+    held: int = 0
+
+    def __add__(self, other: LockUse) -> LockUse:
+        return LockUse(self.samples + other.samples, self.held + other.held)
+
+    def __sub__(self, other: LockUse) -> LockUse:
+        return LockUse(self.samples - other.samples, self.held - other.held)
+
+    @property
+    def share(self) -> float:
+        """The share of the work's time in which the lock was held; 0 without samples."""
+        return self.held / self.samples if self.samples else 0.0
+
+
+class LockProbe:
+    """Samples whether this process holds Python's global lock while it works.
+
+    A thread sleeps for a moment, and on waking needs the lock. If it is held, the thread has to
+    wait once more, which the kernel counts. How long it waits does not matter, and so neither does
+    what else the machine is doing.
+
+    Args:
+        max_samples: number of samples after which the thread ends; 0 for none, and no thread.
+    """
+
+    def __init__(self, max_samples: int) -> None:
+        self._max_samples = max_samples
+        self._is_warm = False
+        self._is_closed = False
+        self._at_work = threading.Event()
+        self._begun_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._use = LockUse()
+        self._reported = LockUse()
+
+    def begin(self) -> None:
+        """Note that a piece of work begins. The first one, which imports, is not sampled."""
+        if not self._is_warm:
+            self._is_warm = True
+            return
+        if self._thread is None and self._max_samples:
+            sampling = threading.Thread(target=self._sample, name="shardcache-probe", daemon=True)
+            sampling.start()
+            self._thread = sampling
+        self._begun_s = time.monotonic()
+        self._at_work.set()
+
+    def end(self) -> LockUse:
+        """Note that the piece has ended; return the samples that were taken of it."""
+        self._at_work.clear()
+        use = self._use
+        new = use - self._reported
+        self._reported = use
+        return new
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        self._is_closed = True
+        self._at_work.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _sample(self) -> None:
+        pauses = Random()  # not the generator that training seeds
+        resumes_at_s = 0.0
+        while self._use.samples < self._max_samples:
+            if not self._at_work.is_set():
+                self._at_work.wait()
+                if time.monotonic() - self._begun_s >= sys.getswitchinterval():
+                    # After that time, Python takes the lock from the work for this thread.
+                    resumes_at_s = _worked_s() + _MIN_PROGRESS_S
+            if self._is_closed:
+                return
+            is_held = _is_held_after(pauses.uniform(_MIN_PAUSE_S, _MAX_PAUSE_S))
+            # On a busy machine, whoever gave the lock to this thread may not have run again since:
+            # that would pass for work that does not need it.
+            worked_s = _worked_s()
+            if worked_s < resumes_at_s or not self._at_work.is_set():
+                continue
+            self._use += LockUse(1, int(is_held))
+            resumes_at_s = worked_s + _MIN_PROGRESS_S if is_held else 0.0
+
+
+def _is_held_after(pause_s: float) -> bool:
+    """Sleep; return True if this thread then had to wait for the lock.
+
+    Also if the kernel does not count waits.
+    """
+    waits = _waits()
+    time.sleep(pause_s)
+    return _waits() - waits != 1
+
+
+def _worked_s() -> float:
+    """Return the processor time of this process's other threads."""
+    return time.process_time() - time.thread_time()
+
+
+def _waits() -> int:
+    """Return how often this thread has waited for anything but a processor."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

@@ -1,0 +1,110 @@
+"""A program with torch: DataLoader workers read for it, and its ranks compare notes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch import from_numpy
+from torch.utils.data import get_worker_info
+
+from shardcache_client.loading.worker_process import prepare
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.parts.runtime import Runtime
+from shardcache_client.position.bookmark import Iteration
+from shardcache_client.ranks.group import RankGroup
+from shardcache_client.ranks.mesh import MeshRanks
+from shardcache_client.ranks.resharding import stateful_loader_asks
+from shardcache_client.ranks.torch_group import TorchRankGroup, in_worker
+from shardcache_client.sharing.epoch_counter import EpochCounter
+from shardcache_client.stages.pack import Block, Fitted
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+
+class TorchRuntime(Runtime):
+    """A training process of torch, or one of its DataLoader workers."""
+
+    def rank_group(
+        self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float
+    ) -> RankGroup:
+        """Return the ranks that read a dataset, in touch over torch's key-value store."""
+        return TorchRankGroup(given, urls, timeout_s)
+
+    def counter(self) -> EpochCounter:
+        """Return a count of epochs that this process shares with its workers."""
+        return EpochCounter(None, in_worker)
+
+    def iteration(self) -> Iteration:
+        """Return a new iteration of this process, which may be a DataLoader's worker."""
+        worker = get_worker_info()
+        if worker is None:
+            return Iteration()
+        return Iteration(_loader_seed(worker), worker.id, worker.num_workers)
+
+    @property
+    def in_worker(self) -> bool:
+        """True in a DataLoader worker."""
+        return in_worker()
+
+    @property
+    def is_asked_by_loader(self) -> bool:
+        """True in a worker, and if a StatefulDataLoader without workers is asking."""
+        return in_worker() or stateful_loader_asks()
+
+    def loader_name(self) -> str:
+        """Return a name for the loader of this worker, unique on this node; "" in no worker."""
+        worker = get_worker_info()
+        if worker is None:
+            return ""
+        # Seeds alone may be the same in two runs, and process ids in two containers.
+        container = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+        return f"{container}-{os.getppid()}-{_loader_seed(worker)}"
+
+    def prepare(self, handover: Handover | None) -> None:
+        """Prepare this process for reading samples that a handover passes on."""
+        prepare(handover)
+
+    def asked_size(self, batch_size: int) -> int:
+        """Return the size of the batches that the DataLoader makes which asks for a sample.
+
+        That of the dataset if none asks.
+        """
+        # It asks for as many samples as it makes a batch of, and tells its dataset nothing else.
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(
+            "shardcache_client."
+        ):
+            frame = frame.f_back
+        if frame is None or frame.f_code.co_qualname != "_IterableDatasetFetcher.fetch":
+            return batch_size
+        if not frame.f_locals["self"].auto_collation:
+            return 1
+        return len(frame.f_locals["possibly_batched_index"])
+
+    def block_of(self, samples: Sequence[Fitted]) -> Block[Any]:
+        """Return a block of tensors."""
+        block = super().block_of(samples)
+        for name in ("cu_seqlens", "positions", "tokens"):
+            if name in block:
+                block[name] = from_numpy(block[name])
+        return block
+
+    def counting_remedy(self, manifest: Manifest) -> str:
+        """Return what a user can do, beside indexing, for ranks to be sure of the sample counts.
+
+        "" if there is nothing.
+        """
+        if manifest.uncounted:
+            return ""
+        return "; or initialise torch.distributed before creating the dataset"
+
+
+def _loader_seed(worker: Any) -> int:
+    """Return a number that the workers of one DataLoader share: its base seed."""
+    return int(worker.seed - worker.id)

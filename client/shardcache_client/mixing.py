@@ -1,0 +1,233 @@
+"""`MixtureReader`: samples of several datasets, mixed in proportion to their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from shardcache.errors import ConfigError
+from shardcache_client.arguments import values as arguments
+from shardcache_client.arguments.other_words import OTHER_WORDS
+from shardcache_client.arguments.values import T_co, U
+from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal import SpanDeal
+from shardcache_client.order.mixture import MixedSource, MixtureAssignment, weights_of
+from shardcache_client.order.shards.choices import Choices
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.sources.courses import Grouping
+from shardcache_client.order.sources.quotas import Weights
+from shardcache_client.parts.dataset_arguments import ARGUMENTS
+from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
+from shardcache_client.parts.epoch_reader import EpochReader
+from shardcache_client.reader import ShardReader
+from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.stages.pipeline import PipelineBySource
+
+
+def _named(sources: Any) -> dict[str, ShardReader[Any]]:
+    named = sources.items() if isinstance(sources, Mapping) else enumerate(sources)
+    found = arguments.by_name(named, "sources")
+    if isinstance(sources, ShardReader) or not all(
+        isinstance(source, ShardReader) for source in found.values()
+    ):
+        raise TypeError
+    return found
+
+
+_WORDS = OTHER_WORDS | {
+    **dict.fromkeys(("proportion", "proportions", "probabilities", "ratios"), "write weights=..."),
+    **dict.fromkeys(("datasets", "streams", "components"), "write Mixture(sources, weights=...)"),
+    **dict.fromkeys(ARGUMENTS, "give it to each source: ShardDataset(urls, {}=...)"),
+}
+
+
+class MixtureReader(ShardReader[T_co]):
+    """An iterable over the samples of several datasets, mixed in proportion to their weights.
+
+    For training without torch; `Mixture` adds what torch has, as `ShardDataset` does to
+    `ShardReader`. Samples, order, epochs and states are those of `Mixture`, which describes the
+    arguments.
+
+    Raises ConfigError as `Mixture` does.
+    """
+
+    @arguments.checked(
+        _WORDS,
+        sources=arguments.Accepts(
+            'datasets by name, {"web": ShardDataset(...)}, or a list of them', _named
+        ),
+        samples_per_epoch=arguments.whole(1).or_none(),
+        batches=arguments.one_of("mixed", "source", "rank-source"),
+    )
+    def __init__(
+        self,
+        sources: Mapping[str, ShardReader[T_co]] | Sequence[ShardReader[T_co]],
+        weights: Weights | None = None,
+        *,
+        samples_per_epoch: int | None = None,
+        batches: Grouping = "mixed",
+    ) -> None:
+        parts = {name: reader.parts for name, reader in _named(sources).items()}
+        first = _first_of_alike(parts)
+        manifest = Manifest.joined([each.manifest for each in parts.values()])
+        samples = DealtSamples.of(
+            manifest,
+            _assignment(parts, weights, samples_per_epoch, batches),
+            first.samples.seed,
+            {name: each.samples.seed for name, each in parts.items() if each.samples.drawn_seeds},
+        )
+        group = self._runtime.rank_group(first.group.given, list(parts), first.sessions.timeout_s)
+        mixed = replace(
+            first,
+            urls=(),
+            samples=samples,
+            group=group,
+            sessions=copy(first.sessions),
+            pipeline=_pipeline(parts),
+            places=_places(parts),
+        )
+        self.epoch_reader = EpochReader(mixed, self._runtime)
+
+    if TYPE_CHECKING:
+
+        def map(self, function: Callable[[T_co], U]) -> MixtureReader[U]:
+            """See `ShardReader.map`."""
+
+    @arguments.checked(epoch=arguments.whole(0))
+    def samples_of(self, epoch: int) -> dict[str, int]:
+        """Return the number of samples of each source in an epoch, over all ranks.
+
+        If the mixture has changed in the middle of that epoch: in what was left of it.
+        """
+        deal = self.epoch_reader.epochs.deal
+        assert isinstance(deal, SpanDeal)
+        mixture = deal.mixture_of(epoch)
+        assert mixture is not None
+        return {name: samples for name, (_, samples) in mixture.by_name.items()}
+
+    def indexed(self, window: int = 4) -> NoReturn:
+        """Raise ConfigError: the samples of a mixture have no numbers."""
+        raise ConfigError(
+            "a mixture has no samples by number", remedy="use indexed() of its sources"
+        )
+
+    def _selected(self, choices: Choices) -> NoReturn:
+        raise ConfigError(
+            "samples of a mixture cannot be chosen", remedy="choose among those of its sources"
+        )
+
+    def _rows_of_tables(self) -> NoReturn:
+        self._selected(())
+
+
+def _assignment(
+    parts: Mapping[str, DatasetParts],
+    weights: Weights | None,
+    samples_per_epoch: int | None,
+    batches: Grouping,
+) -> MixtureAssignment:
+    """Return the options of the order of a mixture of datasets with these parts."""
+    sources = tuple(_mixed(name, each.samples) for name, each in parts.items())
+    samples = samples_per_epoch or sum(source.samples for source in sources)
+    first = next(iter(parts.values())).samples.dealing
+    _check_batches(batches, first)
+    return MixtureAssignment(
+        None,
+        first.even,
+        first.batch_size,
+        samples,
+        first.global_batch_size,
+        first.spans,
+        sources=sources,
+        weights=weights_of(weights, sources),
+        grouping=batches,
+    )
+
+
+def _check_batches(batches: Grouping, dealing: Assignment) -> None:
+    """Raise ConfigError if batches cannot be of one source."""
+    if batches == "mixed":
+        return
+    if dealing.even is None:
+        raise ConfigError(
+            f"batches={batches!r} gives every rank whole batches, and even=None some of them less",
+            remedy='give the sources even="pad" or "drop"',
+        )
+    if batches == "rank-source" and dealing.global_batch_size is not None:
+        raise ConfigError(
+            'batches="rank-source" depends on the ranks, and global batches do not',
+            remedy='write batches="source", whose global batches are of one source each',
+        )
+
+
+def _mixed(name: str, samples: DealtSamples) -> MixedSource:
+    return MixedSource(name, samples.manifest, samples.dealing.shuffle, samples.dealing.unit)
+
+
+def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
+    """Return what the samples of a mixture go through: each those of its source."""
+    shards = [len(each.manifest) for each in parts.values()]
+    firsts = tuple(accumulate(shards[:-1], initial=0))
+    return PipelineBySource(
+        sources={name: each.pipeline for name, each in parts.items()}, firsts=firsts
+    )
+
+
+def _places(parts: Mapping[str, DatasetParts]) -> ScatteredPlaces | None:
+    """Return where samples of sources are that are read one by one; None if there are none."""
+    firsts = accumulate((len(each.manifest) for each in parts.values()), initial=0)
+    found = []
+    for first, each in zip(firsts, parts.values(), strict=False):
+        if each.places is not None:
+            found += each.places.moved(first)
+    return ScatteredPlaces(found) if found else None
+
+
+def _first_of_alike(sources: Mapping[str, DatasetParts]) -> DatasetParts:
+    """Return the parts of the first source.
+
+    Raises ConfigError if options of the job differ, or a source cannot be mixed.
+    """
+    if not sources:
+        raise ConfigError(
+            "a Mixture needs at least one source",
+            remedy='give at least one: Mixture({"name": ShardDataset(...)})',
+        )
+    for name, parts in sources.items():
+        _check(name, parts)
+    (name, first), *others = sources.items()
+    for other, parts in others:
+        options = parts.shared_options()
+        for option, value in first.shared_options().items():
+            if options[option] != value:
+                raise ConfigError(
+                    f"sources {name!r} and {other!r} differ in {option}",
+                    remedy="give the same to all sources",
+                )
+    return first
+
+
+def _check(name: str, parts: DatasetParts) -> None:
+    """Raise ConfigError if a source cannot be mixed."""
+    manifest = parts.manifest
+    dealing = parts.samples.dealing
+    if isinstance(dealing, MixtureAssignment):
+        raise ConfigError(
+            f"source {name!r} is a mixture itself", remedy="give all sources to one mixture"
+        )
+    if parts.stage is not None:
+        raise ConfigError(
+            f"source {name!r} yields groups of samples",
+            remedy="mix the samples, and pack the mixture",
+        )
+    if manifest.counts is None:
+        raise manifest.uncounted_error(f"source {name!r} cannot be mixed")
+    if not manifest.samples:
+        raise ConfigError(f"the shards of source {name!r} contain no samples")
+    if dealing.samples_per_epoch is not None:
+        raise ConfigError(
+            f"source {name!r} has samples_per_epoch", remedy="give it to the Mixture instead"
+        )

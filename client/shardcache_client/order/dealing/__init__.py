@@ -1,0 +1,1 @@
+"""Division of epochs among ranks, workers and batches."""

@@ -1,0 +1,296 @@
+"""Division of a dataset's epochs among its readers, by spans of samples or by whole shards. Pure.
+
+It depends on manifest, shuffle, evenness and topology alone. `elastic_deal` has the division into
+global batches, which are the same for any number of ranks and workers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import ClassVar, NamedTuple, TypeAlias
+
+from shardcache_client.order.sequences.lanes import Lane, Mix, Segment, Share
+from shardcache_client.order.sequences.partition import Even, Partition, Phase, what_is_left
+from shardcache_client.order.sequences.rounds import (
+    ListedPieces,
+    Piece,
+    Shuffle,
+    Topology,
+    round_key,
+    shard_order,
+    window_of,
+)
+from shardcache_client.order.sequences.scatter import EndlessOrder, lane_of, order_of
+from shardcache_client.order.sources.changes import MixtureState
+
+_what_is_left = lru_cache(maxsize=4)(what_is_left)
+
+
+class Spare(NamedTuple):
+    """Samples that come in the place of skipped ones.
+
+    Attributes:
+        share: the samples.
+        place: that of the skipped sample among them.
+        pass_places: number of consecutive places that hold all of them.
+        source: number of the source whose samples they are; 0 if they are of all.
+    """
+
+    share: Share
+    place: int
+    pass_places: int
+    source: int = 0
+
+
+class SpanDeal(ABC):
+    """Deals samples: every reader gets a contiguous span of the epoch.
+
+    Attributes:
+        even: policy for a number of samples that the ranks do not divide.
+        batch_size: number of samples in a batch of a rank.
+    """
+
+    even: Even
+    batch_size: int
+
+    counted: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def epoch_samples(self) -> int:
+        """Samples of a whole epoch over all ranks, before any padding."""
+
+    def samples_in(self, epoch: int) -> int:
+        """Return the number of samples of an epoch.
+
+        It has fewer than others if a change of a mixture has left only a part of it.
+        """
+        return self.epoch_samples
+
+    def for_ranks(self, world_size: int) -> "SpanDeal":
+        """Return the deal for `world_size` ranks: the same object each time."""
+        return self
+
+    def pass_places(self, epoch: int) -> int | None:
+        """Return the number of consecutive places of a reader that hold every sample.
+
+        None if it is unknown.
+        """
+        return None
+
+    @abstractmethod
+    def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
+        """Return the order in which the reader of a span of the epoch reads it.
+
+        Args:
+            epoch: number of the epoch.
+            span: start and stop of its samples in the epoch.
+        """
+
+    def cut(self, topology: Topology) -> Partition:
+        """Return the division of the epoch among the readers of a job."""
+        return Partition(topology.world_size, self.even, self.batch_size)
+
+    def share(
+        self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()
+    ) -> Share:
+        """Return a reader's share of the rest of an epoch.
+
+        Or one of those that make up for samples that it has skipped.
+
+        Args:
+            epoch: number of the epoch.
+            time: 0 for the reader's own share; n for the share of the reader n places further on.
+            topology: the reader.
+            phases: those of the epoch that have been read.
+        """
+        cut = self.cut(topology)
+        first = phases[0].cut if phases else cut
+        samples = self.samples_in(epoch)
+        rest = _what_is_left(samples, tuple(phases), cut)
+        reader = (topology.reader + time) % cut.world_size
+
+        segments = []
+        for span in cut.spans(len(rest), reader):
+            for owner, start, stop in rest.between(*span):
+                lane = self.lane(epoch, first.own(samples, owner))
+                segments.append(lane.between(start, stop))
+        return Share(tuple(segments), cut.size(len(rest), reader))
+
+    def ends_together(
+        self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False
+    ) -> bool:
+        """Return True if all ranks make the same number of batches of what is left of an epoch.
+
+        Args:
+            epoch: number of the epoch.
+            cut: division of the rest.
+            phases: those that have been read.
+            drop_last: True if a rank's last batch does not count unless it is whole.
+        """
+        left = len(_what_is_left(self.samples_in(epoch), tuple(phases), cut))
+        ranks = range(cut.world_size)
+        batches = {cut.batches(left, rank, drop_last=drop_last) for rank in ranks}
+        return len(batches) == 1
+
+    def mixture_of(self, epoch: int) -> MixtureState | None:
+        """Return the facts about a mixture in an epoch; None if this is a dataset alone."""
+        return None
+
+    @property
+    def has_source_batches(self) -> bool:
+        """True if each batch of a mixture is of one source."""
+        return False
+
+    @property
+    def scattered(self) -> Sequence[range]:
+        """Numbers in the manifest of the shards whose samples come in no order of the shards."""
+        return ()
+
+    def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
+        """Return the samples among which those are that come in the place of skipped ones.
+
+        Args:
+            epoch: number of the epoch.
+            rank: the rank that has skipped a sample.
+            place: of that sample in the rank's epoch.
+        """
+        share = self.share(epoch, 0, Topology())
+        samples = share.samples or 0
+        before = samples * rank.rank // rank.world_size
+        return Spare(share, (before + place) % samples, self.pass_places(epoch) or samples)
+
+    def spare_of_source(self, epoch: int, place: int) -> Spare | None:
+        """Return the samples of the source that has a place of the epoch.
+
+        None if batches are not of one source.
+        """
+        return None
+
+    def rank_size(self, topology: Topology) -> int | None:
+        """Return the number of samples that a rank reads in an epoch."""
+        return self.cut(topology).size(self.epoch_samples, topology.rank)
+
+
+@dataclass(frozen=True)
+class SampleDeal(SpanDeal):
+    """Deals the samples of one dataset.
+
+    Attributes:
+        counts: number of samples of each shard.
+        shuffle: None to read in the order of the shards.
+        even: see `SpanDeal`.
+        batch_size: see `SpanDeal`.
+        samples_per_epoch: number of samples of the endless sequence that each epoch takes; None for
+            those of one round.
+    """
+
+    counts: Sequence[int]
+    shuffle: Shuffle | None = None
+    even: Even = "pad"
+    batch_size: int = 1
+    samples_per_epoch: int | None = None
+
+    @cached_property
+    def _order(self) -> EndlessOrder:
+        return order_of(self.counts, self.shuffle)
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch."""
+        if self.samples_per_epoch is not None:
+            return self.samples_per_epoch
+        return self._order.samples
+
+    def pass_places(self, epoch: int) -> int:
+        """Return the number of consecutive places that hold a whole round, wherever they begin."""
+        return 2 * self._order.samples
+
+    def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
+        """Return the order in which the reader of a span of the epoch reads it; see `SpanDeal`."""
+        begin = epoch * self.epoch_samples
+        start, stop = span
+        return lane_of(self._order, window_of(self.shuffle), begin + start, begin + stop)
+
+    @property
+    def scattered(self) -> Sequence[range]:
+        """All shards, if all samples are permuted; see `SpanDeal`."""
+        is_global = self.shuffle is not None and self.shuffle.is_global
+        return [range(len(self.counts))] if is_global else ()
+
+
+@dataclass(frozen=True)
+class ShardDeal:
+    """Deals whole shards whose numbers of samples are not known yet.
+
+    Each is read once; with `samples_per_epoch`, as often as it takes for all ranks together to
+    yield that many.
+
+    Attributes:
+        shards: number of shards.
+        shuffle: None to read in the order of the shards.
+        even: policy for a `samples_per_epoch` that the ranks do not divide.
+        batch_size: number of samples in a batch of a rank.
+        samples_per_epoch: over all ranks; None for what the shards have.
+    """
+
+    shards: int
+    shuffle: Shuffle | None = None
+    even: Even = "pad"
+    batch_size: int = 1
+    samples_per_epoch: int | None = None
+
+    counted: ClassVar[bool] = False
+    epoch_samples: ClassVar[None] = None
+    has_source_batches: ClassVar[bool] = False
+
+    def cut(self, topology: Topology) -> Partition:
+        """Return the division of `samples_per_epoch`."""
+        return Partition(topology.world_size, self.even, self.batch_size)
+
+    def share(
+        self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()
+    ) -> Share:
+        """Return a reader's shards of the epoch, in a different order each time.
+
+        For the arguments, see `SpanDeal`; without counts, `phases` is empty.
+        """
+        key = round_key(self.shuffle, epoch, time)
+        order = shard_order([1] * self.shards, self.shuffle, key)
+        reader = (topology.reader + time) % topology.readers
+        spans = Partition(topology.readers, even=None)
+        start, stop = spans.own(self.shards, reader)
+        own = order[start:stop]
+        if not own and self.samples_per_epoch is not None:
+            # There are fewer shards than readers: some read the same shard.
+            own = [order[topology.reader % self.shards]]
+        if not own:
+            return Share((), None)
+
+        pieces = ListedPieces(Piece(shard, key) for shard in own)
+        mix = Mix(pieces, window_of(self.shuffle))
+        return Share((Segment(mix),), None)
+
+    def pass_places(self, epoch: int) -> None:
+        """Return None: samples are not counted, and the shares of all readers are one pass."""
+
+    def rank_size(self, topology: Topology) -> int | None:
+        """Return the rank's part of `samples_per_epoch`; None if there is no such number."""
+        if self.samples_per_epoch is None:
+            return None
+        return self.cut(topology).size(self.samples_per_epoch, topology.rank)
+
+    def for_ranks(self, world_size: int) -> "ShardDeal":
+        """Return this deal; see `SpanDeal`."""
+        return self
+
+    def ends_together(
+        self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False
+    ) -> bool:
+        """Return False: it is unknown when ranks end."""
+        return False
+
+
+Deal: TypeAlias = SpanDeal | ShardDeal
+"""A division of each epoch into the readers' shares."""

@@ -1,0 +1,1 @@
+"""Sequences of samples: rounds, permutations, lanes, turns and spans of them."""

@@ -1,0 +1,442 @@
+"""The order of a dataset: an endless sequence of rounds over all shards. Pure.
+
+In each round every shard comes once, in an order determined by seed and round, with its samples one
+after another; so every sample has a position in the endless sequence. `lanes` mixes samples of
+several shards.
+
+Permutations depend on their key alone: they are the same for every machine, Python version and hash
+seed.
+"""
+
+import hashlib
+import math
+import random
+from abc import abstractmethod
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from shardcache.errors import ConfigError
+
+try:
+    import numpy as np
+except ImportError:
+    _MIN_FOR_NUMPY = math.inf
+else:
+    _MIN_FOR_NUMPY = 1000  # numpy is slower for few numbers, and takes a third of the time for many
+
+# Rounds kept: this epoch's and the next one's, and more where they are small, since several spans
+# or sources of an epoch are in different rounds. Others are computed again.
+_MIN_ROUNDS = 2
+_MAX_ROUNDS = 64
+_MAX_KEPT_SHARDS = 2_000_000  # of 12 bytes each
+
+
+def permutation(size: int, key: str) -> Sequence[int]:
+    """Return the numbers below `size` in an order determined by the key.
+
+    They are sorted by random numbers of the Mersenne Twister (`random.random`, whose sequence for
+    an integer seed Python promises to keep, unlike that of `shuffle`), seeded with the key's
+    BLAKE2b hash (RFC 7693).
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    source = random.Random(int.from_bytes(digest, "little"))
+    if size < _MIN_FOR_NUMPY:
+        draw = source.random
+        draws = [draw() for _ in range(size)]
+        return sorted(range(size), key=draws.__getitem__)
+    return _permutation_by_numpy(size, source)
+
+
+def _permutation_by_numpy(size: int, source: random.Random) -> "array[int]":
+    """Return the numbers below `size`, sorted by the same random numbers as `permutation` draws."""
+    # A number has 53 bits of two words of 32: the upper 27 of the first, and 26 of the second.
+    words = np.frombuffer(source.randbytes(8 * size), "<u4").astype(np.uint64)
+    upper = words[0::2] >> 5
+    lower = words[1::2] >> 6
+    draws = upper << 26 | lower
+
+    # Sorting the highest bits with the place behind them is much faster than `argsort`, and gives
+    # the same order as long as these bits all differ.
+    place_bits = (size - 1).bit_length()
+    dropped_bits = max(0, 53 + place_bits - 64)
+    places = np.arange(size, dtype=np.uint64)
+    keyed = np.sort(draws >> dropped_bits << place_bits | places)
+    are_distinct = (np.diff(keyed >> place_bits) > 0).all()
+    if are_distinct:
+        order = keyed & (1 << place_bits) - 1
+    else:
+        order = draws.argsort(kind="stable")
+    return array("I", order.astype(np.uint32).tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One reader: a DataLoader worker of a rank, or the rank's own process as its only worker.
+
+    Raises ConfigError if `rank` is out of range.
+
+    Attributes:
+        rank: across all nodes, from 0 to `world_size` - 1.
+        world_size: number of ranks.
+        worker: of the rank, from 0 to `workers` - 1.
+        workers: number of workers of each rank.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"rank {self.rank} is out of range for world_size {self.world_size}",
+                remedy="ranks run from 0 to world_size - 1",
+            )
+
+    @property
+    def readers(self) -> int:
+        """Number of readers in the job, if every rank has as many workers as this one."""
+        return self.world_size * self.workers
+
+    @property
+    def reader(self) -> int:
+        """Number of this reader in the job, from 0."""
+        return self.rank * self.workers + self.worker
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """Shuffle options of a dataset.
+
+    Attributes:
+        seed: the same on all ranks.
+        window: maximum number of shards whose samples are mixed; 0 keeps the samples of a shard in
+            file order, and None permutes all samples of the dataset.
+        groups: number of fixed groups of shards. A round goes through one group after another, so
+            that a node, which reads the same part of each round, mostly meets the same shards
+            again.
+    """
+
+    seed: int = 0
+    window: int | None = 8
+    groups: int = 1
+
+    @property
+    def is_global(self) -> bool:
+        """True if all samples of the dataset are permuted."""
+        return self.window is None
+
+
+def window_of(shuffle: Shuffle | None) -> int:
+    """Return the maximum number of shards whose samples are mixed.
+
+    0 for file order, and for a permutation of all samples, which holds no shards.
+    """
+    if shuffle is None or shuffle.window is None:
+        return 0
+    return shuffle.window
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Samples of one shard that one reader reads in one round.
+
+    Attributes:
+        shard: number of the shard in the manifest.
+        key: of the round.
+        start: place of the first of them in the shard's order.
+        stop: place after the last; None for all samples of an uncounted shard.
+        first: number in the manifest of the first shard of this shard's dataset: not 0 if several
+            datasets are mixed.
+    """
+
+    shard: int
+    key: str
+    start: int = 0
+    stop: int | None = None
+    first: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Number of these samples, if the shard is counted."""
+        return (self.stop or 0) - self.start
+
+    @property
+    def own_key(self) -> str:
+        """Key of the order of the shard's samples.
+
+        It is the same whether or not the shard's dataset is mixed with others.
+        """
+        return f"{self.key}/{self.shard - self.first}"
+
+    def numbers(self, count: int, *, permuted: bool) -> Sequence[int]:
+        """Return the numbers in the tar of these samples, in order.
+
+        Args:
+            count: number of samples of the shard.
+            permuted: True if they come in random order, False if in that of the file.
+        """
+        order: Sequence[int] = range(count)
+        if permuted:
+            order = permutation(count, self.own_key)
+        return order[self.start : self.stop]
+
+
+class Pieces(Sequence[Piece]):
+    """Pieces that follow each other, found by number, or by the place of a sample."""
+
+    @abstractmethod
+    def __getitem__(self, number: int) -> Piece:  # type: ignore[override]  # no slices
+        """Return a piece. Raises IndexError."""
+
+    @abstractmethod
+    def before(self, number: int) -> int:
+        """Return the number of samples before a piece, or of all before the one after the last."""
+
+    @abstractmethod
+    def holding(self, place: int) -> int:
+        """Return the number of the piece that has the sample at a place.
+
+        Beyond the last sample, this is the number of pieces.
+        """
+
+    @abstractmethod
+    def shards(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the shards of the pieces from one number to another."""
+
+
+class ListedPieces(Pieces):
+    """Pieces in a list."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._pieces = list(pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, number: int) -> Piece:  # type: ignore[override]
+        return self._pieces[number]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(accumulate((piece.samples for piece in self._pieces), initial=0))
+
+    def before(self, number: int) -> int:
+        """Return the number of samples before a piece."""
+        return self._starts[number]
+
+    def holding(self, place: int) -> int:
+        """Return the number of the piece that has the sample at a place."""
+        if place >= self._starts[-1]:
+            return len(self)
+        return bisect_right(self._starts, place) - 1
+
+    def shards(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the shards of the pieces from one number to another."""
+        return (piece.shard for piece in self._pieces[start:stop])
+
+
+class _Round(NamedTuple):
+    """One round of a dataset, without its empty shards.
+
+    Attributes:
+        key: of the round.
+        shards: numbers of the shards, in order.
+        ends: position in the round at which each of them ends, in samples.
+    """
+
+    key: str
+    shards: Sequence[int]
+    ends: Sequence[int]
+
+    def start(self, nth: int) -> int:
+        """Return the position at which the nth shard begins."""
+        return self.ends[nth - 1] if nth else 0
+
+
+class Order:
+    """The endless sequence of a dataset's samples.
+
+    Each round has the same shards, so that any piece of the sequence is found without those before
+    it.
+
+    Args:
+        counts: number of samples of each shard.
+        shuffle: None for rounds in the order of the shards.
+    """
+
+    def __init__(self, counts: Sequence[int], shuffle: Shuffle | None) -> None:
+        self.samples = sum(counts)
+        self._counts = array("Q", counts)
+        self._filled = len(counts) - counts.count(0)
+        self._shuffle = shuffle
+        fitting = _MAX_KEPT_SHARDS // max(1, len(counts))
+        self._kept_rounds = max(_MIN_ROUNDS, min(_MAX_ROUNDS, fitting))
+        self._rounds: dict[int, _Round] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_rounds": {}}  # recomputing is faster than sending
+
+    def pieces(self, start: int, stop: int, first: int = 0) -> Pieces:
+        """Return the pieces between two positions of the endless sequence, in order.
+
+        Takes the same time and memory for any number of them.
+
+        Args:
+            start: position of the first sample.
+            stop: position after the last.
+            first: number of the dataset's first shard in the manifest.
+        """
+        return _Stretch(self, start, stop if self.samples else start, first)
+
+    def number_at(self, position: int) -> int:
+        """Return the number of the shard that has the sample at a position.
+
+        Numbers of shards are those in the endless sequence.
+        """
+        number, begin = divmod(position, self.samples)
+        return number * self._filled + bisect_right(self._round(number).ends, begin)
+
+    def start_of(self, number: int) -> int:
+        """Return the position at which the shard of this number in the endless sequence begins."""
+        round_number, nth = divmod(number, self._filled)
+        return round_number * self.samples + self._round(round_number).start(nth)
+
+    def shard_of(self, number: int) -> tuple[int, str]:
+        """Return the shard of this number in the endless sequence, and its round's key."""
+        round_number, nth = divmod(number, self._filled)
+        found = self._round(round_number)
+        return found.shards[nth], found.key
+
+    def shards(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the shards from one number in the endless sequence to another."""
+        while start < stop:
+            round_number, nth = divmod(start, self._filled)
+            some = self._round(round_number).shards[nth : nth + stop - start]
+            yield from some
+            start += len(some)
+
+    def size_of(self, shard: int) -> int:
+        """Return the number of samples of a shard."""
+        return self._counts[shard]
+
+    def _round(self, number: int) -> _Round:
+        found = self._rounds.get(number)
+        if found is not None:
+            return found
+
+        while len(self._rounds) >= self._kept_rounds:
+            oldest = next(iter(self._rounds))
+            del self._rounds[oldest]
+        found = self._new_round(number)
+        self._rounds[number] = found
+        return found
+
+    def _new_round(self, number: int) -> _Round:
+        key = round_key(self._shuffle, number)
+        shards = array("I", shard_order(self._counts, self._shuffle, key))
+        if self._filled < len(shards):
+            shards = array("I", filter(self._counts.__getitem__, shards))
+
+        if len(shards) < _MIN_FOR_NUMPY:
+            ends = array("Q", accumulate(map(self._counts.__getitem__, shards)))
+        else:
+            ends = array("Q", np.take(self._counts, shards).cumsum().tobytes())
+        return _Round(key, shards, ends)
+
+
+class _Stretch(Pieces):
+    """The pieces between two positions of an order, made when they are asked for."""
+
+    def __init__(self, order: Order, start: int, stop: int, first: int) -> None:
+        self._order = order
+        self._start = start
+        self._stop = stop
+        self._first = first
+        self._begin = 0
+        self._end = 0
+        if start < stop:
+            self._begin = order.number_at(start)
+            self._end = order.number_at(stop - 1) + 1
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __getitem__(self, number: int) -> Piece:  # type: ignore[override]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        shard, key = self._order.shard_of(self._begin + number)
+        begin = self._order.start_of(self._begin + number)
+        start = max(0, self._start - begin)
+        stop = min(self._order.size_of(shard), self._stop - begin)
+        return Piece(self._first + shard, key, start, stop, self._first)
+
+    def before(self, number: int) -> int:
+        """Return the number of samples before a piece."""
+        if number == 0:
+            return 0
+        if number == len(self):
+            return self._stop - self._start
+        return self._order.start_of(self._begin + number) - self._start
+
+    def holding(self, place: int) -> int:
+        """Return the number of the piece that has the sample at a place."""
+        if place >= self._stop - self._start:
+            return len(self)
+        return self._order.number_at(self._start + place) - self._begin
+
+    def shards(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the shards of the pieces from one number to another."""
+        numbers = self._order.shards(self._begin + start, self._begin + stop)
+        if not self._first:
+            return numbers
+        return (self._first + number for number in numbers)
+
+
+def round_key(shuffle: Shuffle | None, *numbers: int) -> str:
+    """Return the key of a round, which is identified by one number or several."""
+    seed = 0 if shuffle is None else shuffle.seed
+    return "/".join(map(str, (seed, *numbers)))
+
+
+def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Sequence[int]:
+    """Return the shards' numbers in the order of a round.
+
+    Args:
+        weights: of each shard; groups have equal weight.
+        shuffle: None for the order in which they are numbered.
+        key: of the round.
+    """
+    if shuffle is None:
+        return range(len(weights))
+    if shuffle.groups == 1:
+        return permutation(len(weights), key)
+    order: list[int] = []
+    for number, group in sorted(_groups(weights, shuffle).items()):
+        order += [group[place] for place in permutation(len(group), f"{key}:{number}")]
+    return order
+
+
+def _groups(weights: Sequence[int], shuffle: Shuffle) -> dict[int, list[int]]:
+    """Divide the shards by the seed alone, so that every round has the same groups.
+
+    Their weights differ by one shard. Returns the shards of each group that has any, by its number:
+    there may be far fewer shards than groups.
+    """
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    total = max(1, sum(weights))
+    before = 0
+    for shard in permutation(len(weights), f"{shuffle.seed}:groups"):
+        # A shard belongs where the middle of its weight is.
+        twice_middle = 2 * before + weights[shard]
+        number = twice_middle * shuffle.groups // (2 * total)
+        groups[min(number, shuffle.groups - 1)].append(shard)
+        before += weights[shard]
+    return groups

@@ -1,0 +1,195 @@
+"""A permutation of all samples of a dataset, of which any place is found by itself. Pure.
+
+The samples of a round are numbered in file order, and their numbers are permuted by a Feistel
+network (Luby and Rackoff, 1988): a number is cut into two halves, and each half in turn is changed
+by a hash of the other one. It permutes the numbers below a power of two; a result that is no number
+of a sample is permuted again until one comes ("cycle walking"; Black and Rogaway, 2002), less than
+once on average. So no list of samples is made or kept, however many there are, and reading can
+start at any place without delay.
+"""
+
+import hashlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+from shardcache_client.order.sequences.lanes import Lane, Mix, Slice
+from shardcache_client.order.sequences.rounds import Order, Shuffle, round_key
+
+try:
+    import numpy as np
+except ImportError:
+    _HAS_NUMPY = False
+else:
+    _HAS_NUMPY = True
+
+# Numbers permuted at a time: few enough for a batch not to wait for others.
+_BLOCK = 1024
+
+# For fewer, arrays are slower than Python's numbers.
+_MIN_FOR_NUMPY = 32
+
+# Each changes both halves. Four are as good as random for large numbers; few samples, whose halves
+# have few bits, take more.
+_ROUNDS = 8
+
+_LOW_32 = 0xFFFF_FFFF
+
+
+class Bijection:
+    """A permutation of the numbers below `size`, determined by a key.
+
+    It is the same for every machine, Python version and hash seed, with numpy or without.
+
+    Args:
+        size: 1 or more, below 2**63.
+        key: determines the permutation.
+    """
+
+    def __init__(self, size: int, key: str) -> None:
+        self.size = size
+        bits = max(1, (size - 1).bit_length())
+        self._right_bits = bits - bits // 2
+        self._left_mask = (1 << bits // 2) - 1
+        self._right_mask = (1 << self._right_bits) - 1
+        digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
+        words = [int.from_bytes(digest[at : at + 4], "little") for at in range(0, 8 * _ROUNDS, 4)]
+        self._keys = list(zip(words[::2], words[1::2], strict=True))
+
+    def __repr__(self) -> str:
+        return f"Bijection(size={self.size})"
+
+    def between(self, start: int, stop: int) -> Sequence[int]:
+        """Return the permuted numbers from one place to another."""
+        if _HAS_NUMPY and stop - start >= _MIN_FOR_NUMPY:
+            return self._array(start, stop)
+        return [self._number(place) for place in range(start, stop)]
+
+    def _number(self, place: int) -> int:
+        number: int = self._step(place)
+        while number >= self.size:
+            number = self._step(number)
+        return number
+
+    def _array(self, start: int, stop: int) -> Sequence[int]:
+        numbers = self._step(np.arange(start, stop, dtype=np.uint64))
+        beyond = np.flatnonzero(numbers >= self.size)
+        while len(beyond):
+            numbers[beyond] = self._step(numbers[beyond])
+            beyond = beyond[numbers[beyond] >= self.size]
+        found: list[int] = numbers.tolist()
+        return found
+
+    def _step(self, number: Any) -> Any:
+        """Permute a number below the power of two, or an array of such numbers."""
+        left = number >> self._right_bits
+        right = number & self._right_mask
+        for key, other_key in self._keys:
+            left = left ^ (_hashed(right, key) & self._left_mask)
+            right = right ^ (_hashed(left, other_key) & self._right_mask)
+        return left << self._right_bits | right
+
+
+def _hashed(value: Any, key: int) -> Any:
+    """Return 32 bits that depend on each bit of a number, or of each in an array of 64-bit ones.
+
+    The multipliers are those of xxHash. No product has more than 64 bits, so that arrays have the
+    same results as Python's numbers.
+    """
+    value = ((value ^ key) * 0x9E37_79B1) & _LOW_32
+    value = ((value ^ value >> 15) * 0x85EB_CA77) & _LOW_32
+    value = ((value ^ value >> 13) * 0xC2B2_AE3D) & _LOW_32
+    return value ^ value >> 16
+
+
+class ScatteredOrder:
+    """The endless sequence of a dataset's rounds, each a permutation of all of its samples.
+
+    Args:
+        counts: number of samples in each shard.
+        shuffle: has the seed.
+
+    Attributes:
+        samples: number of samples of a round.
+    """
+
+    def __init__(self, counts: Sequence[int], shuffle: Shuffle) -> None:
+        self.samples = sum(counts)
+        self._ends = array("Q", accumulate(counts))
+        self._shuffle = shuffle
+
+    def __repr__(self) -> str:
+        return f"ScatteredOrder(samples={self.samples}, {self._shuffle})"
+
+    def places(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the samples between two positions of the sequence.
+
+        Each is the number of its shard, and its own number in the shard.
+        """
+        ends = self._ends
+        while start < stop:
+            number, begin = divmod(start, self.samples)
+            end = min(self.samples, begin + min(stop - start, _BLOCK))
+            permuted = Bijection(self.samples, round_key(self._shuffle, number))
+            for sample in permuted.between(begin, end):
+                shard = bisect_right(ends, sample)
+                before = ends[shard - 1] if shard else 0
+                yield shard, sample - before
+            start += end - begin
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered(Slice):
+    """Places of a permutation of all samples of a dataset.
+
+    Attributes:
+        order: the permutations.
+        begin: position in its sequence of place 0.
+        first: number in the manifest of the dataset's first shard; not 0 if several are mixed.
+    """
+
+    order: ScatteredOrder
+    begin: int
+    first: int = 0
+
+    @property
+    def mixed(self) -> bool:
+        """True: samples come in no order of their shards."""
+        return True
+
+    def places(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the samples from one of these places, counted from 0, to another.
+
+        Each is the number of its shard in the manifest, and its own number in the shard.
+        """
+        begin = self.begin + self.start
+        found = self.order.places(begin + start, begin + stop)
+        if not self.first:
+            return found
+        return ((self.first + shard, number) for shard, number in found)
+
+
+EndlessOrder: TypeAlias = Order | ScatteredOrder
+"""The order of a dataset's samples, one round after another."""
+
+
+def order_of(counts: Sequence[int], shuffle: Shuffle | None) -> EndlessOrder:
+    """Return the order of a dataset whose shards have `counts` samples."""
+    if shuffle is not None and shuffle.is_global:
+        return ScatteredOrder(counts, shuffle)
+    return Order(counts, shuffle)
+
+
+def lane_of(order: EndlessOrder, window: int, start: int, stop: int, first: int = 0) -> Lane:
+    """Return the samples between two positions of an order, as one reader reads them.
+
+    Args:
+        window: number of shards whose samples are mixed, unless the order is of all samples.
+        first: number in the manifest of the dataset's first shard.
+    """
+    if isinstance(order, ScatteredOrder):
+        return Scattered(0, stop - start, order, start, first)
+    return Mix(order.pieces(start, stop, first), window)

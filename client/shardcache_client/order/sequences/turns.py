@@ -1,0 +1,238 @@
+"""Turns of lanes: which of several sequences has each place of one that they form together. Pure.
+
+The turns alone determine which lane has a place, so any part can be found without what comes
+before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TypeAlias
+
+_GOLDEN_BILLIONTHS = 618_033_989
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A sequence of `samples` places, of which the first group has `share`, at least 1.
+
+    The second group has the rest.
+    """
+
+    first: "_Split | int"
+    second: "_Split | int"
+    share: int
+    samples: int
+
+    def before(self, place: int) -> int:
+        """Return the number of the first group's places before a place."""
+        return (2 * self.share * place + self.samples) // (2 * self.samples)
+
+    def place(self, number: int, *, of_first: bool) -> int:
+        """Return the place of the turn of this number of the first group, or of the second."""
+        # The inverse of `before`: the place with which the group's count grows to `number + 1`.
+        if of_first:
+            return -((2 * number + 1) * self.samples // (-2 * self.share)) - 1
+        return (2 * number + 1) * self.samples // (2 * (self.samples - self.share))
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """Turns of lanes with given numbers of samples, spread evenly.
+
+    Of the first x of N places, a lane has n·x/N, ± 2.
+
+    Two lanes split a sequence of N places as a line is drawn on a grid: of the first x places, the
+    first lane has n·x/N, rounded. More lanes split it in two groups, whose places are split in
+    turn, and so on: a binary tree, cut so that both sides are as equal as possible. Everything
+    about a place is found by going down the tree, without the places before it.
+
+    Rounding moves a lane by at most half a place at each split, and each further split scales down
+    the error of those above it. The heavier side of a split is a single lane or has at most two
+    thirds of the places (if the heaviest lane has less than a third, a cut lies within a sixth of
+    the middle; if it has a third to a half, the cut behind it leaves less than two thirds; if more,
+    the rest is less than half). So a group's error is below 1/2 · (1 + 2/3 + 4/9 + …) = 3/2, and a
+    lane's below 2. With two lanes it is at most 1/2.
+    """
+
+    samples: tuple[int, ...]
+
+    @cached_property
+    def _root(self) -> _Split | int:
+        lanes = [lane for lane, samples in enumerate(self.samples) if samples]
+        return self._split(sorted(lanes, key=lambda lane: -self.samples[lane]))
+
+    def _split(self, lanes: Sequence[int]) -> _Split | int:
+        """Return the tree of some lanes, which are in descending order of samples."""
+        if len(lanes) == 1:
+            return lanes[0]
+        *firsts, total = accumulate(self.samples[lane] for lane in lanes)
+        # After how many lanes to cut, so that both sides are as equal as possible.
+        cut = min(range(len(firsts)), key=lambda at: abs(2 * firsts[at] - total))
+        return _Split(
+            first=self._split(lanes[: cut + 1]),
+            second=self._split(lanes[cut + 1 :]),
+            share=firsts[cut],
+            samples=total,
+        )
+
+    def lane(self, place: int) -> int:
+        """Return the lane that a place belongs to."""
+        node = self._root
+        while isinstance(node, _Split):
+            firsts = node.before(place)
+            if node.before(place + 1) > firsts:
+                node = node.first
+                place = firsts
+            else:
+                node = node.second
+                place -= firsts
+        return node
+
+    def before(self, place: int) -> Sequence[int]:
+        """Return the number of each lane's places before a place."""
+        counts = [0] * len(self.samples)
+        groups = [(self._root, place)]
+        while groups:
+            node, places = groups.pop()
+            if isinstance(node, _Split):
+                firsts = node.before(places)
+                groups += [(node.first, firsts), (node.second, places - firsts)]
+            else:
+                counts[node] = places
+        return counts
+
+    def place(self, lane: int, number: int) -> int:
+        """Return the place at which a lane has its turn of this number, counted from 0."""
+        for split, of_first in self._paths[lane]:
+            number = split.place(number, of_first=of_first)
+        return number
+
+    @cached_property
+    def _paths(self) -> dict[int, list[tuple[_Split, bool]]]:
+        """The splits from each lane up to the root; True if the lane is in the first group."""
+        paths: dict[int, list[tuple[_Split, bool]]] = {}
+        nodes: list[tuple[_Split | int, list[tuple[_Split, bool]]]] = [(self._root, [])]
+        while nodes:
+            node, above = nodes.pop()
+            if isinstance(node, _Split):
+                nodes += [
+                    (node.first, [(node, True), *above]),
+                    (node.second, [(node, False), *above]),
+                ]
+            else:
+                paths[node] = above
+        return paths
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Turns of lanes that take as many places at a time as their `widths`, at least 1."""
+
+    widths: tuple[int, ...]
+
+    def lane(self, place: int) -> int:
+        """Return the lane that a place belongs to."""
+        nth = place % sum(self.widths)
+        return next(lane for lane, end in enumerate(accumulate(self.widths)) if nth < end)
+
+    def before(self, place: int) -> Sequence[int]:
+        """Return the number of each lane's places before a place."""
+        turn, nth = divmod(place, sum(self.widths))
+        starts = accumulate(self.widths[:-1], initial=0)
+        each = zip(starts, self.widths, strict=True)
+        return [turn * width + min(max(0, nth - start), width) for start, width in each]
+
+    def place(self, lane: int, number: int) -> int:
+        """Return the place at which a lane has its turn of this number, counted from 0."""
+        turn, nth = divmod(number, self.widths[lane])
+        return turn * sum(self.widths) + sum(self.widths[:lane]) + nth
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """The turns of other lanes in spans of `length` places, each begun at another of its turns.
+
+    So spans that are read side by side have different lanes at most times, also where the turns
+    repeat themselves. Beginnings are the golden section apart, which comes near to no such pattern.
+    """
+
+    turns: Proportions
+    length: int
+
+    def _span(self, place: int) -> tuple[int, int, int]:
+        """Return the begin and the first turn of a place's span, and the place's number in it."""
+        span, number = divmod(place, self.length)
+        begin = span * self.length
+        shift = begin * _GOLDEN_BILLIONTHS // 10**9 % self.length
+        return begin, begin + shift, number
+
+    def lane(self, place: int) -> int:
+        """Return the lane that a place belongs to."""
+        begin, first, number = self._span(place)
+        return self.turns.lane(begin + (first - begin + number) % self.length)
+
+    def before(self, place: int) -> Sequence[int]:
+        """Return the number of each lane's places before a place."""
+        begin, first, number = self._span(place)
+        end = begin + self.length
+        runs = [
+            (0, begin),
+            (first, min(first + number, end)),
+            (begin, max(begin, first + number - self.length)),
+        ]
+        counts = [0] * len(self.turns.samples)
+        for start, stop in runs:
+            each = zip(counts, self.turns.before(start), self.turns.before(stop), strict=True)
+            counts = [count + after - before for count, before, after in each]
+        return counts
+
+    def place(self, lane: int, number: int) -> int:
+        """Return the place at which a lane has its turn of this number, counted from 0."""
+        begin, first, _ = self._span(self.turns.place(lane, number))
+        end = begin + self.length
+        at_begin = self.turns.before(begin)[lane]
+        at_first = self.turns.before(first)[lane]
+        at_end = self.turns.before(end)[lane]
+
+        # The span has the turns from `first` to its end, and then those before `first`.
+        nth = number - at_begin
+        before_wrap = at_end - at_first
+        if nth < before_wrap:
+            return begin + self.turns.place(lane, at_first + nth) - first
+        return end - first + self.turns.place(lane, at_begin + nth - before_wrap)
+
+
+@dataclass(frozen=True)
+class Widened:
+    """The turns of other lanes, each `width` places wide.
+
+    Attributes:
+        turns: the narrow ones.
+        width: number of places of each.
+    """
+
+    turns: Proportions | Rotated
+    width: int
+
+    def lane(self, place: int) -> int:
+        """Return the lane that a place belongs to."""
+        return self.turns.lane(place // self.width)
+
+    def before(self, place: int) -> Sequence[int]:
+        """Return the number of each lane's places before a place."""
+        turn, nth = divmod(place, self.width)
+        counts = [self.width * count for count in self.turns.before(turn)]
+        if nth:
+            counts[self.turns.lane(turn)] += nth
+        return counts
+
+    def place(self, lane: int, number: int) -> int:
+        """Return the place of a lane's place of this number, counted from 0."""
+        turn, nth = divmod(number, self.width)
+        return self.turns.place(lane, turn) * self.width + nth
+
+
+Turns: TypeAlias = Proportions | Blocks | Rotated | Widened
+"""A sequence of places, each of which belongs to one of several lanes."""

@@ -1,0 +1,1 @@
+"""Shards of a dataset, the samples chosen of them, and plans to read them."""

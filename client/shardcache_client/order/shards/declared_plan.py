@@ -1,0 +1,107 @@
+"""One reader's plan to read shards, as it is declared to the daemon. Pure."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from shardcache.shared.protocol import ShardRef, Wanted
+from shardcache.shared.shard_columns import Shards
+from shardcache_client.order.shards.manifest import Manifest
+
+# Number of positions in a plan's first message, and in each that follows.
+_FIRST_PIECE = 1_000
+_NEXT_PIECE = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shards that one reader will read, as declared to the daemon.
+
+    Attributes:
+        epoch: its number.
+        manifest: of the dataset.
+        order: numbers of planned shards in the order in which this epoch reads them.
+        after: returns those of the next epoch.
+        wanted: of each shard.
+    """
+
+    epoch: int
+    manifest: Manifest
+    order: "array[int]"
+    after: Callable[[], Iterable[int]] = tuple
+    wanted: Wanted = "samples"
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        epoch: int,
+        now: Iterable[int],
+        after: Callable[[], Iterable[int]] = tuple,
+        wanted: Wanted = "samples",
+    ) -> "Plan":
+        """Build the plan to read shards, and those beside them.
+
+        Args:
+            manifest: of the dataset.
+            epoch: number of the epoch.
+            now: numbers of the shards that it reads, in order.
+            after: returns those that the next one reads.
+            wanted: of each shard.
+        """
+
+        def planned(some: Iterable[int]) -> Iterable[int]:
+            if not manifest.columns:
+                return some
+            return chain.from_iterable(map(manifest.together, some))
+
+        return cls(epoch, manifest, array("I", planned(now)), lambda: planned(after()), wanted)
+
+    @property
+    def reads(self) -> int:
+        """Number of positions of this epoch."""
+        return len(self.order)
+
+    @property
+    def shards(self) -> Shards:
+        """All shards that are read of the dataset."""
+        return self.manifest.planned.shards
+
+    def shard(self, position: int) -> ShardRef:
+        """Return the shard at a position."""
+        return self.shards[self.order[position]]
+
+    def messages(self, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the messages that declare the plan from position `start` on, as (type, fields).
+
+        The first is a `plan`, small for a quick start, the others each an `extend` of it. They are
+        built lazily, and so is the order of the next epoch: that of many shards takes a while.
+        """
+        now = self.order[start:]
+        has_next_epoch = len(now) < _FIRST_PIECE
+        if has_next_epoch:
+            now = array("I", chain(now, self.after()))
+
+        yield "plan", self._head(self.reads - start) | {"order": now[:_FIRST_PIECE].tolist()}
+        yield from _extensions(now[_FIRST_PIECE:])
+        if not has_next_epoch:
+            yield from _extensions(array("I", self.after()))
+
+    def _head(self, reads: int) -> dict[str, Any]:
+        """Return the fields of a plan without its order, given the number of this epoch's reads."""
+        planned = self.manifest.planned
+        head: dict[str, Any] = {
+            "shards": planned.lists or (planned.fingerprint,),
+            "epoch": self.epoch,
+            "reads": reads,
+        }
+        if self.wanted != "samples":
+            head["wanted"] = self.wanted
+        return head
+
+
+def _extensions(order: "array[int]") -> Iterator[tuple[str, dict[str, Any]]]:
+    for begin in range(0, len(order), _NEXT_PIECE):
+        yield "extend", {"order": order[begin : begin + _NEXT_PIECE].tolist()}

@@ -1,0 +1,1 @@
+"""Sources of a mixture: their weights, and how a change leaves them."""

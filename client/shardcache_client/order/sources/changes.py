@@ -1,0 +1,218 @@
+"""Changes of a mixture between two batches: where each source goes on. Pure.
+
+A change ends an epoch in its middle, or between two. What it has left to read of each source
+follows from the epoch's layout and from how far ranks had come, whatever the mixture is from then
+on. So a change is a few numbers, and the course of each source is worked out from them: see
+`courses`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardcache_client.order.sequences.partition import Phase
+from shardcache_client.order.sources.courses import (
+    Course,
+    GlobalBatches,
+    Layout,
+    MixPart,
+    SourceBatches,
+    layout_of,
+    left_by_batches,
+    left_by_ranks,
+)
+
+
+class KnownSource(NamedTuple):
+    """A source that a mixture has or had.
+
+    Attributes:
+        identity: 8 hexadecimal digits that tell its samples and their order.
+        start: number of its samples that were taken before.
+    """
+
+    name: str
+    identity: str
+    start: int
+
+
+class EpochSource(NamedTuple):
+    """A source in an epoch of a mixture: its number of samples before it, and in it."""
+
+    name: str
+    start: int
+    samples: int
+
+    @property
+    def stop(self) -> int:
+        """Number of samples in all epochs up to this one."""
+        return self.start + self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """An epoch that was not read to its end, or the rest that an earlier change had left of one.
+
+    Attributes:
+        sources: those that it takes samples of, in the order of the mixture.
+        form: of its batches; None if they are mixed.
+        phases: how far ranks have come, one group of ranks after another.
+    """
+
+    sources: tuple[EpochSource, ...]
+    form: SourceBatches | None
+    phases: tuple[Phase, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the epoch."""
+        starts = tuple(source.start for source in self.sources)
+        samples = tuple(source.samples for source in self.sources)
+        return layout_of(starts, samples, self.form)
+
+    def left(self, batches: GlobalBatches | None) -> list[MixPart]:
+        """Return what is left of the epoch; `batches` is the form of global ones, if any."""
+        places = self.layout.places
+        if batches is None:
+            return left_by_ranks(places, self.phases)
+        taken = sum(phase.cut.world_size * phase.taken[0] // batches.size for phase in self.phases)
+        return left_by_batches(places, taken, batches)
+
+    def courses_after(
+        self, courses: Mapping[str, Course], batches: GlobalBatches | None
+    ) -> dict[str, Course]:
+        """Return the courses of all sources after the epoch, given those before it."""
+        layout = self.layout
+        parts = [layout.parts(span) for span in self.left(batches)]
+        found = dict(courses)
+        for number, source in enumerate(self.sources):
+            left = [each[number] for each in parts if each[number].samples]
+            course = courses.get(source.name, Course())
+            found[source.name] = course.after(source.stop, left)
+        return found
+
+
+@lru_cache(maxsize=4)
+def courses_after(
+    sections: tuple[Section, ...], batches: GlobalBatches | None
+) -> Mapping[str, Course]:
+    """Return the courses of sources after some sections; those of others are their sequences."""
+    courses: dict[str, Course] = {}
+    for section in sections:
+        courses = section.courses_after(courses, batches)
+    return courses
+
+
+def unread(sections: Sequence[Section], starts: Mapping[str, int]) -> tuple[Section, ...]:
+    """Return the sections on which the courses of sources depend from some samples on.
+
+    Args:
+        starts: of all sources: number of samples that were taken.
+    """
+    needed: list[Section] = []
+    needs = dict(starts)  # numbers of samples from which on courses have to be known
+    for section in reversed(sections):
+        # From where a section would have ended, a course is what it was before.
+        left = [each for each in section.sources if needs.get(each.name, 0) < each.stop]
+        for source in left:
+            needs[source.name] = min(needs.get(source.name, 0), source.start)
+        if left:
+            needed.append(section)
+    return tuple(reversed(needed))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a mixture.
+
+    Attributes:
+        epoch: the first of the mixture as it is now: the one that was being read, or the next.
+        samples: number of samples that were left of this epoch; None if it was not begun.
+        sources: all that were read so far, with how many samples were taken before the change.
+        sections: those of which something is left.
+    """
+
+    epoch: int
+    samples: int | None
+    sources: tuple[KnownSource, ...]
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def known(self) -> dict[str, KnownSource]:
+        """The sources, by name."""
+        return {source.name: source for source in self.sources}
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureState:
+    """The facts about a mixture in a state: what its epoch takes of each source.
+
+    Attributes:
+        sources: in the order of the mixture.
+        samples: of each source in the epoch.
+        form: of the epoch's batches; None if they are mixed.
+        total: number of samples wanted in the epoch, which batches of one source exceed or miss.
+        change: the latest of the mixture; None if it is as it began.
+    """
+
+    sources: tuple[KnownSource, ...]
+    samples: tuple[int, ...]
+    form: SourceBatches | None
+    total: int
+    change: Change | None = None
+
+    @property
+    def by_name(self) -> dict[str, tuple[int, int]]:
+        """Start and number of samples of each source."""
+        each = zip(self.sources, self.samples, strict=True)
+        return {source.name: (source.start, samples) for source, samples in each}
+
+    def changed_at_end(self, epoch: int) -> Change:
+        """Return a change of the mixture after an epoch that was read to its end."""
+        taken = zip(self.sources, self.samples, strict=True)
+        ended = [source._replace(start=source.start + samples) for source, samples in taken]
+        return self._change(epoch + 1, None, ended, self._sections)
+
+    def changed(self, epoch: int, phases: Sequence[Phase], batches: GlobalBatches | None) -> Change:
+        """Return a change of the mixture in an epoch of which some phases have been read.
+
+        Args:
+            batches: the form of global batches, if there are any.
+        """
+        if not phases:
+            return self._change(epoch, self.total, self.sources, self._sections)
+        section = self._section(phases)
+        sections = (*self._sections, section)
+        courses = courses_after(sections, batches)
+        read = {source.name: courses[source.name].start for source in section.sources}
+        sources = [
+            source._replace(start=read.get(source.name, source.start)) for source in self.sources
+        ]
+        left = sum(part.samples for part in section.left(batches))
+        taken = section.layout.places - left
+        return self._change(epoch, max(0, self.total - taken), sources, sections)
+
+    @property
+    def _sections(self) -> tuple[Section, ...]:
+        return () if self.change is None else self.change.sections
+
+    def _section(self, phases: Sequence[Phase]) -> Section:
+        each = zip(self.sources, self.samples, strict=True)
+        sources = tuple(
+            EpochSource(source.name, source.start, samples) for source, samples in each if samples
+        )
+        return Section(sources, self.form, tuple(phases))
+
+    def _change(
+        self,
+        epoch: int,
+        samples: int | None,
+        sources: Iterable[KnownSource],
+        sections: tuple[Section, ...],
+    ) -> Change:
+        """Return a change, without sections of which nothing is left."""
+        known = {} if self.change is None else self.change.known
+        known |= {source.name: source for source in sources}
+        starts = {name: source.start for name, source in known.items()}
+        return Change(epoch, samples, tuple(known.values()), unread(sections, starts))

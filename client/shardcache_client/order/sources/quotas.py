@@ -1,0 +1,249 @@
+"""The weights of a mixture's sources, and how many turns of an epoch each source has by them. Pure.
+
+A turn is a sample, or a batch of one source.
+
+What an epoch cannot give a source, as turns are whole, it leaves to later ones. The turns up to the
+end of any epoch are divided in two, as near as can be to what either half of the sources is due by
+then, and these parts likewise. So two sources always have what they are due within half a turn, up
+to four within one, and so on by half a turn for each further division. Where weights change between
+epochs, it is E(n) = 2 E(n - 1) + 0.5 turns after n divisions (0.5, 1.5, 3.5, 7.5), since a source
+that is ahead may then be due nothing while the other one of its pair is. As the number of turns
+grows by one, one part of each division does, too: a source that is ahead waits, and no epoch would
+have to give turns back. What a source lacks while its weight is 0 waits for an epoch in which it
+has one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from math import inf
+from operator import add, sub
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.arguments.values import by_name, plain, shown, whole
+
+SourceWeights = Mapping[str, float] | Sequence[float]
+Weights = SourceWeights | Mapping[int, SourceWeights]
+"""A weight for each source, by name or in their order.
+
+Or such weights by the epoch from which they hold, from 0 on.
+"""
+
+_WEIGHTS = (
+    'write {"name": weight, …}, or [weight, …]; or {0: …, epoch: …} for weights from an epoch on'
+)
+_EPOCHS = whole(0)
+
+_ONE = 1 << 64
+"""A turn, in the unit of what sources are due: fine enough for all epochs that have numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaStep:
+    """Epochs with the same weights.
+
+    Attributes:
+        first: the first of these epochs.
+        due: what each source is due in each of them, in units of 1/`_ONE` of a turn; in all, the
+            turns of an epoch.
+        starts: number of turns of each source in all epochs before the first.
+        ahead: by how much that is more than the sources were due, or less; in the same units.
+    """
+
+    first: int
+    due: tuple[int, ...]
+    starts: tuple[int, ...]
+    ahead: tuple[int, ...]
+
+    def taken(self, epoch: int) -> tuple[int, ...]:
+        """Return the number of turns of each source in all epochs before this one."""
+        turns = (epoch - self.first) * sum(self.due) // _ONE
+        since_first = _divided(turns, self.due, self.ahead)
+        return tuple(map(add, self.starts, since_first))
+
+    def then(self, epoch: int, due: tuple[int, ...]) -> "QuotaStep":
+        """Return the step that follows from an epoch on.
+
+        Args:
+            epoch: the first of the step.
+            due: what each source is due in each of its epochs.
+        """
+        starts = self.taken(epoch)
+        epochs = epoch - self.first
+        ahead = []
+        for source, before in enumerate(self.ahead):
+            taken = starts[source] - self.starts[source]
+            ahead.append(before + _ONE * taken - epochs * self.due[source])
+        return QuotaStep(epoch, due, starts, tuple(ahead))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceQuotas:
+    """The number of turns that each epoch gives to each source, from the first step on."""
+
+    steps: tuple[QuotaStep, ...]
+
+    def turns(self, epoch: int) -> tuple[int, ...]:
+        """Return the number of turns that each source has in an epoch."""
+        return tuple(map(sub, self.starts(epoch + 1), self.starts(epoch)))
+
+    def starts(self, epoch: int) -> tuple[int, ...]:
+        """Return the number of turns of each source before an epoch, since the first step."""
+        step = next(step for step in reversed(self.steps) if step.first <= epoch)
+        return step.taken(epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSchedule:
+    """The weights of a mixture's sources, 1 in all, by the epoch from which they hold.
+
+    Attributes:
+        steps: an epoch, and the weights from there on; the first is of epoch 0.
+    """
+
+    steps: tuple[tuple[int, tuple[Fraction, ...]], ...]
+
+    @classmethod
+    def of(cls, weights: Weights | None, sizes: Mapping[str, int]) -> "WeightSchedule":
+        """Build from what a user gives, for sources by name; None for their sizes.
+
+        Raises ConfigError.
+        """
+        by_epoch = _by_epoch(sizes if weights is None else weights)
+        names = list(sizes)
+        steps = []
+        for epoch in sorted(by_epoch):
+            checked = _checked(by_epoch[epoch], names)
+            total = sum(checked)
+            steps.append((epoch, tuple(each / total for each in checked)))
+        return cls(tuple(steps))
+
+    def quotas(self, turns: int, rest: tuple[int, int] | None = None) -> SourceQuotas:
+        """Return the turns of each source in epochs of `turns` turns.
+
+        Args:
+            turns: number of turns of an epoch.
+            rest: an epoch of another number of turns, and that number: it is the first.
+        """
+        first, first_turns = rest or (0, turns)
+        due_from = {epoch: _due(weights, turns) for epoch, weights in self.steps if epoch > first}
+        due_from[first] = _due(self._weights(first), first_turns)
+        if first_turns != turns:
+            due_from[first + 1] = _due(self._weights(first + 1), turns)
+
+        _, some_weights = self.steps[0]
+        nothing = (0,) * len(some_weights)
+        step = QuotaStep(first, nothing, nothing, nothing)
+        steps = []
+        for epoch in sorted(due_from):
+            step = step.then(epoch, due_from[epoch])
+            steps.append(step)
+        return SourceQuotas(tuple(steps))
+
+    def _weights(self, epoch: int) -> tuple[Fraction, ...]:
+        return next(weights for first, weights in reversed(self.steps) if first <= epoch)
+
+
+NO_WEIGHTS = WeightSchedule(())
+
+
+def _due(weights: Sequence[Fraction], turns: int) -> tuple[int, ...]:
+    """Return what sources are due in an epoch of `turns`, in units of 1/`_ONE` of a turn."""
+    ends = [int(turns * _ONE * each) for each in accumulate(weights, initial=Fraction(0))]
+    return tuple(stop - start for start, stop in pairwise(ends))
+
+
+def _divided(turns: int, due: Sequence[int], ahead: Sequence[int]) -> list[int]:
+    """Divide turns in proportion to what sources are due, less what they are ahead of it.
+
+    Args:
+        turns: number of turns.
+        due: of each source in an epoch, in units of 1/`_ONE` of a turn.
+        ahead: of what each source was due before, in the same units.
+    """
+    if len(due) == 1:
+        return [turns]
+    half = len(due) // 2
+    first = _turns_of_first(turns, sum(due[:half]), sum(due), sum(ahead[:half]), sum(ahead))
+    return [
+        *_divided(first, due[:half], ahead[:half]),
+        *_divided(turns - first, due[half:], ahead[half:]),
+    ]
+
+
+def _turns_of_first(turns: int, due: int, due_in_all: int, ahead: int, ahead_in_all: int) -> int:
+    """Return the turns of the first of two groups of sources, which is due some of all turns."""
+    if due == 0:
+        return 0
+    if due == due_in_all:
+        return turns
+    exact = (turns * _ONE + ahead_in_all) * due // due_in_all - ahead
+    rounded = (exact + _ONE // 2) // _ONE
+    return min(turns, max(0, rounded))
+
+
+def _by_epoch(weights: Any) -> dict[int, Any]:
+    """Return weights by the epoch from which they hold."""
+    if not isinstance(weights, Mapping) or not any(map(_is_several, weights.values())):
+        return {0: weights}
+    found = {_epoch(key, value): value for key, value in weights.items()}
+    if 0 not in found:
+        raise ConfigError(
+            "weights has none for epoch 0",
+            remedy="give the weights of the first epoch under 0",
+        )
+    return found
+
+
+def _epoch(key: object, value: object) -> int:
+    """Return the epoch from which weights hold.
+
+    Raises ConfigError unless `key` is one and `value` weights.
+    """
+    try:
+        if _is_several(value):
+            return int(_EPOCHS.converted(plain(key)))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"weights has {shown(key)}: {shown(value)}", remedy=_WEIGHTS)
+
+
+def _is_several(value: object) -> bool:
+    return isinstance(value, Mapping | Sequence) or bool(getattr(value, "ndim", 0))  # an array
+
+
+def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
+    if not _is_several(weights) or isinstance(weights, str) or not len(weights):
+        raise ConfigError(f"weights is {shown(weights)}", remedy=_WEIGHTS)
+    if not isinstance(weights, Mapping):
+        # By number where there are too many or too few, so that the message tells how many.
+        keys = names if len(weights) == len(names) else range(len(weights))
+        weights = dict(zip(keys, weights, strict=True))
+    named = by_name(weights.items(), "weights")
+    numbers = {name: plain(weight) for name, weight in named.items()}
+    if set(numbers) != set(names):
+        raise ConfigError(
+            f"weights are for {', '.join(map(repr, numbers))}; "
+            f"the sources are {', '.join(map(repr, names))}",
+            remedy="give a weight for each source; 0 for one that is not read",
+        )
+    if not all(map(_is_weight, numbers.values())):
+        raise ConfigError(f"weights are {shown(numbers)}", remedy="give finite numbers, 0 or more")
+    if not any(numbers.values()):
+        raise ConfigError(
+            "the weights are all 0",
+            remedy="give at least one source a weight above 0",
+        )
+    return [Fraction(numbers[name]) for name in names]
+
+
+def _is_weight(value: object) -> bool:
+    """Return True for a finite number of 0 or more, not too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return 0 <= float(value) < inf
+    except OverflowError:
+        return False

@@ -1,0 +1,95 @@
+"""The arguments of datasets: what each accepts, and which exclude each other."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.arguments import values as arguments
+from shardcache_client.handlers import ANY_HANDLER, handler_of
+from shardcache_client.ranks.mesh import MeshRanks
+from shardcache_client.samples.token_blocks import TokenBlocks
+from shardcache_client.stages.pipeline import Pipeline
+
+
+def _zero_copy(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    names = arguments.NAMES.converted(value)
+    if "" in names:
+        raise ValueError
+    return value if isinstance(value, str) else names
+
+
+def _shuffle(value: Any) -> Any:
+    is_global = isinstance(value, str) and value == "global"
+    return value if is_global else arguments.flag().converted(value)
+
+
+def _decode(value: Any) -> Any:
+    is_table = isinstance(value, Mapping) and arguments.NAMES.converted(value)
+    return value if is_table or isinstance(value, str) else arguments.FUNCTION.converted(value)
+
+
+def _missing(value: Any) -> Any:
+    return (
+        value if isinstance(value, Mapping) else arguments.one_of("error", "skip").converted(value)
+    )
+
+
+ARGUMENTS = {
+    "urls": arguments.URLS,
+    "shuffle": arguments.Accepts(
+        'True, False or "global"; shuffle_window is the number of shards whose samples are mixed',
+        _shuffle,
+    ),
+    "shuffle_window": arguments.whole(0, arguments.MAX_BATCH).or_none("None for 8"),
+    "seed": arguments.SEED.or_none("None, for a random one"),
+    "canonical_nodes": arguments.whole(1, arguments.MAX_PROCESSES),
+    "even": arguments.one_of("pad", "drop", None),
+    "samples_per_epoch": arguments.whole(1).or_none(),
+    "epochs": arguments.whole(1).or_none(),
+    "batch_size": arguments.whole(1, arguments.MAX_BATCH),
+    "global_batch_size": arguments.whole(1, arguments.MAX_BATCH).or_none(),
+    "tokens": arguments.instance("TokenBlocks(length)", TokenBlocks).or_none(),
+    "decode": arguments.Accepts(
+        'the name of an image decoder, a table such as {"jpg": "rgb8"}, or a function', _decode
+    ).or_none(),
+    "members": arguments.NAMES.or_none("None for all"),
+    "missing": arguments.Accepts('"error", "skip", or a dict of default values', _missing),
+    "on_error": arguments.Accepts(ANY_HANDLER, handler_of),
+    "job": arguments.JOB.or_none(),
+    "socket": arguments.PATH.or_none(),
+    "rank": arguments.whole(0, arguments.MAX_PROCESSES).or_none(),
+    "world_size": arguments.whole(1, arguments.MAX_PROCESSES).or_none(),
+    "mesh": arguments.Accepts(
+        'the DeviceMesh itself, such as mesh["dp"], or a ProcessGroup that this process belongs to',
+        MeshRanks.of,
+    ).or_none(),
+    "timeout_s": arguments.SECONDS,
+    "partial_reads": arguments.flag(),
+    "daemon": arguments.DAEMONS,
+    "fallback": arguments.one_of("error", "private"),
+    "zero_copy": arguments.Accepts("True, False, or extensions of members", _zero_copy),
+}
+
+
+def check_zero_copy(
+    zero_copy: bool | str | Collection[str],
+    pipeline: Pipeline,
+    tokens: TokenBlocks | None,
+) -> None:
+    """Raise ConfigError if no sample can have an extension that `zero_copy` names."""
+    if tokens is not None and zero_copy:
+        raise ConfigError(
+            "zero_copy has no meaning for blocks of tokens, which are arrays", remedy="omit it"
+        )
+    members = pipeline.decode.members
+    if isinstance(zero_copy, bool) or members is None:
+        return
+    named = [zero_copy] if isinstance(zero_copy, str) else zero_copy
+    unread = [extension for extension in named if not members.reads(extension.lower())]
+    if unread:
+        raise ConfigError(
+            f"zero_copy names the member {unread[0]!r}, which members leaves out",
+            remedy="name it in members, too; or omit it from zero_copy",
+        )

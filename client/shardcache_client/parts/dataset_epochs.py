@@ -1,0 +1,326 @@
+"""The epochs of a dataset, as this process reads them: made of its parts and of saved states."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from shardcache.errors import ConfigError
+from shardcache_client.batches.rank_batches import RankBatches
+from shardcache_client.batches.rank_work import BatchForm, Reading
+from shardcache_client.batches.sample_run import RunStart, SampleRun, samples_of_worker
+from shardcache_client.batches.stage_run import StageRun
+from shardcache_client.batches.staged_epoch import StagedForm
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.reader_sessions import ReaderSessions
+from shardcache_client.handlers import reraise
+from shardcache_client.order.dealing.assignment import check
+from shardcache_client.order.dealing.deal import Deal, SpanDeal
+from shardcache_client.order.mixture import MixtureAssignment
+from shardcache_client.order.sequences.partition import Partition
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.parts.dataset_parts import DatasetParts
+from shardcache_client.parts.runtime import Runtime
+from shardcache_client.position import rank_state, staged_state
+from shardcache_client.position.mixture_change import MixtureLoad
+from shardcache_client.position.progress import Progress
+from shardcache_client.position.rank_state import RankState, StateForm, progress_of
+from shardcache_client.position.staged_state import Resume, StagedState
+from shardcache_client.position.state import Saved
+from shardcache_client.reading.epochs.epoch_plans import SampleForm
+
+log = logging.getLogger("shardcache")
+
+EpochRun: TypeAlias = SampleRun | StageRun
+"""The items of one reader in an epoch."""
+
+
+class DatasetEpochs:
+    """The epochs of one dataset.
+
+    Args:
+        parts: of the dataset.
+        runtime: the program that reads it.
+    """
+
+    def __init__(self, parts: DatasetParts, runtime: Runtime) -> None:
+        self._parts = parts
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"DatasetEpochs({self._parts.manifest!r})"
+
+    @property
+    def deal(self) -> Deal:
+        """The deal of samples.
+
+        Of whole shards, unless all ranks are sure to have the same sample counts.
+        """
+        samples = self._parts.samples
+        group = self._parts.group
+        is_selection = samples.manifest.choices is not None
+        needs_counts = samples.dealing.needs_counts or is_selection
+        if not samples.deal.counted or needs_counts or group.alone:
+            return samples.deal.for_ranks(group.ranks.world_size)
+        if group.settled or samples.manifest.counts_listed:
+            return samples.deal
+        return samples.deal_of(counted=False)
+
+    def why_not_counted(self) -> str:
+        """Return why samples are not counted, and what to do."""
+        manifest = self._parts.manifest
+        reason = "this node has counted the samples, but other ranks' nodes may not have"
+        if manifest.uncounted:
+            reason = f"{manifest.uncounted} of {len(manifest)} shards were never counted"
+        remedy = self._runtime.counting_remedy(manifest)
+        return (
+            f"{reason}. Use the dataset's index.json as the url; "
+            f"`shardcache index URL... -o index.json` makes it, once{remedy}"
+        )
+
+    def rank_samples(self) -> int:
+        """Return the number of samples that this rank reads per epoch.
+
+        Raises TypeError while it is unknown.
+        """
+        samples = self.deal.rank_size(self._parts.group.topology())
+        if self._parts.stage is not None:
+            raise TypeError(
+                "len() is unknown until the samples have been read, which a stage regroups"
+            )
+        if self._parts.pipeline.filters:
+            raise TypeError("len() is unknown because of filter()")
+        if samples is None:
+            raise TypeError(f"the number of samples is unknown: {self.why_not_counted()}")
+        return samples
+
+    # Checks
+
+    def check(self) -> None:
+        """Prepare this process for reading. Raises an error if it may not read."""
+        samples = self._parts.samples
+        group = self._parts.group
+        group.refuse_resharding()
+        topology = group.topology()
+        deal = self.deal
+        check(deal, topology, samples.dealing.even)
+        self._check_filters(topology)
+        group.compare(samples.manifest, counted=deal.counted)
+        group.compare_options(samples.dealing.options())
+        self._runtime.prepare(self._parts.handover)
+
+    def _check_filters(self, topology: Topology) -> None:
+        parts = self._parts
+        if parts.samples.dealing.has_source_batches and (parts.pipeline.filters or parts.stage):
+            raise ConfigError(
+                "batches of one source have fixed samples, and this mixture is filtered, or "
+                "yields groups of them",
+                remedy='omit batches="source"; pack(per_source=True) makes blocks of one source',
+            )
+        if not parts.pipeline.filters:
+            return
+        if parts.has_global_batches:
+            raise ConfigError(
+                "with a filter, global batches would depend on the number of workers",
+                remedy="omit global_batch_size; or filter when shards are written",
+            )
+        is_made_equal = parts.stage is not None
+        needs_equal = topology.world_size > 1 and parts.samples.dealing.even is not None
+        if needs_equal and not is_made_equal:
+            raise ConfigError(
+                f"a filter gives {topology.world_size} ranks different numbers of samples, and "
+                "ranks that train together would wait for each other",
+                remedy="pass even=None if ranks may differ, as for inference; else filter when "
+                "shards are written",
+            )
+
+    def states_to_read(self, states: Sequence[Saved]) -> Sequence[Saved]:
+        """Return the states from which to read on.
+
+        These are the ones that were loaded; or that of a change, if a mixture is another one now.
+
+        Raises ConfigError if they are not of this dataset.
+        """
+        samples = self._parts.samples
+        saved = states[0]
+        if isinstance(samples.dealing, MixtureAssignment):
+            return self._states_of_mixture(states, samples.dealing)
+        if saved.dataset != samples.identifiers.get(saved.counted):
+            raise ConfigError(
+                "the state is from another dataset, or the numbers of samples in its shards have "
+                "changed",
+                remedy="create the dataset with the urls, seed, shuffle and samples_per_epoch of "
+                "the run that saved it",
+            )
+        return states
+
+    def _states_of_mixture(
+        self, states: Sequence[Saved], dealing: MixtureAssignment
+    ) -> Sequence[Saved]:
+        """Return states of a mixture to read on from; see `states_to_read`."""
+        ranks = self._parts.group.ranks
+        load = MixtureLoad(states, dealing, self._parts.manifest, ranks.world_size)
+        if load.is_same:
+            return states
+        if self._runtime.in_worker:
+            raise ConfigError(
+                "the mixture has changed, and a loader's worker does not know what the others "
+                "have read",
+                remedy="load the state into the mixture itself, before the loader is made: "
+                "mixture.load_state_dict(state)",
+            )
+        found = load.states_after_change(keeps_epoch=self._runtime.is_asked_by_loader)
+        if not ranks.rank:
+            log.warning(
+                "epoch %d: the mixture has changed since the state was taken; its sources go on "
+                "where they were, by the weights of now",
+                found[0].epoch,
+            )
+        return found
+
+    # One process's run of an epoch
+
+    def run(self, epoch: int, states: Sequence[Saved]) -> EpochRun:
+        """Return this process's share of an epoch, from states if there are any of it."""
+        topology = self._parts.group.topology()
+        states = states if states and states[0].epoch == epoch else ()
+        if self.is_numbered(states):
+            return self._sample_run(epoch, topology, states)
+        form = self.staged_form(states)
+        return StageRun(
+            self.reading(topology, form.deal),
+            form,
+            self.resume(epoch, topology, states, form.deal),
+            topology,
+            self.quota(topology, form.deal),
+            is_over=are_over(states) or staged_state.has_ended(states, topology),
+        )
+
+    def reading(self, topology: Topology, deal: Deal) -> Reading:
+        """Return what it takes to read the samples."""
+        parts = self._parts
+        pipeline = parts.pipeline
+        manifest = parts.manifest
+        sources, firsts = pipeline.named_sources
+        form = SampleForm(manifest, pipeline.view, parts.handover, sources, firsts, parts.places)
+        loader = self._runtime.loader_name()
+        identity = ReaderIdentity(parts.job, topology, loader, parts.batch_size)
+        sessions = ReaderSessions(parts.sessions, identity)
+        return Reading(deal, form, pipeline, sessions, parts.on_error, parts.epochs)
+
+    # Samples that have numbers: counted ones that no filter leaves out
+
+    def is_numbered(self, states: Sequence[Saved] = ()) -> bool:
+        """Return True if a batch can be found by its number; `states` are those to resume from."""
+        parts = self._parts
+        if parts.stage is not None or parts.pipeline.filters or not self.deal.counted:
+            return False
+        return not states or states[0].counted
+
+    def _sample_run(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> SampleRun:
+        return SampleRun(
+            self.reading(topology, self.deal),
+            topology,
+            self.state_form(self._parts.batch_size, drop_last=None),
+            self._runtime.asked_size,
+            self._run_start(epoch, topology, states),
+        )
+
+    def _run_start(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> RunStart:
+        is_read = are_over(states)
+        # A loader that restores its workers gives each its own state.
+        first = states[0] if len(states) == 1 else None
+        if isinstance(first, RankState) and topology.workers > 1 and self._is_of(first, topology):
+            return RunStart(first.progress, first.part, is_read)
+        rank = Topology(topology.rank, topology.world_size)
+        return RunStart(_progress(epoch, rank, states), is_read=is_read)
+
+    def _is_of(self, state: RankState, topology: Topology) -> bool:
+        """Return True if a state is that of a worker with this place.
+
+        It may be of another rank, if ranks are in step.
+        """
+        if state.part is None or state.rank is None or state.rank[1] != topology.world_size:
+            return False
+        if state.rank[0] != topology.rank and self._parts.samples.dealing.even is None:
+            return False
+        return (state.part.worker, state.part.workers) == (topology.worker, topology.workers)
+
+    def state_form(self, batch_size: int, *, drop_last: bool | None) -> StateForm:
+        """Return the facts that states of numbered batches share; see `StateForm`."""
+        samples = self._parts.samples
+        deal = self.deal
+        assert isinstance(deal, SpanDeal)
+        return StateForm(
+            samples.identifiers[True], deal, batch_size, drop_last, samples.drawn_seeds
+        )
+
+    def rank_batches(self, epoch: int, states: Sequence[Saved], form: BatchForm) -> RankBatches:
+        """Return the batches of this rank in an epoch, from states of it if there are any."""
+        rank = self._parts.group.ranks
+        progress = _progress(epoch, rank, states)
+        reading = self.reading(rank, self.deal)
+        return RankBatches(reading, progress, rank, form, is_read=are_over(states))
+
+    # Any others: those of which a filter leaves some out, uncounted ones, and those that a stage
+    # regroups
+
+    def staged_form(self, states: Sequence[Saved] = ()) -> StagedForm:
+        """Return the facts of epochs without numbers; `states` are those to resume from."""
+        parts = self._parts
+        samples = parts.samples
+        deal = samples.deal_of(counted=states[0].counted) if states else self.deal
+        return StagedForm(
+            samples.identifiers[deal.counted],
+            samples.uneven_deal(deal),
+            parts.stage,
+            samples.seed,
+            samples.drawn_seeds,
+            leaves_out=parts.pipeline.leaves_out or parts.on_error is not reraise,
+        )
+
+    def resume(self, epoch: int, reader: Topology, states: Sequence[Saved], deal: Deal) -> Resume:
+        """Return from where a rank, or its worker in a plain DataLoader, resumes an epoch."""
+        if not states:
+            return Resume(Progress(epoch))
+        stage = self._parts.stage
+        name = stage.name if stage else ""
+        return staged_state.resume(states, reader, counted=deal.counted, stage=name)
+
+    def quota(self, reader: Topology, deal: Deal) -> int | None:
+        """Return the number of samples that a reader is to be given; None for all that come."""
+        dealing = self._parts.samples.dealing
+        if deal.counted or dealing.samples_per_epoch is None:
+            return None
+        partition = Partition(reader.world_size, dealing.even)
+        of_rank = partition.size(dealing.samples_per_epoch, reader.rank)
+        return samples_of_worker(of_rank, self._parts.batch_size, reader.worker, reader.workers)
+
+    # States
+
+    def is_read(self, states: Sequence[Saved]) -> bool:
+        """Return True if states of this dataset show that nothing is left of their epoch."""
+        if are_over(states):
+            return True
+        if isinstance(states[0], RankState):
+            deal = self.deal
+            assert isinstance(deal, SpanDeal)
+            of_ranks = [each for each in states if isinstance(each, RankState)]
+            return rank_state.is_read(of_ranks, deal, self._parts.group.ranks)
+        return staged_state.have_ended([each for each in states if isinstance(each, StagedState)])
+
+
+def are_over(states: Sequence[Saved]) -> bool:
+    """Return True if there are states, all of them taken at the end of their epoch."""
+    return bool(states) and all(state.over for state in states)
+
+
+def _progress(epoch: int, rank: Topology, states: Sequence[Saved]) -> Progress:
+    """Return the progress from which a rank resumes an epoch."""
+    if not states:
+        return Progress(epoch)
+    staged = [each for each in states if isinstance(each, StagedState)]
+    if staged:
+        return staged_state.as_progress(staged)
+    return progress_of([each for each in states if isinstance(each, RankState)], rank)

@@ -1,0 +1,193 @@
+"""The parts of a dataset: its samples in their order, how they are read, and by which ranks.
+
+A reader, a loader and a mixture are made of these values, which are passed in the open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+from shardcache.errors import ConfigError
+from shardcache_client.daemon.session_pool import SessionPool
+from shardcache_client.handlers import Handler, reraise
+from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.dealing.deal import Deal
+from shardcache_client.order.shards.choices import Choices
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.position.mixture_state import Terms
+from shardcache_client.ranks.group import RankGroup
+from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.stages.pipeline import Pipeline
+from shardcache_client.stages.stage import Stage
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+
+@dataclass(frozen=True)
+class DealtSamples:
+    """A dataset's samples, and how each of its epochs is divided among readers.
+
+    Attributes:
+        manifest: the shards that have them.
+        dealing: the options of the order.
+        deal: of the samples, or of the shards if these are not counted.
+        identifiers: in states: of counted samples (True), and of uncounted shards (False).
+        seed: as given, or as drawn.
+        drawn_seeds: those drawn, as in a state.
+    """
+
+    manifest: Manifest
+    dealing: Assignment
+    deal: Deal
+    identifiers: Mapping[bool, str]
+    seed: int
+    drawn_seeds: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        dealing: Assignment,
+        seed: int = 0,
+        drawn_seeds: Mapping[str, int] | None = None,
+    ) -> Self:
+        """Deal the samples of a manifest. Raises ConfigError if they cannot be dealt so."""
+        deal = dealing.deal(manifest)
+        return cls(manifest, dealing, deal, dealing.identities(manifest), seed, drawn_seeds or {})
+
+    def selected(self, choices: Choices) -> Self:
+        """Return some of the samples. Raises ConfigError if there are none."""
+        manifest = self.manifest.select(choices)
+        if not manifest.samples:
+            raise ConfigError("no sample is selected", remedy="select at least one")
+        return self.of(manifest, self.dealing, self.seed, self.drawn_seeds)
+
+    def in_batches_of(self, size: int) -> Self:
+        """Return the same samples, for batches of another size."""
+        dealing = replace(self.dealing, batch_size=size)
+        return replace(self, dealing=dealing, deal=dealing.deal(self.manifest))
+
+    @property
+    def terms(self) -> Terms:
+        """The terms on which this run reads."""
+        return Terms(self.drawn_seeds, self.dealing.change)
+
+    def on_terms(self, terms: Terms) -> Self:
+        """Return the same samples in the order of another run.
+
+        That is with its seeds where this run has drawn its own, and after its change of a mixture.
+        """
+        seeds = self._seeds(terms.seeds)
+        if Terms(seeds, terms.change) == self.terms:
+            return self
+        dealing = self.dealing.reseeded(seeds).after(terms.change)
+        return self.of(self.manifest, dealing, seeds.get("", self.seed), seeds)
+
+    def _seeds(self, drawn: Mapping[str, int]) -> Mapping[str, int]:
+        """Return the seeds that were drawn, here or by another run.
+
+        Those of sources that a mixture had once are kept.
+        """
+        own = {name: drawn.get(name, seed) for name, seed in self.drawn_seeds.items()}
+        names = self.dealing.source_names
+        return own | {name: seed for name, seed in drawn.items() if name not in names}
+
+    def deal_of(self, *, counted: bool) -> Deal:
+        """Return the deal of samples, or of whole shards.
+
+        Raises ConfigError if the samples are not counted.
+        """
+        if counted == self.deal.counted:
+            return self.deal
+        return self.dealing.deal(self.manifest, counted=counted)
+
+    def uneven_deal(self, deal: Deal) -> Deal:
+        """Return a deal by which each sample or shard comes once: ranks may have more or fewer."""
+        if deal.counted == self.deal.counted:
+            return self._uneven
+        return self._uneven_dealing.deal(self.manifest, counted=deal.counted)
+
+    @cached_property
+    def _uneven(self) -> Deal:
+        return self._uneven_dealing.deal(self.manifest, counted=self.deal.counted)
+
+    @property
+    def _uneven_dealing(self) -> Assignment:
+        return replace(self.dealing, even=None, global_batch_size=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetParts:
+    """The parts of a dataset.
+
+    Another dataset is a copy with other parts, and a position of its own.
+
+    Attributes:
+        urls: as the user gave them.
+        samples: in their order.
+        group: the ranks that read them.
+        sessions: with the daemon.
+        job: its name there.
+        pipeline: what samples go through once they are read.
+        places: where the samples are that are read one by one; None if there are none.
+        stage: what regroups the samples; None if they come one by one.
+        handover: passes samples to other processes without a copy; None if they are copied.
+        on_error: what to do with samples and shards that cannot be read.
+        epochs: number of epochs in the training run; None for no limit.
+    """
+
+    urls: Sequence[str]
+    samples: DealtSamples
+    group: RankGroup
+    sessions: SessionPool
+    job: str
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    places: ScatteredPlaces | None = None
+    stage: Stage | None = None
+    handover: Handover | None = None
+    on_error: Handler = reraise
+    epochs: int | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shards, with sizes and sample counts where known."""
+        return self.samples.manifest
+
+    @property
+    def fixes_batch_size(self) -> bool:
+        """True if batches of another size than this dataset's would be of other samples."""
+        return self.samples.dealing.fixes_batch_size
+
+    @property
+    def has_global_batches(self) -> bool:
+        """True if global batches do not depend on the number of ranks and workers."""
+        return self.samples.dealing.global_batch_size is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in a batch of this rank.
+
+        Raises ConfigError if ranks cannot have equal parts of one.
+        """
+        return self.samples.dealing.batch_size_of(self.group.ranks.world_size)
+
+    def shared_options(self) -> dict[str, object]:
+        """Return the options that the sources of a mixture share, by the names of the arguments."""
+        dealing = self.samples.dealing
+        handover = self.handover
+        return {
+            "rank and world_size, or in mesh": self.group.given,
+            "batch_size": dealing.batch_size,
+            "global_batch_size": dealing.global_batch_size,
+            "canonical_nodes": dealing.spans if self.has_global_batches else None,
+            "even": dealing.even,
+            "epochs": self.epochs,
+            "on_error": self.on_error,
+            "job": self.job,
+            "zero_copy": handover and (handover.extensions or "all"),
+            "socket, daemon, fallback, timeout_s or partial_reads": self.sessions.settings,
+        }

@@ -1,0 +1,211 @@
+"""A dataset's iterations over its epochs, and the states from which they resume."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.parts.dataset_epochs import DatasetEpochs, EpochRun
+from shardcache_client.parts.dataset_parts import DatasetParts
+from shardcache_client.parts.runtime import Runtime
+from shardcache_client.position.bookmark import Bookmark, Iteration
+from shardcache_client.position.mixture_state import Terms
+from shardcache_client.position.state import Saved, find_states
+
+log = logging.getLogger("shardcache")
+
+
+class EpochReader:
+    """Reads a dataset, one epoch after another; its position can be saved and loaded.
+
+    Args:
+        parts: of the dataset.
+        runtime: the program that reads it.
+
+    Attributes:
+        parts: of the dataset, in the order of the state that was loaded last.
+        bookmark: the position.
+    """
+
+    def __init__(self, parts: DatasetParts, runtime: Runtime) -> None:
+        epochs = runtime.epochs(parts.group, parts.samples.dealing)
+        self.parts = parts
+        self.bookmark = Bookmark(runtime.counter(), epochs)
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"EpochReader({self.parts.manifest!r}, epoch={self.epoch})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker cannot see wrappers around its parent's loader.
+        self.parts.group.refuse_resharding()
+        return dict(self.__dict__)
+
+    @property
+    def epochs(self) -> DatasetEpochs:
+        """The epochs, as this process reads them."""
+        return DatasetEpochs(self.parts, self._runtime)
+
+    def derived(self, name: str = "", **changes: Any) -> EpochReader:
+        """Return a reader of a dataset with some other parts, with a position of its own.
+
+        It begins where this one is.
+
+        Args:
+            name: of the copy, the same on all ranks; "" to know it by the order of copies.
+            changes: the other parts.
+        """
+        group = self.parts.group.of_copy(name)
+        derived = EpochReader(replace(self.parts, group=group, **changes), self._runtime)
+        derived.bookmark.follow(self.bookmark)
+        return derived
+
+    def follow(self, other: EpochReader) -> None:
+        """Continue where another reader of the same samples does.
+
+        Does nothing unless its epoch or state was set since the last call.
+        """
+        if self.bookmark.follow(other.bookmark):
+            self._agree(other.parts.samples.terms)
+
+    # Iterations
+
+    def begin(self) -> Iterator[Any]:
+        """Begin an iteration and return its samples."""
+        iteration = self._runtime.iteration()
+        self._start(iteration)
+        samples = self._samples(iteration)
+        iteration.read_by(samples)
+        return samples
+
+    def _start(self, iteration: Iteration) -> None:
+        self.bookmark.begin(iteration)
+        self._agree(self.bookmark.terms)
+        self.epochs.check()
+        self._explain(self.parts.group.topology())
+        run = self.epochs.run(iteration.epoch, iteration.states)
+        iteration.position = run
+        if iteration.states and not (run.counted and run.samples_left):
+            # StatefulDataLoader asks for no sample if it resumes at the end.
+            self.bookmark.count(iteration)
+
+    def _samples(self, iteration: Iteration) -> Iterator[Any]:
+        # A wrapper around the iterator is on the stack only from the first sample on.
+        self.parts.group.refuse_resharding()
+        in_worker = iteration.loader is not None
+        if not in_worker and self.bookmark.is_outdated(iteration):
+            self._start(iteration)  # a state was loaded before the first sample is read
+
+        run: EpochRun = iteration.position
+        samples: Iterator[Any] = run.samples(partial(self.bookmark.finish, iteration))
+        if not in_worker:
+            samples = self._noted(iteration, samples)
+        try:
+            yield from samples
+        except GeneratorExit:
+            self.bookmark.leave(iteration)
+            raise
+        iteration.reading = "over"
+
+    def _noted(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
+        """Yield samples, noting that each is taken, and when the second batch is begun."""
+        first_batch = 1 if self.parts.stage else self.parts.batch_size
+        for number, sample in enumerate(samples):
+            if number == first_batch:
+                self.bookmark.count(iteration)
+            self.bookmark.take(iteration)
+            yield sample
+
+    def _explain(self, topology: Topology) -> None:
+        """Log once that samples are not counted, and how many workers have nothing to read."""
+        epochs = self.epochs
+        if epochs.deal.counted or topology.reader:
+            return
+        with self.bookmark.counter.change() as count:
+            if count.is_explained:
+                return
+            count.is_explained = True
+        dealt = "shards are read one after another"
+        if topology.readers > 1:
+            dealt = "each worker gets whole shards"
+            idle = max(0, topology.readers - len(self.parts.manifest))
+            if idle:
+                dealt += f" ({idle} of {topology.readers} workers get none)"
+        log.warning("%s, and len() is unknown: %s", dealt, epochs.why_not_counted())
+
+    # Epochs and resuming
+
+    def _agree(self, terms: Terms) -> None:
+        """Read in the order of another run, on whose terms this one goes on."""
+        samples = self.parts.samples.on_terms(terms)
+        if samples is not self.parts.samples:
+            self.parts = replace(self.parts, samples=samples)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this process is reading, or else the next one that it would read."""
+        current = self.bookmark.current
+        if current is None or current.reading == "over":
+            return self.bookmark.next_epoch
+        is_open = current.reading == "open" or current.live
+        return current.epoch if is_open else self.bookmark.next_epoch
+
+    @property
+    def position(self) -> int:
+        """Number of samples of its share that this reader has passed, bad ones included."""
+        current = self.bookmark.current
+        return 0 if current is None else current.position.taken
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that every iteration begun from now on reads, in running workers, too."""
+        # A wrapper that sends one process's batches to all never reads on the others.
+        self.parts.group.refuse_resharding()
+        self.bookmark.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last sample taken.
+
+        Raises ConfigError if a plain DataLoader's workers read the samples.
+        """
+        if not self._runtime.in_worker and self.bookmark.workers:
+            raise ConfigError(
+                "the samples are read by the loader's workers, which run ahead of the training "
+                "loop",
+                remedy="use dataset.loader(), or torchdata's StatefulDataLoader, and its "
+                "state_dict()",
+            )
+        run = self._current_run()
+        if self._runtime.is_asked_by_loader:
+            return run.state_in_loader().to_json()
+        return run.state(over=run.is_over).to_json()
+
+    def _current_run(self) -> EpochRun:
+        """Return the run at whose position this process is, or else the one that it would read."""
+        current = self.bookmark.current
+        if current is not None:
+            run: EpochRun = current.position
+            return run
+        return self.epochs.run(self.epoch, self.bookmark.next_states())
+
+    def load_state_dict(self, state: object) -> None:
+        """Resume from a state, or any structure that contains states, at the next iteration.
+
+        Raises ConfigError if it contains no state, or one of another dataset.
+        """
+        states: Sequence[Saved] = find_states(state)
+        before = self.parts
+        self._agree(states[0].terms)
+        try:
+            states = self.epochs.states_to_read(states)
+        except ConfigError:
+            self.parts = before
+            raise
+        self._agree(states[0].terms)
+        if not self._runtime.is_asked_by_loader and self.epochs.is_read(states):
+            states = [replace(each, over=True) for each in states]
+        self.bookmark.load([each.to_json() for each in states], worker=self._runtime.in_worker)

@@ -1,0 +1,90 @@
+"""A dataset's questions to the program that reads it: here a program without torch.
+
+`torch_runtime` answers for one with torch, whose DataLoader workers may be the readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.position.bookmark import Iteration
+from shardcache_client.ranks.group import Epochs, RankGroup
+from shardcache_client.ranks.mesh import MeshRanks
+from shardcache_client.sharing.epoch_counter import EpochCounter
+from shardcache_client.stages.pack import Block, Fitted, numpy_block
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+
+class Runtime:
+    """Differences between a program with torch and one without, in which nobody is a worker.
+
+    It has no state, and can be pickled.
+    """
+
+    def rank_group(
+        self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float
+    ) -> RankGroup:
+        """Return the ranks that read a dataset.
+
+        Args:
+            given: the ranks that the user named; None for the launcher's.
+            urls: of the dataset.
+            timeout_s: how long a rank waits for the others.
+        """
+        return RankGroup(given)
+
+    def epochs(self, group: RankGroup, dealing: Assignment) -> Epochs:
+        """Return the count of epochs that a dataset's ranks agree on, or else this rank's own."""
+        if dealing.even is None:
+            # Ranks have different numbers of samples, so that they may read different epochs.
+            return Epochs()
+        return group.epochs(dealing.batches())
+
+    def counter(self) -> EpochCounter:
+        """Return a count of epochs that this process shares with its workers."""
+        return EpochCounter()
+
+    def iteration(self) -> Iteration:
+        """Return a new iteration of this process."""
+        return Iteration()
+
+    @property
+    def in_worker(self) -> bool:
+        """True in a DataLoader worker."""
+        return False
+
+    @property
+    def is_asked_by_loader(self) -> bool:
+        """True if it is a loader, not the user, that takes and loads the states of this process.
+
+        Such a loader notes by itself whether an epoch is over.
+        """
+        return self.in_worker
+
+    def loader_name(self) -> str:
+        """Return a name for the loader of this worker, unique on this node; "" in no worker."""
+        return ""
+
+    def prepare(self, handover: Handover | None) -> None:
+        """Prepare this process for reading samples that a handover passes on."""
+
+    def asked_size(self, batch_size: int) -> int:
+        """Return the size of the batches that a loader asks for, or else that of the dataset."""
+        return batch_size
+
+    def block_of(self, samples: Sequence[Fitted]) -> Block[Any]:
+        """Return a block of samples, whose arrays are of numpy."""
+        return numpy_block(samples)
+
+    def counting_remedy(self, manifest: Manifest) -> str:
+        """Return what a user can do, beside indexing, for ranks to be sure of the sample counts.
+
+        "" if there is nothing.
+        """
+        return ""

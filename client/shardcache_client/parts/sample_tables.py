@@ -1,0 +1,170 @@
+"""The tables of a dataset's samples, which `shardcache index --samples` writes."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from shardcache.errors import ConfigError, NotFoundError
+from shardcache.shared.url_names import beside_index, is_index
+from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
+from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.shards.choices import Choices, Marked
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
+from shardcache_client.parts.epoch_reader import EpochReader
+from shardcache_client.parts.runtime import Runtime
+from shardcache_client.parts.shard_source import ShardSource
+from shardcache_client.ranks.group import RankGroup
+from shardcache_client.samples.slicing import Sample
+from shardcache_client.stages.pipeline import Pipeline
+
+_REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
+
+
+def table_rows(parts: DatasetParts) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of the tables of a dataset's samples, each with its table's url.
+
+    Raises ConfigError if one is missing, and the errors of reading it.
+    """
+    if parts.pipeline.decode.blocks is not None:
+        raise ConfigError(
+            "select() chooses samples of the shards, not blocks of their tokens",
+            remedy="leave documents out when the shards are written; subset() and split() choose "
+            "among blocks",
+        )
+    try:
+        yield from _reader_of_tables(parts).begin()
+    except NotFoundError as exn:
+        raise ConfigError(
+            "select() needs a table of the samples, which is missing",
+            url=exn.url,
+            remedy="write it next to the index: shardcache index URL... -o index.json --samples",
+        ) from exn
+
+
+def _reader_of_tables(parts: DatasetParts) -> EpochReader:
+    """Return a reader of the tables' rows, all of them by this process."""
+    daemon, patience, partial_reads = parts.sessions.settings
+    source = ShardSource(tables_of(parts.urls), daemon, parts.job, patience.limit_s, partial_reads)
+    group = RankGroup(Topology())
+    samples = DealtSamples.of(source.manifest(group), Assignment())
+    pipeline = Pipeline.of(row_of, None, "error")
+    reader = EpochReader(
+        replace(source.parts(samples, group), pipeline=pipeline, epochs=1),
+        Runtime(),
+    )
+    with reader.bookmark.counter.change() as count:
+        count.is_explained = True  # nobody needs to know that rows are not counted
+    return reader
+
+
+def tables_of(patterns: Sequence[str]) -> list[str]:
+    """Return the urls of the sample tables beside index files.
+
+    Raises ConfigError for a url of anything else.
+    """
+    for pattern in patterns:
+        if not is_index(pattern):
+            raise ConfigError(
+                "select() needs a table of the samples, next to an index file",
+                url=pattern,
+                remedy="write both: shardcache index URL... -o index.json --samples; then use "
+                "index.json as the url",
+            )
+    return [beside_index(pattern, SUFFIX) for pattern in patterns]
+
+
+def tables_beside(parts: DatasetParts) -> list[str]:
+    """Return the urls of the tables of a dataset's samples, if there may be any.
+
+    There are none if its urls are no index files, or its samples are blocks of tokens.
+    """
+    if parts.pipeline.decode.blocks is not None or not all(map(is_index, parts.urls)):
+        return []
+    return tables_of(parts.urls)
+
+
+def row_of(sample: Sample) -> tuple[str, Row]:
+    """Return the row that a sample of a table holds, with the table's url.
+
+    Raises ValueError, KeyError.
+    """
+    return sample["__url__"], json.loads(sample["json"])
+
+
+def select(
+    manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Callable[[IndexEntry], object]
+) -> Choices:
+    """Return the choice of those samples of a manifest for which the predicate is true.
+
+    Rows come with their tables' urls. Raises ConfigError if the tables belong to other shards.
+    """
+    marks: defaultdict[int, bytearray] = defaultdict(
+        bytearray
+    )  # by shard, of the samples that belong to the dataset
+    for shard, row, url in rows_by_shard(manifest, rows):
+        try:
+            entries = list(entries_of(row, manifest[shard].url))
+        except _INVALID as exn:
+            raise _invalid(exn, url) from exn
+        marks[shard] += bytes(map(bool, map(predicate, entries)))
+    return tuple(
+        Marked.of(_among(marks[shard], manifest.chosen(shard))) for shard in range(len(manifest))
+    )
+
+
+def _among(marks: bytearray, chosen: Sequence[int] | None) -> Sequence[int]:
+    """Return the marks of samples that were chosen before; None for all."""
+    if chosen is None:
+        return marks
+    return [marks[number] for number in chosen]
+
+
+# What the fields of a row raise that is not one.
+_INVALID = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
+
+def rows_by_shard(
+    manifest: Manifest, rows: Iterable[tuple[str, Row]]
+) -> Generator[tuple[int, Row, str]]:
+    """Yield rows with the number of their shard in a manifest, and their table's url.
+
+    Raises ConfigError if the tables belong to other shards; at the end, also if they do not cover
+    all of these.
+    """
+    passed = [0] * len(manifest)
+    table = ""
+    begin = 0
+    shard = -1
+    for url, row in rows:
+        if url != table:
+            table = url
+            begin = shard + 1
+        try:
+            shard = begin + row["shard"]
+            known = row["first"] == passed[shard] and row["samples"] == manifest[shard].samples
+            known = known and manifest[shard].version in (None, row["version"])
+            passed[shard] += len(row["keys"])
+        except _INVALID as exn:
+            raise _invalid(exn, url) from exn
+        if not known:
+            raise ConfigError(
+                "the table of samples is not that of the index file: "
+                f"{manifest[shard].url} differs",
+                url=url,
+                remedy=_REMEDY,
+            )
+        yield shard, row, url
+    for number, ref in enumerate(manifest):
+        if passed[number] != ref.samples:
+            raise ConfigError(
+                "the table of samples does not cover this shard completely",
+                url=ref.url,
+                remedy=_REMEDY,
+            )
+
+
+def _invalid(exn: Exception, url: str) -> ConfigError:
+    return ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=_REMEDY)

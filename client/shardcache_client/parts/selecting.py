@@ -1,0 +1,105 @@
+"""Datasets of some of a dataset's samples."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Self, SupportsIndex
+
+from shardcache.tarindex.contents import IndexEntry, Row
+from shardcache_client.arguments.values import CHOSEN, FUNCTION, SPLIT, checked
+from shardcache_client.order.shards.choices import By, Choices, split, subset
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.parts.sample_tables import select
+
+
+def counts_of(manifest: Manifest) -> Sequence[int]:
+    """Return the number of samples in each shard. Raises ConfigError if they are not counted."""
+    if manifest.counts is None:
+        raise manifest.uncounted_error("samples have no numbers")
+    return manifest.counts
+
+
+class Divisible(ABC):
+    """A dataset of which samples can be chosen by their numbers."""
+
+    @property
+    @abstractmethod
+    def manifest(self) -> Manifest:
+        """The shards, with sizes and sample counts where known."""
+
+    @abstractmethod
+    def _selected(self, choices: Choices) -> Self:
+        """Return a dataset of some of the samples. Raises ConfigError if it would have none."""
+
+    @checked(numbers=CHOSEN)
+    def subset(self, numbers: Iterable[SupportsIndex]) -> Self:
+        """Return a dataset of the samples with these numbers, such as `range(1000)`; see `select`.
+
+        Samples are numbered in the order of `urls`, as by `indexed`. The subset has each of them
+        once, in that order or its own shuffle's. Needs no table.
+
+        Raises ConfigError if the samples are not counted, or without any number; IndexError for one
+        out of range.
+        """
+        return self._selected(subset(counts_of(self.manifest), map(int, numbers)))
+
+    @checked(**SPLIT)
+    def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[Self]:
+        """Return datasets that divide the samples of this one at random::
+
+            train, val = dataset.split(0.9, 0.1)
+
+        The parts depend on the shards' sample counts, the fractions and `seed` alone: they are the
+        same in every process and run. Otherwise as `select`; needs no table.
+
+        Args:
+            fractions: of the samples, for each part; their sum is 1.
+            seed: another seed gives another split.
+            by: "samples": the parts have exactly these fractions of the samples, and nearly so of
+                each shard, so that each part reads all shards. "shards": each shard belongs to one
+                part, and the sizes are right to a shard: a part fetches no more than its own, and
+                samples that were written together stay together.
+
+        Raises ConfigError if the samples are not counted, for wrong fractions, or if a part would
+        be empty.
+        """
+        return [
+            self._selected(choices)
+            for choices in split(counts_of(self.manifest), fractions, seed, by)
+        ]
+
+
+class Selecting(Divisible):
+    """A dataset of which samples can be chosen by what the index says of them."""
+
+    @abstractmethod
+    def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
+        """Yield the rows of the sample tables, each with its table's url.
+
+        Raises ConfigError if one is missing.
+        """
+
+    @checked(predicate=FUNCTION)
+    def select(self, predicate: Callable[[IndexEntry], object]) -> Self:
+        """Return a dataset of the samples for which `predicate(entry)` is true::
+
+            large = dataset.select(lambda entry: entry.sizes.get("jpg", 0) >= 10_000)
+
+        An entry has the sample's `key`, the `sizes` of its members in bytes, by extension, the
+        `url` of its shard, and `metadata`, the JSON object of one small member, if the table was
+        made with `--metadata`. No sample is read for this; shards without a selected sample are
+        never fetched. The selection is as good as a dataset written without the other samples: it
+        has an exact length, ranks get equal numbers of samples, and its states resume on any number
+        of ranks and workers. The predicate must be the same on all ranks; with torch.distributed,
+        ranks that select different samples are an error. The dataset begins with the epoch of this
+        one, and keeps epochs and states of its own.
+
+        The entries are in a table of all samples, `index.samples` beside `index.json`, which
+        `shardcache write` makes. The command `shardcache index URL... -o index.json --samples`
+        writes both for other shards. With `--metadata json` it keeps the samples' `json` members in
+        the table.
+
+        Raises ConfigError if the urls are no index files, or for a table that is missing or belongs
+        to other shards, or if no sample is selected, or for the metadata of a table without; and
+        what reading the table and the predicate raise.
+        """
+        return self._selected(select(self.manifest, self._rows_of_tables(), predicate))

@@ -1,0 +1,134 @@
+"""The order that a dataset's arguments ask for: its shuffle, its seed, and their checks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Literal
+
+from shardcache.errors import ConfigError
+from shardcache_client.arguments import values as arguments
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.reader_sessions import ReaderSessions
+from shardcache_client.order.dealing.assignment import Assignment
+from shardcache_client.order.sequences.partition import Even
+from shardcache_client.order.sequences.rounds import Shuffle
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
+from shardcache_client.parts.sample_tables import tables_beside
+from shardcache_client.ranks.group import RankGroup
+from shardcache_client.reading.single.sample_places import SamplePlaces
+from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.samples.token_blocks import TokenBlocks
+
+log = logging.getLogger("shardcache")
+
+# Number of shards whose samples are mixed, unless another is given.
+_WINDOW = 8
+
+
+def shuffle_of(
+    shuffle: bool | Literal["global"], window: int | None, canonical_nodes: int
+) -> Shuffle | None:
+    """Return the shuffle that arguments ask for; None for the order of files.
+
+    Its seed follows in `dealt`, as the ranks may have to draw one.
+
+    Args:
+        shuffle: "global" permutes all samples, True those of some shards.
+        window: number of these shards; None for the default.
+        canonical_nodes: number of groups of shards.
+    """
+    if shuffle == "global":
+        return Shuffle(window=None)
+    if not shuffle:
+        return None
+    return Shuffle(window=_WINDOW if window is None else window, groups=canonical_nodes)
+
+
+def check_global_batches(
+    size: int | None, batch_size: int, even: Even, canonical_nodes: int
+) -> None:
+    """Raise ConfigError if global batches are asked for, and an epoch cannot be cut into them."""
+    if size is None:
+        return
+    arguments.check_global_batches(
+        size, batch_size=batch_size, even=even, canonical_nodes=canonical_nodes
+    )
+
+
+def check_permuted(
+    shuffle_window: int | None,
+    canonical_nodes: int,
+    global_batch_size: int | None,
+    tokens: TokenBlocks | None,
+    zero_copy: bool | str | Collection[str],
+) -> None:
+    """Raise ConfigError for an option that has no meaning where all samples are permuted."""
+    if shuffle_window is not None:
+        raise ConfigError(
+            'shuffle="global" mixes the samples of all shards, and has no window',
+            remedy="omit shuffle_window; or write shuffle=True, which mixes those of some shards",
+        )
+    if canonical_nodes > 1 and global_batch_size is None:
+        raise ConfigError(
+            'shuffle="global" mixes the samples of all shards, and has no groups of them',
+            remedy="omit canonical_nodes; or write shuffle=True",
+        )
+    if tokens is not None:
+        raise ConfigError(
+            'shuffle="global" reads samples by their places in the tars, and blocks of tokens '
+            "have none",
+            remedy="write shuffle=True",
+        )
+    if zero_copy:
+        raise ConfigError(
+            'shuffle="global" reads samples one by one, and zero_copy maps whole shards',
+            remedy="omit zero_copy; or write shuffle=True",
+        )
+
+
+def with_places(parts: DatasetParts, dealing: Assignment) -> DatasetParts:
+    """Return the parts with the places of all samples, if their order needs these.
+
+    Raises ConfigError if there can be no table that says them.
+    """
+    if not dealing.is_global:
+        return parts
+    return replace(parts, places=_places_of(parts))
+
+
+def _places_of(parts: DatasetParts) -> ScatteredPlaces:
+    """Return where the samples of a dataset are in their tars.
+
+    Raises ConfigError if there can be no table that says it.
+    """
+    tables = tables_beside(parts)
+    if not tables:
+        raise ConfigError(
+            'shuffle="global" reads samples by their places in the tars, which the table of '
+            "samples next to an index file says",
+            url=next(iter(parts.urls), None),
+            remedy="write both: shardcache index URL... -o index.json --samples; then use "
+            "index.json as the url",
+        )
+    sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
+    places = SamplePlaces(parts.manifest, tables, sessions, parts.pipeline)
+    return ScatteredPlaces([(0, places)])
+
+
+def dealt(
+    manifest: Manifest, dealing: Assignment, seed: int | None, group: RankGroup
+) -> DealtSamples:
+    """Deal the samples in the order of a seed; None to draw one, the same on all ranks."""
+    # Seeds have the names of a mixture's sources: that of a dataset alone has none.
+    if seed is not None:
+        return DealtSamples.of(manifest, dealing.reseeded({"": seed}), seed)
+
+    drawn = group.draw_seed()
+    if group.ranks.rank == 0:
+        text = "seed=None: the seed is %d; states keep it, and seed=%d gives the same order again"
+        log.warning(text, drawn, drawn)
+    seeds = {"": drawn}
+    return DealtSamples.of(manifest, dealing.reseeded(seeds), drawn, seeds)

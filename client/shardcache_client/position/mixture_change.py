@@ -1,0 +1,187 @@
+"""The loading of a state into a mixture that has changed: where its sources go on. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardcache.errors import ConfigError
+from shardcache_client.order.dealing.deal import SampleDeal, SpanDeal
+from shardcache_client.order.dealing.elastic_deal import ElasticDeal
+from shardcache_client.order.mixture import MixtureAssignment
+from shardcache_client.order.sequences.partition import Even
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.order.sources.changes import Change, MixtureState
+from shardcache_client.order.sources.courses import GlobalBatches
+from shardcache_client.position import rank_state, staged_state
+from shardcache_client.position.progress import Progress
+from shardcache_client.position.rank_state import RankState, progress_of_all
+from shardcache_client.position.staged_state import StagedState
+from shardcache_client.position.state import Saved
+
+
+class MixtureLoad:
+    """The loading of states into a mixture, which may be another one than that of the states.
+
+    Args:
+        states: of one moment.
+        dealing: the options of the mixture.
+        manifest: of all its sources.
+        ranks: number of ranks that read on.
+
+    Attributes:
+        is_same: True if the mixture reads the states' epoch as the interrupted one would.
+
+    Raises ConfigError if the states are of other sources.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[Saved],
+        dealing: MixtureAssignment,
+        manifest: Manifest,
+        ranks: int,
+    ) -> None:
+        first = states[0]
+        if first.mixture is None:
+            raise _another_dataset()
+        self._states = states
+        self._dealing = dealing.after(first.mixture.change)
+        self._manifest = manifest
+        self._ranks = ranks
+        self._dataset = dealing.identities(manifest)[True]
+
+        now = self._mixture(self._dealing, first.epoch)
+        is_of_same_sources = first.dataset == self._dataset
+        self._saved = _identified(first.mixture, now) if is_of_same_sources else first.mixture
+        self.is_same = is_of_same_sources and _is_same(self._saved, now)
+        _check_sources(self._saved, now)
+
+    def __repr__(self) -> str:
+        return f"MixtureLoad({self._saved!r}, is_same={self.is_same})"
+
+    def states_after_change(self, *, keeps_epoch: bool = False) -> Sequence[Saved]:
+        """Return the states from which the mixture reads on if it has changed.
+
+        Args:
+            keeps_epoch: True if the caller knows by itself that an epoch is over.
+
+        Raises ConfigError if the positions of all readers cannot be derived.
+        """
+        dealing = self._dealing
+        change = change_of(
+            self._states,
+            self._saved,
+            dealing.even,
+            dealing.global_batches,
+            keeps_epoch=keeps_epoch,
+        )
+        mixture = self._mixture(dealing.after(change), change.epoch)
+        seeds = self._states[0].seeds
+        return [RankState(self._dataset, Progress(change.epoch), mixture=mixture, seeds=seeds)]
+
+    def _mixture(self, dealing: MixtureAssignment, epoch: int) -> MixtureState:
+        deal = dealing.deal(self._manifest)
+        assert isinstance(deal, SpanDeal)
+        found = deal.for_ranks(self._ranks).mixture_of(epoch)
+        assert found is not None
+        return found
+
+
+def _another_dataset() -> ConfigError:
+    return ConfigError(
+        "the state is from another dataset, or the numbers of samples in its shards have changed",
+        remedy="create the mixture with sources of the run that saved it, with their urls, seed "
+        "and shuffle",
+    )
+
+
+def _identified(saved: MixtureState, now: MixtureState) -> MixtureState:
+    """Return what a state says of the same sources, told apart, which old states do not do."""
+    found = saved.by_name
+    if found.keys() != now.by_name.keys():
+        raise _another_dataset()
+    sources = tuple(source._replace(start=found[source.name][0]) for source in now.sources)
+    samples = tuple(found[source.name][1] for source in now.sources)
+    return replace(saved, sources=sources, samples=samples)
+
+
+def _is_same(saved: MixtureState, now: MixtureState) -> bool:
+    """Return True if a state's epoch is what the mixture of now makes of the same sources."""
+    return saved.by_name == now.by_name and saved.form == now.form and saved.total == now.total
+
+
+def _check_sources(saved: MixtureState, now: MixtureState) -> None:
+    """Raise ConfigError if a source is not the one of its name in a state, or all are new."""
+    known = {source.name: source.identity for source in saved.sources}
+    if saved.change is not None:
+        known = {source.name: source.identity for source in saved.change.sources} | known
+    if not any(source.name in known for source in now.sources) or "" in known.values():
+        raise _another_dataset()
+    for source in now.sources:
+        if known.get(source.name, source.identity) != source.identity:
+            raise ConfigError(
+                f"source {source.name!r} is not the one of this name in the state: it has other "
+                "shards or samples, or another seed, shuffle, shuffle_window, canonical_nodes or "
+                "global_batch_size",
+                remedy="give it the arguments of the run that saved the state; or another name, as "
+                "a new source",
+            )
+
+
+def change_of(
+    states: Sequence[Saved],
+    saved: MixtureState,
+    even: Even,
+    batches: GlobalBatches | None,
+    *,
+    keeps_epoch: bool = False,
+) -> Change:
+    """Return the change of the mixture whose states these are, to one that reads on from there.
+
+    Args:
+        saved: what the states say of the mixture.
+        even: evenness of the ranks.
+        batches: the form of global batches, if there are any.
+        keeps_epoch: True if the caller knows by itself that an epoch is over.
+
+    Raises ConfigError if the positions of all readers cannot be derived.
+    """
+    epoch = states[0].epoch
+    if saved.change is not None and epoch < saved.change.epoch:
+        # An epoch that was read again is as if there had been no change.
+        saved = replace(saved, change=None)
+    if not keeps_epoch and _are_read(states, saved, even, batches):
+        return saved.changed_at_end(epoch)
+    return saved.changed(epoch, _progress(states).past(even), batches)
+
+
+def _progress(states: Sequence[Saved]) -> Progress:
+    """Return the progress of all readers."""
+    staged = [state for state in states if isinstance(state, StagedState)]
+    if not staged:
+        return progress_of_all([state for state in states if isinstance(state, RankState)])
+    if not staged_state.tell_of_all(staged):
+        raise ConfigError(
+            "the mixture has changed, and one rank's state does not tell what the others have "
+            "read of a group of samples",
+            remedy="load the states of all ranks",
+        )
+    return staged_state.as_progress(staged)
+
+
+def _are_read(
+    states: Sequence[Saved], saved: MixtureState, even: Even, batches: GlobalBatches | None
+) -> bool:
+    """Return True if states show that nothing is left of their epoch on any rank."""
+    if all(state.over for state in states):
+        return True
+    ranks = [state for state in states if isinstance(state, RankState)]
+    if not ranks:
+        return staged_state.have_ended(
+            [state for state in states if isinstance(state, StagedState)]
+        )
+    # Who has come how far does not depend on what the samples are.
+    deal: SpanDeal = SampleDeal([sum(saved.samples)], None, even)
+    if batches is not None:
+        deal = ElasticDeal(deal, batches.size, batches.spans)
+    return rank_state.is_read(ranks, deal, Topology())

@@ -1,0 +1,155 @@
+"""The facts about a mixture in states, as JSON: sources in the epoch, the latest change. Pure.
+
+The names under "sources" are for people to read, and say where each source is. As checkpointers may
+sort them, "mixed" has the order of the sources, with what tells them apart.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shardcache_client.order.sequences.partition import Phase
+from shardcache_client.order.sources.changes import (
+    Change,
+    EpochSource,
+    KnownSource,
+    MixtureState,
+    Section,
+)
+from shardcache_client.order.sources.courses import SourceBatches
+from shardcache_client.position.progress import divided, named_numbers, phase_of, text, whole_number
+
+
+class Terms(NamedTuple):
+    """Facts that determine a run's order besides its arguments; its states have them.
+
+    Attributes:
+        seeds: those drawn, by source; that of a dataset alone is under "".
+        change: the latest change of a mixture; None if it is as it began.
+    """
+
+    seeds: Mapping[str, int] = {}
+    change: Change | None = None
+
+
+_MAX_SPANS = 1 << 20
+_MAX_COUNT = 1 << 62
+_IDENTITY = re.compile(r"|[0-9a-f]{8}")
+
+
+def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
+    """Return the members of a state's JSON object that tell of a mixture; none for None."""
+    if mixture is None:
+        return {}
+    sources = {
+        name: {"start": start, "samples": samples}
+        for name, (start, samples) in mixture.by_name.items()
+    }
+    data: dict[str, Any] = {"sources": sources}
+    data["mixed"] = [[source.name, source.identity] for source in mixture.sources]
+    if mixture.form is not None:
+        data["batches"] = [*mixture.form, mixture.total]
+    if mixture.change is not None:
+        data["changed"] = _change_to_json(mixture.change)
+    return data
+
+
+def _change_to_json(change: Change) -> dict[str, Any]:
+    data: dict[str, Any] = {"epoch": change.epoch, "samples": change.samples}
+    data["sources"] = [list(source) for source in change.sources]
+    if change.sections:
+        data["sections"] = [_section_to_json(section) for section in change.sections]
+    return data
+
+
+def _section_to_json(section: Section) -> dict[str, Any]:
+    data: dict[str, Any] = {"sources": [list(source) for source in section.sources]}
+    data["phases"] = [_phase_to_json(phase) for phase in section.phases]
+    if section.form is not None:
+        data["batches"] = list(section.form)
+    return data
+
+
+def _phase_to_json(phase: Phase) -> list[Any]:
+    taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
+    row: list[Any] = [phase.cut.world_size, 1, taken]
+    return [*row, list(phase.beyond)] if phase.beyond else row
+
+
+# States come from files that anyone may have written, and their values are used without any
+# check but these.
+
+
+def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
+    """Return what a state tells of a mixture; None if it is of a dataset alone.
+
+    Raises KeyError, TypeError, ValueError or AttributeError for what `mixture_to_json` has not
+    made.
+    """
+    if "sources" not in data:
+        return None
+    numbers = {text(name): named_numbers(each) for name, each in data["sources"].items()}
+    # States of earlier releases do not tell sources apart, or their order.
+    mixed = data.get("mixed", [[name, ""] for name in numbers])
+    sources = tuple(
+        KnownSource(text(name), _identity(identity), numbers[name]["start"])
+        for name, identity in mixed
+    )
+    samples = tuple(numbers[source.name]["samples"] for source in sources)
+    total = sum(samples)
+    form = None
+    if "batches" in data:
+        *fields, total = data["batches"]
+        form = _form(fields)
+        _check_turns(samples, form)
+    change = _change(data["changed"]) if "changed" in data else None
+    return MixtureState(sources, samples, form, whole_number(total, 0, _MAX_COUNT), change)
+
+
+def _identity(value: object) -> str:
+    if not _IDENTITY.fullmatch(text(value)):
+        raise ValueError("a source is not told by 8 hexadecimal digits")
+    return text(value)
+
+
+def _form(fields: Sequence[Any]) -> SourceBatches:
+    spans, size, alike = fields
+    if not isinstance(alike, bool):
+        raise TypeError("batches are alike or not")
+    return SourceBatches(
+        whole_number(spans, 1, _MAX_SPANS), whole_number(size, 1, _MAX_COUNT), alike
+    )
+
+
+def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
+    if any(each % form.samples_per_turn for each in samples):
+        raise ValueError("a source has other than whole batches")
+
+
+def _change(data: Mapping[str, Any]) -> Change:
+    samples = data["samples"]
+    return Change(
+        whole_number(data["epoch"], 0, _MAX_COUNT),
+        None if samples is None else whole_number(samples, 0, _MAX_COUNT),
+        tuple(
+            KnownSource(text(name), _identity(identity), whole_number(start, 0, _MAX_COUNT))
+            for name, identity, start in data["sources"]
+        ),
+        tuple(map(_section, data.get("sections", ()))),
+    )
+
+
+def _section(data: Mapping[str, Any]) -> Section:
+    sources = tuple(
+        EpochSource(
+            text(name), whole_number(start, 0, _MAX_COUNT), whole_number(samples, 1, _MAX_COUNT)
+        )
+        for name, start, samples in data["sources"]
+    )
+    phases = tuple(divided(phase_of(*row), None) for row in data["phases"])
+    form = _form(data["batches"]) if "batches" in data else None
+    if not sources or not phases:
+        raise ValueError("a section has sources and phases")
+    if form is not None:
+        _check_turns([source.samples for source in sources], form)
+    return Section(sources, form, phases)

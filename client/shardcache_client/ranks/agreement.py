@@ -1,0 +1,164 @@
+"""Agreement among the readers of all ranks, one number after another."""
+
+import json
+import secrets
+import time
+from typing import Any
+
+from shardcache.errors import ConfigError, RanksError, RankTimeoutError, from_json
+from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace
+from shardcache_client.stages.stage import Agree
+
+
+class Agreement:
+    """Agreement among corresponding readers, one per rank: DataLoader workers with the same id.
+
+    Rank 0 receives all values over one queue and answers each reader under its own key, so the
+    key-value store keeps nothing except what the last round of a killed reader may have left.
+    Values of an abandoned iteration cannot mix with those of the next: a reader first says hello
+    under a random name, and rank 0 counts only readers that it has greeted itself. Each iteration
+    therefore needs a new Agreement on every rank.
+
+    Replicas, which read the same share, are each agreed with one reader of every other rank.
+    """
+
+    def __init__(
+        self,
+        channel: str,
+        ranks: Topology,
+        timeout_s: float = 300.0,
+        place: MeetingPlace | None = None,
+    ) -> None:
+        """Begin an agreement.
+
+        Args:
+            channel: the same on all ranks, and unique among readers that may ask at the same time.
+            ranks: of the reader.
+            timeout_s: how long it waits for the others.
+            place: where the ranks' key-value store is.
+        """
+        self._name = channel
+        self._channel = channel
+        self._ranks = ranks
+        self._timeout_s = timeout_s
+        self._place = place or MeetingPlace()
+        self._store: KeyValueStore | None = None  # connected when first needed
+        self._reader_id = secrets.token_hex(8)
+        self._greeted: dict[str, int] = {}  # on rank 0: the rank of each reader, by its id
+
+    def __repr__(self) -> str:
+        return f"Agreement({self._name!r}, {self._ranks})"
+
+    def greatest(self, name: str, value: int) -> int:
+        """Return the greatest of all ranks' values.
+
+        Every rank must call this, with the names in the same order.
+
+        Raises RankTimeoutError if a rank does not within the timeout, RanksError if one asks under
+        another name or the connection breaks, ConfigError if this process has no address of a
+        key-value store.
+        """
+        rank = self._ranks.rank
+        world_size = self._ranks.world_size
+        if world_size == 1:
+            return value
+
+        if self._store is None:
+            self._store = self._connect()
+            replica = self._store.replica(self._name, rank, world_size)
+            self._channel = f"{self._name}/{replica}"
+            if rank:
+                self._ask(self._store, {})  # the greeting
+
+        if rank:
+            answer = self._ask(self._store, {"name": name, "value": value})
+            return int(answer["greatest"])
+        return self._gather(self._store, name, value)
+
+    def _connect(self) -> KeyValueStore:
+        address = self._place.address()
+        if address is None:
+            raise ConfigError(
+                f"the {self._ranks.world_size} ranks cannot agree: this process has no address of "
+                "a shared key-value store",
+                remedy="start them with torchrun or Lightning, or set MASTER_ADDR, MASTER_PORT, "
+                "RANK and WORLD_SIZE and initialise torch.distributed with env:// before "
+                "the DataLoader starts its workers",
+            )
+        return KeyValueStore.connect(address)
+
+    def _ask(self, store: KeyValueStore, message: dict[str, Any]) -> dict[str, Any]:
+        sent = message | {"reader": self._reader_id, "rank": self._ranks.rank}
+        store.push(self._channel, json.dumps(sent))
+
+        key = f"{self._channel}/{self._reader_id}"
+        text = store.get(key, self._timeout_s)
+        if text is None:
+            what = message.get("name", "its greeting")
+            raise RankTimeoutError(
+                f"rank {self._ranks.rank} waited {self._timeout_s:g} s for rank 0 ({what} of "
+                f"{self._name})"
+            )
+        store.delete(key)
+        answer: dict[str, Any] = json.loads(text)
+        if "error" in answer:
+            raise from_json(answer["error"])
+        return answer
+
+    def _gather(self, store: KeyValueStore, name: str, value: int) -> int:
+        try:
+            greatest = max(value, *self._values(store, name).values())
+        except RanksError as exn:
+            self._answer_all(store, {"error": exn.to_json()})
+            raise
+        self._answer_all(store, {"greatest": greatest})
+        return greatest
+
+    def _values(self, store: KeyValueStore, name: str) -> dict[int, int]:
+        values: dict[int, int] = {}
+        deadline_s = time.monotonic() + self._timeout_s
+        while len(values) < self._ranks.world_size - 1:
+            text = store.pop(self._channel, deadline_s - time.monotonic())
+            if text is None:
+                raise self._missing(name, values)
+            message: dict[str, Any] = json.loads(text)
+            reader = message["reader"]
+            rank = message["rank"]
+            if "value" not in message:
+                self._greet(store, reader, rank)
+            elif reader not in self._greeted:
+                continue  # from an earlier iteration
+            elif message["name"] != name:
+                raise RanksError(
+                    f"rank {rank} asks for {message['name']} of {self._name}, but rank 0 for {name}"
+                )
+            else:
+                values[rank] = message["value"]
+        return values
+
+    def _greet(self, store: KeyValueStore, reader: str, rank: int) -> None:
+        # Another reader of the same rank is gone.
+        others = {known: owner for known, owner in self._greeted.items() if owner != rank}
+        self._greeted = others | {reader: rank}
+        store.set(f"{self._channel}/{reader}", "{}")
+
+    def _answer_all(self, store: KeyValueStore, answer: dict[str, Any]) -> None:
+        for reader in self._greeted:
+            store.set(f"{self._channel}/{reader}", json.dumps(answer))
+
+    def _missing(self, name: str, values: dict[int, int]) -> RankTimeoutError:
+        missing = [rank for rank in range(1, self._ranks.world_size) if rank not in values]
+        few = ", ".join(map(str, missing[:8]))
+        if len(missing) > 8:
+            few += ", …"
+        return RankTimeoutError(
+            f"rank 0 waited {self._timeout_s:g} s for {len(missing)} of {self._ranks.world_size} "
+            f"ranks, missing: {few} ({name} of {self._name})"
+        )
+
+
+def agreement_of(name: str, timeout_s: float, place: MeetingPlace, reader: Topology) -> Agree:
+    """Return a reader's agreement with the same worker of all other ranks, for one iteration."""
+    channel = f"{name}/{reader.worker}of{reader.workers}"
+    return Agreement(channel, reader, timeout_s, place).greatest

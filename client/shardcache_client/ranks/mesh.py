@@ -1,0 +1,172 @@
+"""The ranks of a DeviceMesh or a ProcessGroup, among which samples are divided."""
+
+import sys
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.order.sequences.rounds import Topology
+
+DATA_WORDS = {
+    "dp",
+    "ddp",
+    "fsdp",
+    "hsdp",
+    "data",
+    "replicate",
+    "replica",
+    "shard",
+    "batch",
+    "world",
+    # Ranks that hold other experts have samples of their own.
+    "ep",
+    "efsdp",
+}
+"""Words in the names of dimensions whose ranks have different samples."""
+
+MODEL_WORDS = {
+    "tp",
+    "pp",
+    "cp",
+    "sp",
+    "mp",
+    "tensor",
+    "pipeline",
+    "pipe",
+    "stage",
+    "context",
+    "sequence",
+    "model",
+}
+"""Words in the names of dimensions whose ranks hold parts of one model."""
+
+
+class MeshRanks:
+    """This process's place among the ranks of a mesh, as of each call.
+
+    The mesh is a DeviceMesh, whose ranks are taken row by row, or a ProcessGroup.
+
+    A mesh cannot be pickled: a worker keeps the place of the process that started it.
+
+    Raises TypeError for anything else; ConfigError for dimensions that divide a model, and where
+    this process is not a member.
+    """
+
+    def __init__(self, mesh: Any) -> None:
+        _members(mesh)
+        self._mesh = mesh
+        self._kept: tuple[tuple[int, ...], int] | None = None
+
+    @classmethod
+    def of(cls, mesh: Any) -> "MeshRanks":
+        """Return the ranks of a mesh, which may have been converted already."""
+        if isinstance(mesh, MeshRanks):
+            return mesh
+        return cls(mesh)
+
+    def __repr__(self) -> str:
+        return f"MeshRanks{self._members()}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MeshRanks) and self._members() == other._members()
+
+    def __hash__(self) -> int:
+        return hash(self._members())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_mesh": None, "_kept": self._resolved()}
+
+    @property
+    def ranks(self) -> Topology:
+        """Rank of this process in the mesh."""
+        members, rank = self._resolved()
+        if rank not in members:
+            remedy = "give each rank the part of the mesh, or the process group, that it belongs to"
+            raise ConfigError(
+                f"mesh has the ranks {members}, and this process is rank {rank}",
+                remedy=remedy,
+            )
+        return Topology(members.index(rank), len(members))
+
+    def _members(self) -> tuple[int, ...]:
+        members, _ = self._resolved()
+        return members
+
+    def _resolved(self) -> tuple[tuple[int, ...], int]:
+        """Return the members' ranks in the job, in the order of their shares; and this one's."""
+        if self._kept is not None:
+            return self._kept
+        members = _members(self._mesh)
+        return members, sys.modules["torch.distributed"].get_rank()
+
+
+def given_ranks(
+    mesh: MeshRanks | None,
+    rank: int | None,
+    world_size: int | None,
+) -> Topology | MeshRanks | None:
+    """Return the ranks that the caller named, None if it named none.
+
+    Raises ConfigError for an invalid choice.
+    """
+    if rank is None and world_size is None:
+        return mesh
+    if mesh is not None:
+        raise ConfigError(
+            "mesh is given, and rank and world_size as well",
+            remedy="give mesh alone",
+        )
+    if rank is None or world_size is None:
+        raise ConfigError(
+            f"rank is {rank} and world_size is {world_size}",
+            remedy="pass both, or neither to detect them",
+        )
+    return Topology(rank, world_size)
+
+
+def _members(mesh: Any) -> tuple[int, ...]:
+    if hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, type):
+        for name in dimensions(mesh):
+            if words_of(name) & MODEL_WORDS:
+                raise ConfigError(
+                    f"the ranks of the mesh's dimension {name!r} train on the same samples, and "
+                    "mesh= would divide the samples among them",
+                    remedy=f"give the other dimensions: {argument_for(mesh)}",
+                )
+        return tuple(mesh.mesh.flatten().tolist())
+    distributed: Any = sys.modules.get("torch.distributed")
+    if not isinstance(mesh, getattr(distributed, "ProcessGroup", ())):
+        raise TypeError
+    return tuple(distributed.get_process_group_ranks(mesh))
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words in the name of a dimension, in lower case."""
+    return set(name.lower().split("_"))
+
+
+def dimensions(mesh: Any) -> list[str]:
+    """Return the names of the dimensions with more than one rank."""
+    sizes = zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False)
+    return [name for name, size in sizes if size > 1]
+
+
+def argument_for(mesh: Any, name: str = "mesh") -> str:
+    """Return the argument that divides samples over the mesh's dimensions of data.
+
+    Args:
+        name: of the mesh in the user's program.
+    """
+    data = []
+    has_model = False
+    for each in mesh.mesh_dim_names:
+        words = words_of(each)
+        if words & MODEL_WORDS:
+            has_model = True
+        elif words & DATA_WORDS:
+            data.append(f'"{each}"')
+
+    if data:
+        return f"mesh={name}[{', '.join(data)}]"
+    if has_model:
+        return "rank=0, world_size=1"
+    return f"mesh={name}[the names of its dimensions of data]"

@@ -1,0 +1,181 @@
+"""Detection of other projects' wrappers that divide samples a second time.
+
+Each rank and each worker has samples of its own already: a wrapper that passes on one of every N of
+those silently loses the others. It is found on the call stack: its frame is there whenever it
+requests a sample. A forked DataLoader worker has its parent's frames below its own, so a wrapper
+around the loader is found there as well.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+from shardcache.errors import ConfigError
+from shardcache_client.order.sequences.rounds import Topology
+
+Variables = Mapping[str, Any]
+Shares = Callable[[Variables], int]
+
+
+class Resharder(NamedTuple):
+    """A function of another project that passes on one share of the samples it reads.
+
+    Attributes:
+        name: as its users know it.
+        remedy: of the error.
+        ranks: returns the number of shares for ranks, from the local variables of its frame.
+        workers: returns the number of shares for a rank's workers, likewise.
+    """
+
+    name: str
+    remedy: str
+    ranks: Shares = lambda _: 1
+    workers: Shares = lambda _: 1
+
+
+def _processes(variables: Variables) -> int:
+    return int(variables["self"].num_processes)
+
+
+def _workers_per_shard(variables: Variables) -> int:
+    """Return 1 if each worker has a shard of its own; otherwise, some would read nothing."""
+    workers = variables["worker_info"].num_workers
+    shards = max(1, variables["self"].num_shards)
+    return int(-(-workers // shards))
+
+
+def _shares_of_all(variables: Variables) -> int:
+    """Return the number of shares for all workers of all ranks."""
+    return int(variables["self"].num_of_instances)
+
+
+_ACCELERATE = (
+    "do not pass this loader to accelerator.prepare(), and move its batches to "
+    "accelerator.device; with transformers, use shardcache_client.transformers.ShardTrainer in "
+    "place of Trainer; or give the dataset rank=0, world_size=1, so that every process reads all "
+    "samples and keeps its share"
+)
+_STAGE = "remove the stage: ranks and workers have their own samples already"
+_DATASETS = (
+    "read without datasets.IterableDataset, whose .map() becomes decode=; or give it a "
+    "ShardReader for each of its shards, reader i of n with rank=i and world_size=n"
+)
+
+_RESHARDERS = {
+    ("accelerate.data_loader", "IterableDatasetShard.__iter__"): Resharder(
+        "Accelerate's IterableDatasetShard",
+        _ACCELERATE,
+        ranks=_processes,
+    ),
+    ("accelerate.data_loader", "DataLoaderDispatcher.__iter__"): Resharder(
+        "Accelerate's DataLoaderDispatcher",
+        _ACCELERATE,
+        ranks=lambda names: int(names["self"].state.num_processes),
+    ),
+    ("transformers.trainer_pt_utils", "IterableDatasetShard.__iter__"): Resharder(
+        "transformers' IterableDatasetShard",
+        _STAGE,
+        ranks=_processes,
+    ),
+    ("webdataset.shardlists", "split_by_node"): Resharder(
+        "webdataset's split_by_node",
+        _STAGE,
+        ranks=lambda names: int(names["world_size"]),
+    ),
+    ("webdataset.shardlists", "split_by_worker"): Resharder(
+        "webdataset's split_by_worker",
+        _STAGE,
+        workers=lambda names: int(names["num_workers"]),
+    ),
+    ("datasets.iterable_dataset", "StepExamplesIterable.__iter__"): Resharder(
+        "datasets' split_dataset_by_node",
+        _DATASETS,
+        ranks=lambda names: int(names["self"].step),
+    ),
+    ("datasets.iterable_dataset", "IterableDataset._iter_pytorch"): Resharder(
+        "datasets.IterableDataset, with fewer shards than the loader has workers,",
+        f"give the loader num_workers=0; or {_DATASETS}",
+        workers=_workers_per_shard,
+    ),
+    ("torch.utils.data.datapipes.iter.sharding", "ShardingFilterIterDataPipe.__iter__"): Resharder(
+        "torch's sharding_filter",
+        _STAGE,
+        ranks=_shares_of_all,
+        workers=_shares_of_all,
+    ),
+}
+
+
+def refuse_resharding(topology: Topology, processes: int) -> None:
+    """Raise ConfigError if a wrapper on the call stack would lose samples.
+
+    A second division is right as long as it makes no more shares than the job has processes: for
+    example, of a dataset divided among nodes, whose processes then divide the node's share.
+
+    Args:
+        topology: the dataset's own division.
+        processes: number of the job's.
+    """
+    if topology.readers == 1:
+        return
+    for frame in _frames():
+        module = frame.f_globals.get("__name__", "")
+        found = _RESHARDERS.get((module, frame.f_code.co_qualname))
+        if found is None:
+            continue
+
+        if topology.world_size > 1:
+            shares = _count(found.ranks, frame.f_locals)
+            if topology.world_size * shares > max(processes, topology.world_size):
+                raise _error(found, shares, "rank")
+        if topology.workers > 1:
+            shares = _count(found.workers, frame.f_locals)
+            if shares > 1:
+                raise _error(found, shares, "worker")
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the call stack from the caller's on, outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def stateful_loader_asks() -> bool:
+    """Return True if the caller is torchdata's StatefulDataLoader.
+
+    Its own state records the end of an iteration.
+    """
+    modules = (str(frame.f_globals.get("__name__")) for frame in _frames())
+    return any(module.startswith("torchdata.") for module in modules)
+
+
+def replicas_of_sampler_asking_length() -> int | None:
+    """Return the number of ranks of a DistributedSampler that asks for a dataset's length.
+
+    None if something other than its constructor calls the dataset's `__len__`.
+    """
+    asking = sys._getframe(2)  # 0 is this function, 1 the dataset's own `__len__`
+    if asking.f_code.co_qualname != "DistributedSampler.__init__":
+        return None
+    replicas: int | None = asking.f_locals["self"].num_replicas
+    return replicas
+
+
+def _count(shares: Shares, variables: Variables) -> int:
+    try:
+        return shares(variables)
+    except (KeyError, AttributeError):
+        # A release that keeps the number elsewhere; the wrapper would not be in use to pass on
+        # everything.
+        return 2
+
+
+def _error(resharder: Resharder, shares: int, reader: str) -> ConfigError:
+    return ConfigError(
+        f"the samples are sharded a second time: {resharder.name} passes on one of {shares} "
+        f"shares of the samples that this {reader} reads, and the rest is lost",
+        remedy=resharder.remedy,
+    )

@@ -1,0 +1,1 @@
+"""Readers of an epoch's places, and the plans that they declare."""

@@ -1,0 +1,159 @@
+"""The plans of one epoch: declared one after another, each read through a window."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from shardcache.errors import (
+    CapacityError,
+    DiskFullError,
+    OriginError,
+    ShardError,
+    ShardTimeoutError,
+)
+from shardcache_client.daemon.session import Session
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.reading.leased.shard_window import ShardWindow
+from shardcache_client.reading.single.scattered_places import ScatteredPlaces
+from shardcache_client.samples.sample_view import WHOLE, View
+from shardcache_client.samples.slicing import Sample
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+# Errors of a single shard. Any other would affect the next shard as well.
+SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
+
+Read: TypeAlias = "Sample | Exception"
+"""A sample, or the error of the sample or its shard."""
+
+
+class PlacesReader(Protocol):
+    """Reads the samples at the places of an epoch, in ascending order."""
+
+    def reads(self, start: int, stop: int) -> Iterator[Read]:
+        """Yield what is read at the places from `start` to `stop`.
+
+        Places may be left out, but not returned to.
+        """
+
+    def close(self) -> None:
+        """Release all that is held."""
+
+
+# Visits of a plan. The daemon keeps it in memory, and knows the next part while it serves this one.
+PLANNED = 4_000
+
+# Limit on open requests: the daemon stops reading from a session with too many, and a wide window
+# needs many shards.
+MAX_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SampleForm:
+    """The form in which a dataset's samples are read.
+
+    Attributes:
+        manifest: of the dataset.
+        view_of: returns the form of a shard, or of those beside it in a column.
+        handover: passes the samples' values to other processes without a copy.
+        sources: names of a mixture's sources, which its samples get.
+        firsts: number in the manifest of each source's first shard.
+        scattered: where the samples are that are read one by one; None if there are none.
+    """
+
+    manifest: Manifest
+    view_of: Callable[[int, str | None], View] = lambda shard, column: WHOLE
+    handover: Handover | None = None
+    sources: Sequence[str] = ()
+    firsts: Sequence[int] = ()
+    scattered: ScatteredPlaces | None = None
+
+    def name(self, sample: Sample, shard: int) -> None:
+        """Give a sample of a mixture the name of its source."""
+        if self.sources:
+            sample["__source__"] = self.sources[bisect_right(self.firsts, shard) - 1]
+
+
+class EpochPlans:
+    """Declares parts of an epoch to the daemon, each as a plan whose shards are read next.
+
+    Args:
+        session: to be used by one thread at a time.
+        form: of the samples.
+        number: of the epoch, as the daemon's plan names it.
+        following: returns the shards of the next epoch. It must not refer to the session, which
+            keeps it.
+        check: is called now and then in a wait, and may raise to end it.
+        is_shared: True if other processes read other places of this epoch, each by its own session.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        form: SampleForm,
+        number: int,
+        following: Callable[[], Iterator[int]],
+        check: Callable[[], None] = lambda: None,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self.form = form
+        self.is_shared = is_shared
+        self._session = session
+        self._number = number
+        self._following = following
+        self._check = check
+        self._window: ShardWindow | None = None
+
+    def __repr__(self) -> str:
+        return f"EpochPlans(epoch={self._number}, window={self._window!r})"
+
+    def declare(
+        self,
+        shards: Iterable[int],
+        later: Callable[[], Iterator[int]] | None,
+        *,
+        in_file_order: bool,
+    ) -> ShardWindow:
+        """Release the shards of the last plan, and declare another; return its window.
+
+        Args:
+            shards: of the plan, in the order of need.
+            later: returns the shards of the epoch after these; None if there are none. As for
+                `following`.
+            in_file_order: True if each shard is read from its beginning to its end.
+
+        Raises NoDaemonError if the daemon stays away for longer than the session's patience.
+        """
+        self.close()
+        form = self.form
+        plan = Plan.of(form.manifest, self._number, shards, later or self._following)
+        self._session.declare(plan)
+        # The samples of an arriving shard are there in file order; any other order needs the whole
+        # shard.
+        partial = None if in_file_order else False
+        window = ShardWindow(
+            self._session,
+            plan,
+            partial=partial,
+            handover=form.handover,
+            view_of=form.view_of,
+        )
+        self._window = window
+        self._session.on_wait = self._on_wait
+        return window
+
+    def _on_wait(self) -> None:
+        self._check()
+        if self._window is not None:
+            self._window.let_go()
+
+    def close(self) -> None:
+        """Release all shards."""
+        if self._window is not None:
+            self._window.empty()

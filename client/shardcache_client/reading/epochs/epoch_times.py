@@ -1,0 +1,100 @@
+"""The time of an epoch in the training process: its own step, and what it waits for."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+SHARES = ("step", "shards", "reading", "decoding", "collating", "handover")
+
+
+class Made(NamedTuple):
+    """The making of a batch by its reader.
+
+    Its clock is the training process's, being the system's monotonic one.
+
+    Attributes:
+        samples: number of them.
+        begun_s: when it began.
+        ended_s: when it ended.
+        waited_s: time of it that was spent waiting for shards.
+        decoding_s: time of it that was spent on decoding.
+        collating_s: time of it that was spent on collating.
+    """
+
+    samples: int
+    begun_s: float
+    ended_s: float
+    waited_s: float
+    decoding_s: float
+    collating_s: float
+
+    @property
+    def lasted_s(self) -> float:
+        """Time from its begin to its end."""
+        return self.ended_s - self.begun_s
+
+
+class EpochTimes:
+    """The time of one epoch, as the training loop passes it.
+
+    The loop waits for a batch until it is made, which it spends on whatever the batch's reader
+    does, in the proportions of the whole batch; before that, a worker has yet to begin, and after
+    it, to deliver. Work that is done while the loop is busy costs nothing.
+    """
+
+    def __init__(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.epoch = epoch
+        self.batches = 0
+        self.samples = 0
+        self._spent_s = dict.fromkeys(SHARES, 0.0)
+        self._clock = clock
+        self._since_s = clock()
+
+    def received(self, made: Made) -> None:
+        """Account for the time since the last step."""
+        now_s = self._clock()
+        waited_s = max(0.0, made.ended_s - max(self._since_s, made.begun_s))
+        parts = {
+            "shards": made.waited_s,
+            "decoding": made.decoding_s,
+            "collating": made.collating_s,
+        }
+        parts["reading"] = made.lasted_s - sum(parts.values())
+        for name, part_s in parts.items():
+            self._spent_s[name] += waited_s * part_s / (made.lasted_s or 1.0)
+        self._spent_s["handover"] += now_s - self._since_s - waited_s
+
+        self._since_s = now_s
+        self.batches += 1
+        self.samples += made.samples
+
+    def stepped(self) -> None:
+        """Account for the time since the last batch was received."""
+        now_s = self._clock()
+        self._spent_s["step"] += now_s - self._since_s
+        self._since_s = now_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the epoch's numbers so far; see `ShardLoader.stats`."""
+        passed_s = sum(self._spent_s.values())
+        step_s = self._spent_s["step"]
+        shares = {name: spent_s / (passed_s or 1.0) for name, spent_s in self._spent_s.items()}
+        return {
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "samples": self.samples,
+            "seconds": passed_s,
+            "samples_per_s": self.samples / passed_s if passed_s else 0.0,
+            "ideal_samples_per_s": self.samples / step_s if step_s else None,
+            "shares": shares,
+        }
+
+    def __str__(self) -> str:
+        numbers = self.to_json()
+        rate = f"{numbers['samples_per_s']:,.0f} samples/s"
+        ideal = numbers["ideal_samples_per_s"]
+        if ideal is not None:
+            rate += f" ({ideal:,.0f} if data were free)"
+        largest_first = sorted(numbers["shares"].items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in largest_first)
+        return f"epoch {self.epoch}: {rate}; {numbers['seconds']:,.1f} s: {shares}"

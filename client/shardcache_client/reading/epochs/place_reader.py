@@ -1,0 +1,279 @@
+"""Reader of the samples at the places of a rank's epoch.
+
+It holds each shard for as long as it is needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from shardcache.errors import SampleError
+from shardcache_client.daemon.session import Session
+from shardcache_client.order.rank_epoch import FileRun, RankEpoch, SampleId, Visit
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.reading.epochs.epoch_plans import (
+    MAX_AT_ONCE,
+    PLANNED,
+    SHARD_ERRORS,
+    EpochPlans,
+    Read,
+    SampleForm,
+)
+from shardcache_client.reading.leased.leased_shard import LeasedShard
+from shardcache_client.reading.leased.shard_window import ShardWindow
+from shardcache_client.samples.slicing import Sample
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A shard that is held for a visit.
+
+    Attributes:
+        read: returns a sample by its number.
+        is_open: True once it was opened, or could not be.
+        error: for which it could not be opened, or read on.
+    """
+
+    visit: Visit
+    leased_shard: LeasedShard
+    read: Callable[[int], Sample]
+    is_open: bool = False
+    error: Exception | None = None
+
+
+class PlaceReader:
+    """The samples at the places of a rank's epoch, read in ascending order.
+
+    Args:
+        plans: of the epoch.
+        epoch: of the rank.
+
+    Raises NoDaemonError if the daemon stays away for longer than the session's patience.
+    """
+
+    def __init__(self, plans: EpochPlans, epoch: RankEpoch) -> None:
+        self._plans = plans
+        self._form = plans.form
+        self._epoch = epoch
+        self._window: ShardWindow | None = None
+        self._visits: Iterator[Visit] = iter(())  # of the plan, still to begin
+        self._next: Visit | None = None
+        self._planned_until = 0  # the place up to which the plan reaches
+        self._held: list[_Held] = []
+        self._held_by_shard: dict[int, _Held] = {}
+        self._change = 0  # the next place at which a shard is needed, or no longer
+
+    def __repr__(self) -> str:
+        return f"PlaceReader({self._epoch!r}, held={len(self._held)})"
+
+    def reads(self, start: int, stop: int) -> Iterator[Read]:
+        """Yield what is read at the places from `start` to `stop`.
+
+        Places may be left out, but not returned to.
+        """
+        if self._epoch.has_runs:
+            return self._in_order(start, stop)
+        return self._by_place(start, stop)
+
+    def _in_order(self, start: int, stop: int) -> Iterator[Read]:
+        number = start
+        for run in self._epoch.runs(start, stop):
+            if number >= self._change:
+                self._move_on(number)
+            yield from self._run(self._opened(run.shard), run)
+            number += run.end - run.first
+
+    def _run(self, held: _Held, run: FileRun) -> Iterator[Read]:
+        """Yield what is read of a run; of a whole shard without a call for each sample."""
+        at = run.first
+        while at < run.end:
+            if held.error is not None:
+                yield held.error
+                at += 1
+                continue
+            try:
+                if held.leased_shard.is_whole and not held.leased_shard.beside:
+                    for sample in held.leased_shard.whole.samples(at, run.end):
+                        at += 1
+                        yield sample
+                else:
+                    sample = held.read(at)
+                    at += 1
+                    yield sample
+            except SampleError as exn:
+                at += 1
+                yield exn.with_traceback(None)
+            except SHARD_ERRORS as exn:
+                held.error = exn.with_traceback(None)
+
+    def _opened(self, shard: int) -> _Held:
+        held = self._held_by_shard[shard]
+        if not held.is_open:
+            self._open(held)
+        return held
+
+    def _by_place(self, start: int, stop: int) -> Iterator[Read]:
+        name = self._form.name if self._form.sources else None
+        for place, (shard, number) in enumerate(self._epoch.samples(start, stop), start):
+            if place >= self._change:
+                self._move_on(place)
+            held = self._held_by_shard[shard]
+            if not held.is_open:
+                self._open(held)
+            if held.error is not None:
+                yield held.error
+                continue
+            try:
+                sample = held.read(number)
+            except SampleError as exn:
+                yield exn.with_traceback(None)
+                continue
+            except SHARD_ERRORS as exn:
+                held.error = exn.with_traceback(None)
+                yield held.error
+                continue
+            if name is not None:
+                name(sample, shard)
+            yield sample
+
+    def close(self) -> None:
+        """Release all shards."""
+        self._plans.close()
+        self._held.clear()
+        self._held_by_shard.clear()
+
+    def _plan(self, start: int) -> None:
+        """Declare the shards of the places from `start` on, as many as a plan has."""
+        self.close()
+        some = list(islice(self._epoch.visits(start), PLANNED + 1))
+        visits = some[:PLANNED]
+        if len(some) > PLANNED:
+            self._planned_until = some[PLANNED].first
+        else:
+            self._planned_until = len(self._epoch)
+        later = None
+        if self._planned_until < len(self._epoch):
+            later = partial(_shards_from, self._epoch, self._planned_until)
+
+        shards = (visit.shard for visit in visits)
+        in_file_order = self._epoch.is_in_file_order
+        self._window = self._plans.declare(shards, later, in_file_order=in_file_order)
+        self._visits = iter(visits)
+        self._next = next(self._visits, None)
+
+    def _move_on(self, number: int) -> None:
+        """Release the shards that are no longer needed at a place, and take those that are."""
+        if number >= self._planned_until:
+            self._plan(number)
+        assert self._window is not None
+
+        past = [each for each in self._held if each.visit.end <= number]
+        for held in past:
+            self._held.remove(held)
+            self._window.give_back(held.leased_shard)
+
+        new = []
+        while self._next is not None and self._next.first <= number:
+            new.append(self._next)
+            self._next = next(self._visits, None)
+        waiting = len(new)
+        for visit in new:
+            self._window.ask(min(waiting, MAX_AT_ONCE))
+            self._take(self._window, visit, number)
+            waiting -= 1
+
+        # Of two visits of a shard, the one that was begun first.
+        self._held_by_shard = {held.visit.shard: held for held in reversed(self._held)}
+        next_start = self._planned_until if self._next is None else self._next.first
+        self._change = min([next_start, *(held.visit.end for held in self._held)])
+
+    def _take(self, window: ShardWindow, visit: Visit, number: int) -> None:
+        """Take the next shard of the plan; one that was left out is given back unopened."""
+        count = self._form.manifest[visit.shard].samples
+        is_fresh = visit.is_whole and not self._plans.is_shared
+        leased_shard = window.take(visit.shard, count, is_fresh=is_fresh)
+        if visit.end <= number:
+            window.give_back(leased_shard)
+        else:
+            self._held.append(_Held(visit, leased_shard, leased_shard.sample))
+
+    def _open(self, held: _Held) -> None:
+        assert self._window is not None
+        held.is_open = True
+        try:
+            held.leased_shard.open()
+            if held.leased_shard.is_whole:
+                held.read = held.leased_shard.cutter()
+        except SHARD_ERRORS as exn:
+            # Its traceback would keep the session of a reader that is gone.
+            held.error = exn.with_traceback(None)
+        self._window.ask(1)  # ahead, once nothing else is waited for
+
+
+def _shards_from(epoch: RankEpoch, start: int) -> Iterator[int]:
+    """Yield the shards of the plan from a place on."""
+    return (visit.shard for visit in islice(epoch.visits(start), PLANNED))
+
+
+class LoneReader:
+    """Reads single places, such as those of substitutes.
+
+    Its session is opened when one is needed. The shard of the last place is kept open: the next one
+    is often beside it.
+    """
+
+    def __init__(self, open_session: Callable[[], Session], form: SampleForm) -> None:
+        self._open_session = open_session
+        self._form = form
+        self._session: Session | None = None
+        self._window: ShardWindow | None = None
+        self._shard = -1
+        self._leased: LeasedShard | None = None
+        self._lock = threading.Lock()
+
+    def read(self, sample: SampleId) -> Read:
+        """Return what is read of a sample. Any thread."""
+        shard, number = sample
+        with self._lock:
+            try:
+                found = self._shard_of(shard).sample(number)
+            except (SampleError, *SHARD_ERRORS) as exn:
+                return exn.with_traceback(None)
+        self._form.name(found, shard)
+        return found
+
+    def _shard_of(self, shard: int) -> LeasedShard:
+        if self._leased is not None and self._shard == shard:
+            return self._leased
+        if self._window is not None:
+            self._window.empty()
+        if self._session is None:
+            self._session = self._open_session()
+        form = self._form
+        plan = Plan.of(form.manifest, 0, [shard])
+        self._session.declare(plan)
+        self._window = ShardWindow(
+            self._session,
+            plan,
+            partial=None,
+            handover=form.handover,
+            view_of=form.view_of,
+        )
+        self._leased = None
+        leased = self._window.take(shard, form.manifest[shard].samples)
+        leased.open()
+        self._shard = shard
+        self._leased = leased
+        return leased
+
+    def close(self) -> None:
+        """Close the session, if there is one."""
+        with self._lock:
+            if self._window is not None:
+                self._window.empty()
+            if self._session is not None:
+                self._session.close()

@@ -1,0 +1,211 @@
+"""Samples of a shard with the members that shards beside it have of them, matched by their keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, repeat
+
+from shardcache import errors
+from shardcache.tarindex.tables import keys_of
+from shardcache_client.daemon.lease import LeaseRequest
+from shardcache_client.reading.leased.shards import MappedShard
+from shardcache_client.samples.sample_view import View
+from shardcache_client.samples.slicing import Adder, Run, Sample, joined
+
+_NO_PARTNER = (
+    "rewrite the shards so that each sample has one partner, or give Joined missing='skip', "
+    "or default values of the members"
+)
+
+
+class LeftOutError(errors.UnmatchedKeyError):
+    """A sample without a partner, to be left out."""
+
+
+def find_partners(keys: Sequence[bytes], others: Sequence[bytes]) -> list[int | None]:
+    """Return the place of each key among others.
+
+    None if it does not come there, or repeatedly, there or here.
+    """
+    found = dict(zip(others, count(), strict=False))
+    for some, distinct in ((others, len(found)), (keys, len(set(keys)))):
+        if distinct == len(some):
+            continue
+        for key, times in Counter(some).items():
+            if times > 1:
+                found.pop(key, None)
+    return list(map(found.get, keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Partners:
+    """Facts about the partners of a shard's samples.
+
+    Attributes:
+        repeated: keys that come again in another shard: these have no partner.
+        tabled: prefixes of the shards beside it that tables have found.
+    """
+
+    repeated: frozenset[bytes] = frozenset()
+    tabled: frozenset[str] = frozenset()
+
+
+class SampleJoin:
+    """Joins the samples of a shard with those beside it, which are added one column after another.
+
+    Args:
+        own: the shard whose samples these are.
+        lease: of it, which counts samples without a partner.
+    """
+
+    def __init__(self, own: MappedShard, lease: LeaseRequest, partners: Partners) -> None:
+        self._own = own
+        self._lease = lease
+        self._partners = partners
+        self._keys = keys_of(own.index)
+        self._runs: list[Run] = []
+        self._adders: list[Adder] = []
+        self._names: set[str] = set()  # of the members so far
+
+    def add_own(self, view: View) -> None:
+        """Give the samples their own members."""
+        self._add(view, [self._own], range(len(self._keys)))
+
+    def add(self, view: View, shards: Sequence[MappedShard]) -> None:
+        """Give the samples the members that other shards have of them."""
+        self._add(view, shards, self._places(shards))
+
+    def cutter(self) -> Callable[[int], Sample]:
+        """Return a function that returns any joined sample by its number."""
+        return joined(self._keys, self._own.url, self._runs, self._adders)
+
+    def _add(
+        self,
+        view: View,
+        shards: Sequence[MappedShard],
+        places: Sequence[int | None],
+    ) -> None:
+        names = {view.prefix + name for shard in shards for name in shard.index.extensions}
+        runs = None
+        # Members of one shard alone, with names that no other has, need no call for each sample.
+        if len(shards) == 1 and self._names.isdisjoint(names):
+            runs = shards[0].runs(places)
+        if runs is not None:
+            self._runs += runs
+        else:
+            unmatched = self._unmatched(view, shards, places)
+            self._adders.append(_adder(shards, places, self._own.url, unmatched))
+        self._names |= names
+
+    def _places(self, shards: Sequence[MappedShard]) -> Sequence[int | None]:
+        """Return the place of each sample's partner among those of all `shards`."""
+        keys = self._keys
+        is_same = len(shards) == 1 and _packed_keys(shards[0]) == _packed_keys(self._own)
+        if is_same and not self._partners.repeated and len(set(keys)) == len(keys):
+            return range(len(keys))
+
+        others = [*chain.from_iterable(keys_of(shard.index) for shard in shards)]
+        places = find_partners(keys, others)
+        for number, key in enumerate(keys):
+            if key in self._partners.repeated:
+                places[number] = None
+        return places
+
+    def _unmatched(
+        self,
+        view: View,
+        shards: Sequence[MappedShard],
+        places: Sequence[int | None],
+    ) -> _Unmatched:
+        keys = self._keys
+        lost = [
+            key.decode(errors="replace")
+            for key, place in zip(keys, places, strict=True)
+            if place is None
+        ]
+        where = ", ".join(shard.url for shard in shards) or f"any shard of {view.prefix!r}"
+        examples = str(lost[:3])[1:-1]
+        fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or several: "
+        fault += examples
+        if self._partners.repeated:
+            example = min(self._partners.repeated).decode(errors="replace")
+            fault += f"; {example!r} comes again in another shard of the first source"
+
+        # With tables, a partner would have been found in any shard.
+        remedy = _NO_PARTNER if view.prefix in self._partners.tabled else None
+        return _Unmatched(view, self._lease, fault, self._own.url, remedy)
+
+
+def _packed_keys(shard: MappedShard) -> tuple[bytes, bytes]:
+    return shard.index.keys.tobytes(), shard.index.key_ends.tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unmatched:
+    """Treatment of samples without a partner in a column.
+
+    Attributes:
+        view: of the column.
+        lease: counts them.
+        fault: why they have none.
+        url: of their shard.
+        remedy: of the error; None for that of its class.
+    """
+
+    view: View
+    lease: LeaseRequest
+    fault: str
+    url: str
+    remedy: str | None
+
+    def leave(self, sample: Sample) -> None:
+        """Leave a sample without the members.
+
+        Raises UnmatchedKeyError unless default values are filled in.
+        """
+        self.lease.unmatched += 1
+        if self.view.unmatched == "fill":
+            return
+        kind = LeftOutError if self.view.unmatched == "skip" else errors.UnmatchedKeyError
+        raise kind(
+            f"the sample {sample['__key__']!r} cannot be joined: {self.fault}",
+            url=self.url,
+            remedy=self.remedy,
+        )
+
+
+def _adder(
+    shards: Sequence[MappedShard],
+    places: Sequence[int | None],
+    url: str,
+    unmatched: _Unmatched,
+) -> Adder:
+    """Return what adds the members that shards have of a sample.
+
+    Args:
+        places: that of each sample's partner, among those of all `shards`.
+        url: of the samples' own shard.
+    """
+    cuts = [pair for each in shards for pair in zip(repeat(each.cutter()), range(len(each)))]
+
+    def add(number: int, sample: Sample) -> None:
+        place = places[number]
+        if place is None:
+            unmatched.leave(sample)
+            return
+        cut, other = cuts[place]
+        added = cut(other, {})
+        twice = added.keys() & sample
+        if twice:
+            raise errors.SampleError(
+                f"the sample {sample['__key__']!r} has two members {min(twice)!r}, of shards that "
+                "are joined",
+                url=url,
+                remedy="give the source of one of them another prefix, or leave one out by "
+                "members=",
+            )
+        sample |= added
+
+    return add

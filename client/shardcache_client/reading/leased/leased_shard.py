@@ -1,0 +1,380 @@
+"""A leased shard, read to its last sample across changes of file and daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
+from weakref import WeakMethod
+
+from shardcache import errors
+from shardcache.shared.protocol import Arriving, Leased
+from shardcache_client.daemon.lease import Grant, LeaseRequest
+from shardcache_client.daemon.session import Session
+from shardcache_client.reading.leased.joined_samples import Partners, SampleJoin
+from shardcache_client.reading.leased.shards import ArrivingShard, MappedShard, More, ShardPlace
+from shardcache_client.samples.mapped_file import damage_of
+from shardcache_client.samples.sample_view import WHOLE, View
+from shardcache_client.samples.slicing import Sample
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+Beside: TypeAlias = "tuple[View, Sequence[LeasedShard]]"
+"""Shards that hold more members of another shard's samples, and the form in which they are read."""
+
+# A shard leased ahead may be evicted for one that is needed sooner, but hardly again while the
+# reader waits for it. A process that cannot see the cache, or finds damage, will fail each time,
+# unless there is another way to the shard.
+_MAX_TRIES = 5
+_NO_FACTS = Partners()
+
+
+@dataclass(eq=False, repr=False)
+class LeasedShard:
+    """Reads a shard from the sample it has reached, each time from the current grant.
+
+    That is a grant of an arriving file, of the whole one, or of either from the next daemon.
+
+    Every error names the samples of the shard that had already been yielded. The lease is owned by
+    this object.
+
+    Attributes:
+        count: number of samples according to the manifest; None if unknown.
+        span: start and end of the samples to read in order, with None as the end for all; None to
+            read by number.
+        handover: passes the samples' values to other processes without a copy.
+        view: the form in which samples are read.
+        beside: others with the same keys: the samples have the members of theirs as well.
+        partners: facts about the samples' partners in these.
+        replaceable: True if another version may be read: none of the shard was handed out in this
+            epoch.
+        number: of the next sample; without a span, of those read before all had arrived.
+    """
+
+    _session: Session
+    _lease: LeaseRequest
+    _: KW_ONLY
+    count: int | None = None
+    span: tuple[int, int | None] | None = None
+    handover: Handover | None = None
+    view: View = WHOLE
+    beside: Sequence[Beside] = ()
+    partners: Partners = _NO_FACTS
+    replaceable: bool = False
+
+    def __post_init__(self) -> None:
+        self._start, self._stop = self.span or (0, None)
+        self._shard: MappedShard | ArrivingShard | None = None
+        self._cut: Callable[[int], Sample] | None = None
+        self._version: str | None = None
+        self.number = self._start
+        self._bad = 0  # number of samples that could not be yielded
+        self._last_key = ""
+        self._tried_again = False
+        self._was_arriving = False
+
+    def __repr__(self) -> str:
+        return (
+            f"LeasedShard(position={self._lease.position}, yielded={self._yielded}, "
+            f"{self._shard!r})"
+        )
+
+    @property
+    def _yielded(self) -> int:
+        return self.number - self._start - self._bad
+
+    def open(self) -> None:
+        """Wait for the shard, or its beginning, and map it.
+
+        Raises what `Session.wait` and `MappedShard` raise; ShardChangedError if the origin has
+        replaced the shard after some of its samples were yielded.
+        """
+        with self._counting_yielded():
+            self._open()
+        for each in self._joined():
+            each.open()
+
+    def close(self) -> None:
+        """Unmap the shard and release the lease."""
+        for each in self._joined():
+            each.close()
+        self._close_shard()
+        self._session.release(self._lease)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the remaining samples of the span, in file order. This object must be open.
+
+        Raises SampleError in place of a bad sample; call again for those after it. Any other error
+        concerns the shard.
+        """
+        with self._counting_yielded():
+            while True:
+                try:
+                    yield from self._samples_here()
+                except errors.ShardcacheError as exn:
+                    if not self._may_try_again(exn):
+                        raise
+                    self._ask_again()
+                else:
+                    if isinstance(self._shard, MappedShard) or self.number == self._stop:
+                        return
+                self._open()
+
+    def sample(self, number: int) -> Sample:
+        """Return any sample by its number, as soon as it has arrived.
+
+        This object must be open, and have no span.
+
+        Raises SampleError for a bad sample. Any other error concerns the shard.
+        """
+        if self._cut is not None:
+            return self._cut(number)
+        with self._counting_yielded():
+            while not isinstance(self._shard, MappedShard):
+                assert self._shard is not None
+                try:
+                    # It waits until the sample has arrived.
+                    found = next(self._shard.samples(number, number + 1), None)
+                except errors.SampleError:
+                    raise
+                except errors.ShardcacheError as exn:
+                    if not self._may_try_again(exn):
+                        raise
+                    self._ask_again()
+                else:
+                    if found is not None:
+                        self.number += 1
+                        return found
+                    # The rest is read another way, as a rule from the whole file.
+                self._open()
+        self._cut = self.cutter()
+        return self._cut(number)
+
+    def _joined(self) -> Iterator[LeasedShard]:
+        return chain.from_iterable(shards for _, shards in self.beside)
+
+    def cutter(self) -> Callable[[int], Sample]:
+        """Return a function that returns any sample by its number.
+
+        The function raises SampleError for a bad one.
+        """
+        if not self.beside:
+            return self.whole.cutter()
+        join = SampleJoin(self.whole, self._lease, self.partners)
+        join.add_own(self.view)
+        for view, shards in self.beside:
+            join.add(view, [each.whole for each in shards])
+        return join.cutter()
+
+    @property
+    def settled(self) -> bool:
+        """True if every other process has mapped the files of the samples sent to it."""
+        if isinstance(self._shard, MappedShard) and not self._shard.settled:
+            return False
+        return all(each.settled for each in self._joined())
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the whole shard has arrived, and is open."""
+        return isinstance(self._shard, MappedShard)
+
+    @property
+    def whole(self) -> MappedShard:
+        """The whole shard. This object must be open, and its lease not partial."""
+        assert isinstance(self._shard, MappedShard)
+        return self._shard
+
+    def _open(self) -> None:
+        self._close_shard()
+        try:
+            self._shard = self._opened()
+        except errors.ShardcacheError as exn:
+            if not self._may_try_again(exn):
+                raise
+            self._ask_again()
+            self._shard = self._opened()
+
+    def _may_try_again(self, exn: errors.ShardcacheError) -> bool:
+        """Return True if the shard should be requested again after an error.
+
+        It should be once, as the daemon retries once. The caller raises: an exception referenced
+        from a frame of its own traceback would keep the whole iteration alive, session included,
+        until the garbage collector runs.
+        """
+        if self._tried_again or not self._was_arriving:
+            return False
+        if isinstance(exn, errors.ShardChangedError | errors.CorruptShardError):
+            # The next version, or the next try, may be whole, which helps as long as no sample of
+            # this one was yielded.
+            helps = self.number == self._start
+        else:
+            # A shard that merely did not arrive can be read on.
+            helps = isinstance(exn, errors.OriginUnavailableError | errors.DiskError)
+        if helps:
+            self._tried_again = True
+        return helps
+
+    def _samples_here(self) -> Iterator[Sample]:
+        assert self._shard is not None
+        try:
+            if self.beside:
+                samples = self._joined_samples()
+            else:
+                samples = self._shard.samples(self.number, self._stop)
+            for sample in samples:
+                self.number += 1
+                self._last_key = sample["__key__"]
+                yield sample
+        except errors.SampleError:
+            self.number += 1
+            self._bad += 1
+            raise
+
+    def _joined_samples(self) -> Iterator[Sample]:
+        if self._cut is None:
+            self._cut = self.cutter()
+        numbers = range(len(self.whole))[self.number : self._stop]
+        return map(self._cut, numbers)
+
+    def _opened(self) -> MappedShard | ArrivingShard:
+        tries_left = _MAX_TRIES
+        was_checked = False
+        while True:
+            grant = self._granted()
+            self._check_version(grant)
+            try:
+                return self._map(grant)
+            except (errors.CacheDirError, errors.CorruptShardError, errors.TokensError) as exn:
+                tries_left -= 1
+                # Tokens that are missing from a file that the daemon has checked are missing in the
+                # object store.
+                is_final = was_checked and isinstance(exn, errors.TokensError)
+                if is_final or not tries_left:
+                    raise
+                damage = damage_of(exn)
+            if "inode" in grant:  # published or given up since: the daemon knows which
+                self._session.more(self._lease, grant["size_bytes"])
+            else:
+                self._ask_again(damage)
+                was_checked = bool(damage)
+
+    def _granted(self) -> Grant:
+        try:
+            return self._session.wait(self._lease)
+        except errors.OutdatedError:
+            if not self.replaceable or self._yielded or self._lease.latest:
+                raise
+        # Not partial: the numbers of samples are compared before the first is yielded.
+        position = self._lease.position
+        self._lease = self._session.lease(position, partial=False, unpublished=True, latest=True)
+        return self._session.wait(self._lease)
+
+    def _ask_again(self, damage: str = "") -> None:
+        self._session.release(self._lease, read=False, damage=damage)
+        previous = self._lease
+        self._lease = self._session.lease(
+            previous.position,
+            partial=previous.partial,
+            unpublished=True,
+            latest=previous.latest,
+        )
+
+    def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
+        if "inode" in grant:
+            self._was_arriving = True
+        if grant["type"] == "arriving":
+            last = None if self.count is None else self.count - 1
+            arriving = cast(Arriving, grant)
+            return ArrivingShard(arriving, self._weak_more(), last, self.view)
+        return self._map_whole(cast(Leased, grant))
+
+    def _map_whole(self, leased: Leased) -> MappedShard:
+        if self.view.blocks is None:
+            self._check_count(leased["samples"], "samples", leased["url"])
+        place = ShardPlace(Path(leased["path"]), Path(leased["index_path"]), leased.get("inode"))
+        shard = MappedShard(
+            place,
+            leased["url"],
+            in_order=self.span is not None,
+            handover=self.handover,
+            view=self.view,
+        )
+        try:
+            self._check_count(len(shard), "blocks of tokens", leased["url"])
+        except errors.CountMismatchError:
+            shard.close()
+            raise
+        return shard
+
+    def _check_count(self, count: int, unit: str, url: str) -> None:
+        if self.count in (None, count):
+            return
+        if self._lease.latest:
+            raise errors.CountMismatchError(
+                f"it was replaced in the object store since it was listed, and holds {count} "
+                f"{unit} instead of {self.count}",
+                url=url,
+                remedy="start the job again, which lists the shards anew",
+            )
+        raise errors.CountMismatchError(
+            f"it holds {count} {unit}, but the manifest says {self.count}",
+            url=url,
+        )
+
+    def _weak_more(self) -> More:
+        """Return `_more` without a reference to this object.
+
+        A cycle would keep the session of a reader that is gone.
+        """
+        method = WeakMethod(self._more)
+
+        def extended(beyond: int) -> Arriving | None:
+            found = method()
+            assert found is not None
+            return found(beyond)
+
+        return extended
+
+    def _more(self, beyond: int) -> Arriving | None:
+        grant = self._session.more(self._lease, beyond)
+        if grant is None or grant["type"] != "arriving":
+            return None
+        return cast(Arriving, grant)
+
+    def _check_version(self, grant: Grant) -> None:
+        """Start over with another version, unless samples of this one were yielded."""
+        if self._version not in (None, grant["version"]):
+            if self._yielded:
+                raise errors.ShardChangedError(
+                    "the shard was replaced in the object store while being read",
+                    url=grant["url"],
+                )
+            self.number = self._start
+            self._bad = 0
+        self._version = grant["version"]
+
+    @contextmanager
+    def _counting_yielded(self) -> Iterator[None]:
+        """Have errors of the shard say how many of its samples had been yielded."""
+        try:
+            yield
+        except errors.SampleError:
+            raise
+        except errors.ShardcacheError as exn:
+            if self._yielded:
+                exn.yielded = self._yielded
+                given = f"{self._yielded} samples"
+                if self.span:
+                    given = f"its first {given}, up to key {self._last_key!r},"
+                exn.message += f"; {given} had already been yielded"
+            raise
+
+    def _close_shard(self) -> None:
+        if self._shard is not None:
+            self._shard.close()
+            self._shard = None
+            self._cut = None

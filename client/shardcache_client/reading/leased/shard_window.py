@@ -1,0 +1,150 @@
+"""The window of the shards that a reader holds, on its way through a declared plan."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
+
+from shardcache_client.daemon.lease import LeaseRequest
+from shardcache_client.daemon.session import Session
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.reading.leased.joined_samples import Partners
+from shardcache_client.reading.leased.leased_shard import Beside, LeasedShard
+from shardcache_client.samples.sample_view import WHOLE, View
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ShardWindow:
+    """Takes the shards of a declared plan one after another and releases them in any order.
+
+    Attributes:
+        partial: True if a shard's beginning will do; None for the session's default.
+        handover: passes the samples' values to other processes without a copy.
+        view_of: returns the form in which samples of a shard, or of those beside it, are read.
+    """
+
+    _session: Session
+    _plan: Plan
+    _: KW_ONLY
+    partial: bool | None
+    handover: Handover | None = None
+    view_of: Callable[[int, str | None], View] = lambda number, column: WHOLE
+    # Requested and not taken yet: a shard, with those beside it.
+    _ahead: deque[list[LeaseRequest]] = field(default_factory=deque, init=False)
+    _asked: int = field(default=0, init=False)  # number of positions of the plan
+    _taken: list[LeasedShard] = field(default_factory=list, init=False)
+    _leaving: list[LeasedShard] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        # While this reader waits, others may be waiting for space that this frees.
+        self._session.on_wait = self.let_go
+
+    def __repr__(self) -> str:
+        asked = f"{self._asked}/{self._plan.reads}"
+        return f"ShardWindow(taken={len(self._taken)}, leaving={len(self._leaving)}, asked={asked})"
+
+    def ask(self, ahead: int) -> None:
+        """Request shards ahead until there are `ahead` of them, earlier requests included."""
+        manifest = self._plan.manifest
+        partial = False if manifest.columns else self.partial
+        while len(self._ahead) < ahead and self._asked < self._plan.reads:
+            shards = manifest.together(self._plan.order[self._asked])
+            first = self._asked
+            self._asked += len(shards)
+            leases = []
+            for position in range(first, self._asked):
+                lease = self._session.lease(position, partial=partial, unpublished=True)
+                leases.append(lease)
+            self._ahead.append(leases)
+
+    def take(
+        self,
+        number: int,
+        count: int | None,
+        span: tuple[int, int | None] | None = None,
+        *,
+        is_fresh: bool = False,
+    ) -> LeasedShard:
+        """Return the next shard, to be opened.
+
+        Args:
+            number: of the shard in the manifest.
+            count: number of its samples; None if unknown.
+            span: start and end of the samples to read in order; None to read by number.
+            is_fresh: True if nobody has been given samples of it in this epoch.
+        """
+        self.ask(1)
+        self.let_go()
+        lease, *others = self._ahead.popleft()
+        manifest = self._plan.manifest
+        partners = Partners(manifest.repeated_in(number), manifest.tabled(number))
+        leased_shard = LeasedShard(
+            self._session,
+            lease,
+            count=count,
+            span=span,
+            handover=self.handover,
+            view=self.view_of(number, None),
+            beside=self._beside(number, iter(others)),
+            partners=partners,
+            replaceable=is_fresh and manifest.is_replaceable,
+        )
+        # After the request for the shard, and not for the first: neither is delayed.
+        if lease.position:
+            self._session.extend()
+        self._taken.append(leased_shard)
+        return leased_shard
+
+    def _beside(self, number: int, leases: Iterator[LeaseRequest]) -> list[Beside]:
+        manifest = self._plan.manifest
+        found: list[Beside] = []
+        for prefix, shards in manifest.beside(number).items():
+            view = self.view_of(number, prefix)
+            column = []
+            for shard in shards:
+                count = manifest.planned[shard].samples
+                leased_shard = LeasedShard(
+                    self._session,
+                    next(leases),
+                    count=count,
+                    handover=self.handover,
+                    view=view,
+                )
+                column.append(leased_shard)
+            found.append((view, column))
+        return found
+
+    def give_back(self, leased_shard: LeasedShard) -> None:
+        """Release a shard, now or as soon as every process has received the samples sent to it."""
+        self._taken.remove(leased_shard)
+        self._leaving.append(leased_shard)
+        self.let_go()
+
+    def empty(self) -> None:
+        """Release everything, at the end of the epoch or when the rest is no longer wanted.
+
+        Files that other processes have yet to map stay mapped by their samples, and so stay cached;
+        see `handover`.
+        """
+        for leased_shard in (*self._taken, *self._leaving):
+            leased_shard.close()
+        self._taken.clear()
+        self._leaving.clear()
+        self._session.on_wait = None
+        while self._ahead:
+            for lease in self._ahead.popleft():
+                self._session.release(lease)
+
+    def let_go(self) -> None:
+        """Release the shards given back whose samples have arrived wherever they were sent."""
+        if self.handover is not None:
+            self.handover.settle()  # including those of earlier epochs
+        settled = [each for each in self._leaving if each.settled]
+        for leased_shard in settled:
+            self._leaving.remove(leased_shard)
+            leased_shard.close()

@@ -1,0 +1,288 @@
+"""Shards on local disk: published ones, and ones that are still arriving.
+
+The former are read by their index, the latter from the beginning.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from shardcache.errors import CorruptShardError
+from shardcache.formats.format import Walk
+from shardcache.shared.protocol import Arriving
+from shardcache.shared.url_names import format_of
+from shardcache.tarindex.tables import TarIndex
+from shardcache_client.samples import mapped_file, slicing
+from shardcache_client.samples.column_values import column_decoders, decoders_of, with_decoders
+from shardcache_client.samples.sample_view import WHOLE, View
+from shardcache_client.samples.slicing import Column, Run, Sample
+from shardcache_client.samples.token_blocks import BlockCutter
+
+if TYPE_CHECKING:  # imports numpy
+    from shardcache_client.sharing.handover import Handover, Loan
+
+
+class ShardPlace(NamedTuple):
+    """Paths of a shard's files.
+
+    Attributes:
+        path: of the tar.
+        index_path: of its sidecar.
+        inode: of a tar that is not published yet: other processes would not find it at this path.
+    """
+
+    path: Path
+    index_path: Path
+    inode: int | None = None
+
+
+class MappedShard:
+    """One whole shard, read by its index. Its samples outlive it.
+
+    Without a handover, all values are bytes.
+
+    Raises TokensError if the view is of blocks of tokens, and the shard has none; ShardGoneError if
+    a file does not exist, CacheDirError if it may not be read, CorruptShardError if the sidecar is
+    damaged or of another tar; UnsupportedShardError, ConfigError for columns that cannot be
+    decoded.
+    """
+
+    def __init__(
+        self,
+        place: ShardPlace,
+        url: str,
+        *,
+        in_order: bool = True,
+        handover: Handover | None = None,
+        view: View = WHOLE,
+    ) -> None:
+        path, index_path, inode = place
+        self.path = path
+        self.url = url
+        self._view = view
+        self._blocks: BlockCutter | None = None
+        try:
+            with ExitStack() as opened:  # closes what was opened if anything fails
+                self.index = opened.enter_context(closing(TarIndex.open(index_path)))
+                # Evicted, and fetched again as a plain file.
+                if self.index.header.get("samples", 0) is None:
+                    raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
+                size_bytes = self.index.header["size_bytes"]
+                mapped = mapped_file.map_file(path, size_bytes, inode, in_order=in_order)
+                self.tar = opened.enter_context(closing(mapped))
+                names = self.index.extensions
+                self._decoders = decoders_of(self.index.header, names, view, url)
+                if view.blocks is not None:
+                    self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
+                self._samples = len(self.index if self._blocks is None else self._blocks)
+                self._loan: Loan | None = None
+                if handover is not None:
+                    is_findable = inode is None and not mapped_file.is_nameless(path)
+                    shown = path if is_findable else None
+                    self._loan = handover.lend(self.tar, shown, path.stat().st_ino, url)
+                opened.pop_all()
+        except CorruptShardError as exn:
+            raise CorruptShardError(exn.message, url=url) from exn
+        except OSError as exn:
+            raise mapped_file.unreadable(exn, path, url) from exn
+
+    def __repr__(self) -> str:
+        return f"MappedShard({self.url!r}, samples={len(self)}, closed={self.tar.closed})"
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def close(self) -> None:
+        """Unmap the shard, with a handover once no value is left.
+
+        Iterators over it raise ValueError from here on.
+        """
+        self.index.close()
+        if self._loan is None:
+            self.tar.close()
+
+    @property
+    def settled(self) -> bool:
+        """True if no other process has yet to map the file, once no more samples are sliced."""
+        return self._loan is None or self._loan.settled()
+
+    @property
+    def _columns(self) -> list[Column | None]:
+        if self._loan is None:
+            columns = slicing.as_bytes(self.index.extensions, self.tar)
+        else:
+            columns = self._loan.columns(self.index)
+        columns = with_decoders(columns, self._decoders, self.tar)
+        return slicing.chosen(columns, self._view.reads, self._view.prefix)
+
+    def cutter(self) -> Callable[..., Sample]:
+        """Return a function that returns any sample by its number; see `slicing.cutter`."""
+        if self._blocks:
+            return self._blocks
+        return slicing.cutter(self.index, self._columns, self.url)
+
+    def runs(self, places: Sequence[int | None]) -> list[Run] | None:
+        """Return where the members of samples are; see `slicing.runs_of`."""
+        return slicing.runs_of(self.index, self._columns, places)
+
+    def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
+        """Yield each sample from `start` on, up to `stop`.
+
+        A sample is `{"__key__": str, "__url__": str, extension: bytes…}`.
+
+        Raises SampleError in place of a bad sample. That ends the iterator, as any exception does;
+        continue with `samples(n + 1)`, where n is the number of the bad sample.
+        """
+        if stop is None or stop > len(self):
+            stop = len(self)
+        if self._blocks is not None:
+            return map(self._blocks, range(start, stop))
+        return slicing.cut(self.index, self._columns, self.url, start, stop)
+
+
+More = Callable[[int], Arriving | None]
+"""Waits until more bytes of a shard have arrived than a number, and returns the new grant.
+
+None if the rest must be read another way, or this file must not be read on. Raises the error that
+stops the rest.
+"""
+
+
+class _EndOfPartError(Exception):
+    """Nothing more can be read from this file."""
+
+
+def _closed(_beyond: int) -> NoReturn:
+    raise ValueError("the shard is closed")
+
+
+class ArrivingShard:
+    """The samples of a shard as far as it has arrived.
+
+    Used like a `MappedShard`, with the same sample numbers.
+
+    The file has its final size from the start, so it is mapped once; bytes that have not arrived
+    would read as zeros, and are never accessed. Renaming the file on publication does not affect
+    the map.
+
+    A sample is yielded once the header after its last member has arrived. The last sample is always
+    left to the index: only the end of the tar shows that it is whole, and the daemon checks that
+    end.
+
+    Raises ShardGoneError if the file was published or given up, CacheDirError if it may not be
+    read, CorruptShardError if its size differs from the shard's.
+    """
+
+    def __init__(
+        self,
+        grant: Arriving,
+        more: More,
+        last: int | None = None,
+        view: View = WHOLE,
+    ) -> None:
+        """Map an arriving shard.
+
+        Args:
+            last: number of the last sample according to the manifest, which is not yielded here;
+                None if unknown.
+        """
+        self.url = grant["url"]
+        self._view = view
+        self._more = more
+        self._last = last
+        self._ready_bytes = grant["ready_bytes"]
+        self._size_bytes = grant["size_bytes"]
+        path = Path(grant["path"])
+        try:
+            self._map = mapped_file.map_file(path, self._size_bytes, grant["inode"])
+        except CorruptShardError as exn:
+            raise CorruptShardError(exn.message, url=self.url) from exn
+        except OSError as exn:
+            raise mapped_file.unreadable(exn, path, self.url) from exn
+        self._walk: Walk | None = None
+        self._columns: list[Column | None] = []
+
+    def __repr__(self) -> str:
+        ready = f"{self._ready_bytes} of {self._size_bytes} bytes"
+        return (
+            f"ArrivingShard({self.url!r}, {ready}, samples={self._whole}, "
+            f"closed={self._map.closed})"
+        )
+
+    def close(self) -> None:
+        """Unmap the file. Iterators over the shard raise ValueError from here on."""
+        self._map.close()
+        # The walk refers to this object, and `more` to its reader's session: this cycle would keep
+        # the session alive until the garbage collector runs.
+        self._walk = None
+        self._more = _closed
+
+    def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
+        """Yield samples as `MappedShard` does, each as soon as it has arrived.
+
+        Ends where the rest must be read another way.
+
+        Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are no valid tar;
+        TornSampleError at the second part of a sample, whose first may have been yielded; what
+        `more` raises.
+        """
+        numbers = count(start) if stop is None else range(start, stop)
+        for number in numbers:
+            if not self._is_whole(number):
+                return
+            assert self._walk is not None
+            tables = self._walk.samples
+            self._add_columns(len(self._columns))
+            yield from slicing.cut(tables, self._columns, self.url, number, number + 1)
+
+    def _add_columns(self, first: int) -> None:
+        """Add the columns from a number on that the shard has had so far."""
+        assert self._walk is not None
+        tables = self._walk.samples
+        new = tables.extensions[first:]
+        if not new:
+            return
+        columns = slicing.as_bytes(new, self._map)
+        encodings = tables.encodings[first:]
+        if encodings:
+            format_ = format_of(self.url)
+            decoders = column_decoders(format_, new, encodings, self._view, self.url)
+            columns = with_decoders(columns, decoders, self._map)
+        self._columns += slicing.chosen(columns, self._view.reads, self._view.prefix)
+
+    @property
+    def _whole(self) -> int:
+        """Number of samples that have arrived."""
+        return 0 if self._walk is None else len(self._walk.samples.member_ends)
+
+    def _is_whole(self, number: int) -> bool:
+        """Wait until a sample has arrived; return False if it must be read another way."""
+        try:
+            if number == self._last:
+                self._wait_beyond(self._size_bytes)
+            if self._walk is None:
+                self._walk = format_of(self.url).walk(self._read, self._size_bytes, self.url)
+            while self._whole <= number:
+                if not self._walk.advance():
+                    self._wait_beyond(self._size_bytes)
+        except _EndOfPartError:
+            return False
+        return True
+
+    def _read(self, at: int, min_bytes: int, max_bytes: int) -> bytes:
+        """Return bytes for the walk over the tar, waiting until they have arrived."""
+        needed_bytes = min(at + min_bytes, self._size_bytes)
+        while self._ready_bytes < needed_bytes:
+            self._wait_beyond(needed_bytes - 1)
+        return self._map[at : min(at + max_bytes, self._ready_bytes)]
+
+    def _wait_beyond(self, beyond: int) -> None:
+        grant = self._more(beyond)
+        if grant is None:
+            raise _EndOfPartError
+        self._ready_bytes = grant["ready_bytes"]

@@ -1,0 +1,1 @@
+"""Samples read one by one: their places in tars, and their ranges."""

@@ -1,0 +1,209 @@
+"""Places of a dataset's samples in their tars, from the tables beside its index files."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
+from shardcache.shared.url_names import compression_of
+from shardcache.tarindex.spans import RowSpans
+from shardcache_client.daemon.reader_sessions import ReaderSessions
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.reading.single.table_rows import (
+    INVALID_ROW,
+    TABLES_REMEDY,
+    Row,
+    TableRows,
+    invalid_row,
+)
+from shardcache_client.stages.pipeline import Pipeline
+
+# S3 denies what is missing to those who may not list.
+_NO_TABLE = (NotFoundError, AccessDeniedError, NotAllowedError)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlace:
+    """The bytes of a sample, or of those of its members that are read.
+
+    Attributes:
+        shard: its number in the manifest.
+        start: offset of the first byte in the tar.
+        stop: offset behind the last one.
+        check: of the key; see `tarindex.spans.check_of`.
+        version: of the tar; None if the table does not say it.
+    """
+
+    shard: int
+    start: int
+    stop: int
+    check: int
+    version: str | None
+
+
+class SamplePlaces:
+    """Places of samples by shard and number, as far as tables say them. One thread at a time.
+
+    The tables stay cached, and mapped, until `close`; a row of them is parsed when one of its
+    samples is first asked for. What is kept of each sample then takes 12 bytes. A process that was
+    forked opens the tables again.
+
+    Args:
+        manifest: the shards.
+        tables: urls of the tables beside its index files; none if there cannot be any.
+        sessions: to read the tables with.
+        pipeline: chooses the members that are read.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        tables: Sequence[str],
+        sessions: ReaderSessions,
+        pipeline: Pipeline,
+    ) -> None:
+        self.manifest = manifest
+        self._tables = tables
+        self._sessions = sessions
+        self._pipeline = pipeline
+        self._rows: TableRows | None = None
+        self._parents: TableRows | None = None  # what the parent of a forked process has open
+        self._has_tables = bool(tables)
+        self._spans: dict[int, tuple[RowSpans, str | None]] = {}  # by number of the row
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.manifest, self._tables, self._sessions, self._pipeline)
+
+    def close(self) -> None:
+        """Release the tables; they are opened again when they are needed."""
+        if self._rows is not None:
+            self._rows.close()
+        self._rows = None
+
+    def forget(self) -> None:
+        """Leave the open tables to the process that this one was forked from."""
+        self._parents = self._rows
+        self._rows = None
+
+    def place(self, shard: int, number: int) -> SamplePlace | None:
+        """Return where a sample is, by its number in the tar; None if only its shard says it.
+
+        Raises ConfigError if a table belongs to other shards, and what reading it raises.
+        """
+        rows = self._opened()
+        if rows is None:
+            return None
+        row = rows.row_with(shard, number)
+        spans, version = self._spans_of(rows, shard, row)
+        nth = number - rows.first_of(row)
+        span = spans.span(nth)
+        if span is None:
+            return None
+        start, stop = span
+        return SamplePlace(shard, start, stop, spans.checks[nth], version)
+
+    def are_listed(self, shard: int, number: int) -> bool:
+        """Return whether a table says where samples near one are. Raises as `place` does."""
+        rows = self._opened()
+        if rows is None:
+            return False
+        spans, _ = self._spans_of(rows, shard, rows.row_with(shard, number))
+        return spans.starts != spans.stops
+
+    def checks(self, shard: int) -> array[int]:
+        """Return `tarindex.spans.check_of` of the key of each sample in a shard's tar.
+
+        Raises as `place` does; ConfigError if there are no tables.
+        """
+        rows = self._needed()
+        checks = array("I")
+        for row in rows.rows_of(shard):
+            spans, _ = self._spans_of(rows, shard, row)
+            checks += spans.checks
+        return checks
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of all samples in the tars. Raises as `checks` does."""
+        rows = self._needed()
+        for shard in range(rows.shards):
+            for row in rows.rows_of(shard):
+                yield from self._checked(rows, shard, row)["keys"]
+
+    def _needed(self) -> TableRows:
+        rows = self._opened()
+        if rows is None:
+            raise ConfigError(
+                "samples are found by their keys in a table of samples, next to an index file, "
+                "which is missing",
+                url=next(iter(self._tables), None),
+                remedy="write both: shardcache index URL... -o index.json --samples; then use "
+                "index.json as the url",
+            )
+        return rows
+
+    def _opened(self) -> TableRows | None:
+        """Open the tables, unless they are open; return None if there are none."""
+        if self._rows is not None or not self._has_tables:
+            return self._rows
+        try:
+            rows = TableRows.open(self._tables, self._sessions)
+        except _NO_TABLE:
+            self._has_tables = False
+            return None
+        if rows.shards != len(self.manifest):
+            rows.close()
+            raise ConfigError(
+                f"the tables of samples are of {rows.shards} shards, the index files of "
+                f"{len(self.manifest)}",
+                url=self._tables[0],
+                remedy=TABLES_REMEDY,
+            )
+        self._rows = rows
+        return rows
+
+    def _spans_of(self, rows: TableRows, shard: int, row: int) -> tuple[RowSpans, str | None]:
+        """Return the spans of a row's samples, and the version of their tar."""
+        if row not in self._spans:
+            self._spans[row] = self._parsed(rows, shard, row)
+        return self._spans[row]
+
+    def _parsed(self, rows: TableRows, shard: int, number: int) -> tuple[RowSpans, str | None]:
+        row = self._checked(rows, shard, number)
+        try:
+            spans = RowSpans.of(row, self._reads(shard))
+            if compression_of(self.manifest.shards.urls[shard]) is not None:
+                spans = RowSpans(spans.starts, spans.starts, spans.checks)
+            return spans, row["version"]
+        except INVALID_ROW as exn:
+            raise invalid_row(exn, row["table"]) from exn
+
+    def _checked(self, rows: TableRows, shard: int, number: int) -> Row:
+        """Return a row. Raises ConfigError if it belongs to another shard."""
+        row = rows.row(number)
+        ref = self.manifest[shard]
+        own = rows.rows_of(shard)
+        end = ref.samples if number + 1 == own.stop else rows.first_of(number + 1)
+        try:
+            is_of_shard = row["samples"] == ref.samples
+            is_complete = row["first"] + len(row["keys"]) == end
+            is_version = ref.version in (None, row["version"])
+        except INVALID_ROW as exn:
+            raise invalid_row(exn, row["table"]) from exn
+        if not (is_of_shard and is_complete and is_version):
+            raise ConfigError(
+                f"the table of samples is not that of the index file: {ref.url} differs",
+                url=row["table"],
+                remedy=TABLES_REMEDY,
+            )
+        return row
+
+    def _reads(self, shard: int) -> Callable[[str], bool] | None:
+        view = self._pipeline.view(shard)
+        reads = view.reads
+        if reads is None:
+            return None
+        prefix = view.prefix
+        return lambda name: reads(prefix + name)

@@ -1,0 +1,170 @@
+"""Reader of samples by their ranges of tars, of which nothing else is fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardcache.errors import (
+    CacheDirError,
+    ConfigError,
+    CorruptShardError,
+    ShardChangedError,
+    ShardError,
+)
+from shardcache.tarindex.spans import check_of, samples_in
+from shardcache_client.daemon.lease import Grant, LeaseRequest
+from shardcache_client.daemon.session import Session
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.reading.leased.granted_file import open_granted
+from shardcache_client.reading.single.sample_places import SamplePlace
+from shardcache_client.reading.single.table_rows import TABLES_REMEDY
+from shardcache_client.samples import mapped_file as files
+from shardcache_client.samples import slicing
+from shardcache_client.samples.sample_view import View
+from shardcache_client.samples.slicing import Sample
+
+# The file of a grant may have become another one, or have been lost, before it is opened.
+_TRIES = 5
+
+
+@dataclass(slots=True, eq=False)
+class RangeRequest:
+    """A sample that was asked for.
+
+    Attributes:
+        place: its bytes.
+        lease: on these.
+    """
+
+    place: SamplePlace
+    lease: LeaseRequest
+
+
+class SampleRanges:
+    """Reads samples by their places: all that are asked for are fetched at the same time.
+
+    Nothing is held after a `flush`, so a reader of ranges keeps nothing from being evicted but what
+    it has asked for. What was taken is released with the next requests, or before a wait.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        manifest: Manifest,
+        view_of: Callable[[int], View],
+    ) -> None:
+        """Declare a plan of ranges of a manifest's shards.
+
+        Args:
+            session: gets the plan; without leases of an earlier one.
+            manifest: the shards, by whose numbers places name them.
+            view_of: returns the form in which samples of a shard are read.
+        """
+        self._session = session
+        self._view_of = view_of
+        plan = Plan.of(manifest, 0, range(len(manifest)), wanted="ranges")
+        session.declare(plan)
+
+    def __repr__(self) -> str:
+        return f"SampleRanges({self._session!r})"
+
+    def ask(self, places: Sequence[SamplePlace], *, needed: bool = True) -> list[RangeRequest]:
+        """Request samples without waiting for them. Each has to be taken, or dropped.
+
+        Args:
+            needed: False if the reader has others to work on meanwhile.
+        """
+        leases = self._leases(places, needed=needed)
+        return [RangeRequest(place, lease) for place, lease in zip(places, leases, strict=True)]
+
+    def _leases(self, places: Sequence[SamplePlace], *, needed: bool) -> list[LeaseRequest]:
+        ranges = [(place.shard, (place.start, place.stop)) for place in places]
+        return self._session.lease_ranges(ranges, needed=needed)
+
+    def flush(self) -> None:
+        """Release all that was taken."""
+        self._session.flush()
+
+    def drop(self, request: RangeRequest) -> None:
+        """End a request that is not taken."""
+        self._session.release(request.lease)
+
+    def take(self, request: RangeRequest) -> Sample:
+        """Wait for a sample, and return it.
+
+        Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
+        folder; ShardChangedError if the shard is not that of the table any more; ConfigError if the
+        table is wrong. The request has then ended.
+        """
+        place = request.place
+        data, grant = self._data(request)
+        if place.version not in (None, grant["version"]):
+            raise ShardChangedError(
+                f"the object store has version {grant['version']}, the table of samples is of "
+                f"{place.version}",
+                url=grant["url"],
+                remedy=TABLES_REMEDY,
+            )
+        return _sample(data, place, grant["url"], self._view_of(place.shard))
+
+    def is_whole(self, request: RangeRequest) -> bool:
+        """Return whether a sample that was taken came from a shard that is cached as a whole."""
+        return request.lease.is_granted_whole
+
+    def _data(self, request: RangeRequest) -> tuple[bytes, Grant]:
+        """Return the bytes of a sample, and the grant by which they were read."""
+        place = request.place
+        for tries_left in reversed(range(_TRIES)):
+            lease = request.lease
+            grant = self._session.wait(lease)
+            try:
+                data = _read(grant, place)
+            except (CacheDirError, CorruptShardError) as exn:
+                self._session.release(lease, read=False, damage=files.damage_of(exn))
+                if not tries_left:
+                    raise
+                (request.lease,) = self._leases([place], needed=True)
+            else:
+                self._session.release_later(lease)
+                break
+        return data, grant
+
+
+def _read(grant: Grant, place: SamplePlace) -> bytes:
+    """Return the bytes of a place. Raises CorruptShardError, CacheDirError."""
+    fd = open_granted(grant)
+    try:
+        data = os.pread(fd, place.stop - place.start, place.start)
+    finally:
+        os.close(fd)
+    return data
+
+
+def _sample(data: bytes, place: SamplePlace, url: str, view: View) -> Sample:
+    try:
+        tables = samples_in(data, url)
+    except ShardError as exn:
+        raise _misplaced(place, url) from exn
+    if len(tables) != 1:
+        raise _misplaced(place, url)
+    columns = slicing.chosen(
+        slicing.as_bytes(tables.extensions, data),
+        view.reads,
+        view.prefix,
+    )
+    (sample,) = slicing.cut(tables, columns, url, 0, 1)
+    if check_of(sample["__key__"]) != place.check:
+        raise _misplaced(place, url)
+    return sample
+
+
+def _misplaced(place: SamplePlace, url: str) -> ConfigError:
+    return ConfigError(
+        f"the table of samples is not that of this shard: bytes {place.start} to {place.stop} are "
+        "not the sample that it lists there",
+        url=url,
+        remedy=TABLES_REMEDY,
+    )

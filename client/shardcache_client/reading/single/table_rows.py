@@ -1,0 +1,124 @@
+"""Rows of sample tables, found by shard and sample without reading the others."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from typing import Any, Self
+
+from shardcache.errors import ConfigError
+from shardcache.shared.protocol import ShardRef
+from shardcache.tarindex.tables import keys_of
+from shardcache_client.daemon.reader_sessions import ReaderSessions
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.reading.leased.leased_shard import LeasedShard
+from shardcache_client.reading.leased.shard_window import ShardWindow
+
+Row = dict[str, Any]
+
+TABLES_REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
+
+INVALID_ROW = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+"""Errors raised by the fields of a row that is not one."""
+
+
+class TableRows:
+    """The rows of the tables of some shards, which stay cached until `close`.
+
+    Rows have numbers, through all tables.
+    """
+
+    def __init__(self, tables: Sequence[LeasedShard], held: ExitStack) -> None:
+        self._tables = tables
+        self._held = held
+        self._ends = array("Q")  # number of rows up to the end of each table
+        self._firsts = array("Q")  # of each row, the number of its first sample in the shard
+        self._shard_ends = array("Q")  # number of rows up to the end of each shard's
+
+    @classmethod
+    def open(cls, urls: Sequence[str], sessions: ReaderSessions) -> Self:
+        """Wait for tables, and look up which rows they have.
+
+        Raises NotFoundError if one is missing, ConfigError for a file of another kind, and other
+        errors of reading them.
+        """
+        with ExitStack() as held:
+            session = held.enter_context(closing(sessions.open()))
+            plan = Plan.of(Manifest.of(map(ShardRef, urls)), 0, range(len(urls)))
+            session.declare(plan)
+            window = ShardWindow(session, plan, partial=False)
+            held.callback(window.empty)
+            window.ask(len(urls))
+            tables = [window.take(number, None) for number in range(len(urls))]
+            session.on_wait = None  # a cycle would keep the session of a reader that is gone
+            rows = cls(tables, held)
+            for url, table in zip(urls, tables, strict=True):
+                table.open()
+                rows._add(url, table)
+            rows._held = held.pop_all()
+            return rows
+
+    def _add(self, url: str, table: LeasedShard) -> None:
+        """Add the rows of the next table."""
+        before = len(self._shard_ends)
+        try:
+            for key in keys_of(table.whole.index):
+                shard, first = map(int, key.split(b"-"))
+                self._add_row(before + shard, first)
+        except ValueError as exn:
+            raise ConfigError(
+                f"the table of samples is invalid ({exn})", url=url, remedy=TABLES_REMEDY
+            ) from exn
+        self._ends.append(len(self._firsts))
+
+    def _add_row(self, shard: int, first: int) -> None:
+        """Add the next row; raise ValueError if it is out of order."""
+        if shard == len(self._shard_ends) and not first:
+            self._shard_ends.append(len(self._firsts))
+        elif shard != len(self._shard_ends) - 1 or first <= self._firsts[-1]:
+            raise ValueError(f"shard {shard}, sample {first} is out of order")
+        self._firsts.append(first)
+        self._shard_ends[shard] += 1
+
+    def close(self) -> None:
+        """Release the tables."""
+        self._held.close()
+
+    @property
+    def shards(self) -> int:
+        """Number of shards that the tables cover."""
+        return len(self._shard_ends)
+
+    def rows_of(self, shard: int) -> range:
+        """Return the numbers of a shard's rows."""
+        start = self._shard_ends[shard - 1] if shard else 0
+        return range(start, self._shard_ends[shard])
+
+    def row_with(self, shard: int, sample: int) -> int:
+        """Return the number of the row that has a sample of a shard."""
+        rows = self.rows_of(shard)
+        return bisect_right(self._firsts, sample, rows.start, rows.stop) - 1
+
+    def first_of(self, row: int) -> int:
+        """Return the number in its shard of a row's first sample."""
+        return self._firsts[row]
+
+    def row(self, number: int) -> Row:
+        """Return a row, with the url of its table. Raises ConfigError if it is not one."""
+        table = bisect_right(self._ends, number)
+        start = self._ends[table - 1] if table else 0
+        sample = self._tables[table].sample(number - start)
+        try:
+            row = json.loads(sample["json"])
+            return {"table": sample["__url__"], **row}
+        except INVALID_ROW as exn:
+            raise invalid_row(exn, sample["__url__"]) from exn
+
+
+def invalid_row(exn: Exception, url: str) -> ConfigError:
+    """Return the error for a table of which a row has raised another."""
+    return ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=TABLES_REMEDY)

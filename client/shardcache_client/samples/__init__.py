@@ -1,0 +1,1 @@
+"""Samples: sliced from mapped shards, viewed in part, decoded."""

@@ -1,0 +1,248 @@
+"""Decoders of members: from their bytes to values, by name, by type, or by extension.
+
+Images are decoded by pillow, or by simplejpeg for JPEG where it is installed: both call
+libjpeg-turbo with its default settings and return the same pixels; simplejpeg takes a third less
+time. Video and sound are decoded by torchcodec.
+
+=========================================  =========================================================
+name                                       value
+=========================================  =========================================================
+`rgb8`, `rgb`                              numpy array, height × width × 3: uint8; float32, 0 to 1
+`torchrgb8`, `torchrgb` or `torch`         tensor, 3 × height × width: uint8; float32, 0 to 1
+`pilrgb` or `pil`                          PIL image
+`l8`, `l`, `torchl8`, `torchl`, `pill`     the same in grey, height × width
+`rgba8`                                    the same as `rgb8`, with alpha
+`int`, `float`, `text`, `bytes`            the Python types, which can be given themselves, too
+`json`, `msgpack`                          the value
+`npy` or `numpy`, `npz`                    array; dict of arrays. Without pickle
+`tenbin`                                   list of arrays, from webdataset's `.ten` and `.tb` files
+`tensor`                                   `torch.load(…, weights_only=True)`, in the CPU's memory
+`video`, `audio`                           torchcodec's `VideoDecoder`; its `AudioSamples`
+`torch_video`, `torch_audio`               (frames, t × h × w × 3, sound, rates); (sound, its rate)
+`pickle`                                   the object: code from the shard runs in your process
+=========================================  =========================================================
+
+A member whose extension ends in `.gz` is decompressed for a decoder that is named or goes by
+extension: `json.gz` is decoded as `json` is. A type or a function gets the bytes as they are in the
+shard.
+"""
+
+import gzip
+import pickle
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache.suggestions import did_you_mean
+from shardcache_client.arguments.values import shown
+from shardcache_client.samples.image_decoders import MODES, ImageDecoder
+from shardcache_client.samples.media_decoders import audio, torch_audio, torch_video, video
+from shardcache_client.samples.members import name_of
+from shardcache_client.samples.plain_decoders import (
+    cbor_value,
+    json_value,
+    msgpack_value,
+    npy,
+    npz,
+    tenbin,
+    tensor,
+    text,
+)
+
+Decoder = Callable[[Any], Any]
+"""Returns the value of a member, given its bytes, or a Buffer of them."""
+
+Spec = str | type | Decoder
+"""A decoder, its name, or one of the types int, float, str and bytes."""
+
+DecoderOf = Callable[[str, str], Decoder | None]
+"""Returns the decoder of a member, given its name in the sample and its extension in the tar.
+
+None to leave its bytes.
+
+The two differ for a member that takes the name of the first of its alternatives, or of a pattern.
+"""
+
+_EXTENSIONS_OF_IMAGES = (
+    "apng blp bmp bw cur dcx dds dib fit fits flc fli ftc ftu gbr gif icb icns ico iim im j2c "
+    "j2k jfif jp2 jpc jpe jpeg jpf jpg jpx msp pbm pcd pcx pgm png pnm ppm psd pxr ras rgb rgba "
+    "sgi tga tif tiff vda vst webp xbm xpm"
+)
+_IMAGES = frozenset(_EXTENSIONS_OF_IMAGES.split())
+"""webdataset's extensions of images, without those that need another program or have no reader.
+
+Pillow cannot read some formats, and reads others by running another program.
+"""
+
+
+_PLAIN: dict[str, Decoder] = {
+    "bytes": bytes,
+    "cbor": cbor_value,
+    "float": float,
+    "int": int,
+    "json": json_value,
+    "msgpack": msgpack_value,
+    "npy": npy,
+    "npz": npz,
+    "numpy": npy,
+    "pickle": pickle.loads,
+    "tenbin": tenbin,
+    "tensor": tensor,
+    "text": text,
+}
+_TYPES: dict[Any, Decoder] = {bytes: bytes, float: float, int: int, str: text}
+_OF_IMAGES: dict[str, Decoder] = {
+    f"{'' if container == 'numpy' else container}{color}{depth}": ImageDecoder(
+        color, container, depth == "8"
+    )
+    for color in MODES
+    for container in ("numpy", "torch")
+    for depth in ("", "8")
+}
+_OF_IMAGES |= {f"pil{color}": ImageDecoder(color, "pil", True) for color in MODES}
+_OF_IMAGES |= {
+    "torch": _OF_IMAGES["torchrgb"],
+    "torch8": _OF_IMAGES["torchrgb8"],
+    "pil": _OF_IMAGES["pilrgb"],
+}
+_OF_MEDIA = {
+    "video": video,
+    "audio": audio,
+    "torch_video": torch_video,
+    "torch_audio": torch_audio,
+}
+
+_BY_EXTENSION: dict[str, Decoder] = {
+    **dict.fromkeys(("txt", "text", "transcript"), text),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("json", "jsn"), json_value),
+    **dict.fromkeys(("mp", "msg"), msgpack_value),
+    **dict.fromkeys(("ten", "tb"), tenbin),
+    "cbor": cbor_value,
+    "npy": npy,
+    "npz": npz,
+    "pth": tensor,
+}
+"""webdataset's decoders by extension, but for those that unpickle."""
+
+
+def decoder(spec: Spec) -> Decoder:
+    """Return a decoder.
+
+    Raises ConfigError if its name is unknown, or a library that it needs is not installed.
+    """
+    if not isinstance(spec, str):
+        if callable(spec):
+            return _TYPES.get(spec, spec)
+        remedy = "give a name, a function of the member's bytes, or a type"
+        raise ConfigError(f"{shown(spec)} is not a decoder", remedy=remedy)
+    if spec in _OF_IMAGES:
+        _check_pillow()
+    if spec in _OF_MEDIA:
+        _check_torchcodec()
+    known: dict[str, Decoder] = _PLAIN | _OF_IMAGES | _OF_MEDIA
+    if spec in known:
+        return known[spec]
+    raise ConfigError(
+        f"unknown decoder {spec!r}{did_you_mean(spec, sorted(known))}",
+        remedy=f"choose one of {', '.join(sorted(known))}; or pass a function of the member's "
+        "bytes",
+    )
+
+
+def _check_pillow() -> None:
+    try:
+        import numpy  # noqa: F401
+        import PIL.Image  # noqa: F401
+    except ImportError as exn:
+        raise ConfigError(
+            f"decoding images needs the Python package {exn.name}",
+            remedy="pip install pillow numpy",
+        ) from exn
+
+
+def _check_torchcodec() -> None:
+    try:
+        import torchcodec.decoders  # noqa: F401
+    except (
+        ImportError,
+        RuntimeError,
+        OSError,
+    ) as exn:  # without FFmpeg's libraries it is a RuntimeError
+        raise ConfigError(
+            "decoding video and audio needs torchcodec: "
+            f"{str(exn).splitlines()[0] if str(exn) else exn!r}",
+            remedy="install FFmpeg, 4 to 8, and torchcodec of a release that fits your torch; "
+            "without a GPU, pip install 'torchcodec<0.14', or a later one from PyTorch's "
+            "index of CPU wheels",  # PyPI's needs CUDA
+        ) from exn
+
+
+@dataclass(frozen=True, slots=True)
+class _GzipDecoder:
+    """Decodes what has been compressed with gzip."""
+
+    content: Decoder
+
+    def __call__(self, data: Any) -> Any:
+        """Return the value of a member, given its compressed bytes."""
+        return self.content(gzip.decompress(bytes(data)))
+
+
+def by_extension(name: str) -> DecoderOf:
+    """Return the choice of decoders by extension: images by `name`, the rest as webdataset does."""
+    if name not in _OF_IMAGES:
+        raise ConfigError(
+            f"decode is {name!r}, which is not an image decoder{did_you_mean(name, _OF_IMAGES)}",
+            remedy=f"choose one of {', '.join(sorted(_OF_IMAGES))}; or name the members, as in "
+            "{'json': 'json'}",
+        )
+    return partial(_by_extension, decoder(name))
+
+
+def _by_extension(image: Decoder, _name: str, extension: str) -> Decoder | None:
+    last = _uncompressed(extension).rpartition(".")[2]
+    found = image if last in _IMAGES else _BY_EXTENSION.get(last)
+    return _GzipDecoder(found or bytes) if _is_compressed(extension) else found
+
+
+def by_table(decode: Mapping[str, Spec]) -> DecoderOf:
+    """Return the choice of decoders by a table.
+
+    Its keys are names of members, alternatives, "jpg;png", or patterns, "*.jpg".
+
+    Raises ConfigError for a decoder that is unknown, or needs a library that is not installed.
+    """
+    decoders = {name_of(names): _decoder_of(names, spec) for names, spec in decode.items()}
+    named = frozenset(name_of(names) for names, spec in decode.items() if isinstance(spec, str))
+    return partial(_by_table, decoders, named)
+
+
+def _by_table(
+    decoders: Mapping[str, Decoder], named: Collection[str], name: str, extension: str
+) -> Decoder | None:
+    name = name.lower()
+    found = decoders.get(name)
+    if found is not None and name in named and _is_compressed(extension):
+        return _GzipDecoder(found)
+    return found
+
+
+def _decoder_of(names: str, spec: Spec) -> Decoder:
+    try:
+        return decoder(spec)
+    except ConfigError as exn:
+        raise ConfigError(f"decode[{names!r}]: {exn.message}", remedy=exn.remedy) from None
+
+
+def _is_compressed(extension: str) -> bool:
+    return extension.rpartition(".")[2] == "gz"
+
+
+def _uncompressed(extension: str) -> str:
+    """Return an extension without the compression: "json" for "json.gz", nothing for "gz" alone."""
+    return (
+        extension.removesuffix("gz").removesuffix(".") if _is_compressed(extension) else extension
+    )

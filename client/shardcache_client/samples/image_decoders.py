@@ -1,0 +1,69 @@
+"""Decoders of images: by pillow, or by simplejpeg for JPEG where it is installed."""
+
+import io
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+MODES = {"l": "L", "rgb": "RGB", "rgba": "RGBA"}
+_JPEG = b"\xff\xd8\xff"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDecoder:
+    """Decodes an image file.
+
+    Attributes:
+        color: "l", "rgb" or "rgba".
+        container: "numpy" (height x width, or height x width x colors), "torch" (colors first) or
+            "pil".
+        is_uint8: True for values from 0 to 255, False for floats from 0 to 1.
+    """
+
+    color: str
+    container: str
+    is_uint8: bool
+
+    def __call__(self, data: Any) -> Any:
+        """Return the image in a file with these bytes."""
+        if self.container == "pil":
+            return _pillow(data, MODES[self.color])
+        import numpy as np
+
+        pixels = None
+        if self.color == "rgb" and bytes(data[:3]) == _JPEG:
+            pixels = _fast_rgb(data)
+        if pixels is None:
+            pixels = np.array(_pillow(data, MODES[self.color]))  # which owns its memory
+        if not self.is_uint8:
+            pixels = pixels.astype("float32") / 255
+        if self.container == "numpy":
+            return pixels
+        import torch
+
+        tensor = torch.from_numpy(pixels)
+        if tensor.ndim == 2:
+            return tensor
+        return tensor.permute(2, 0, 1).contiguous()
+
+
+def _pillow(data: Any, mode: str) -> Any:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return image.convert(mode)  # reads the whole file, which `open` alone does not
+
+
+def _fast_rgb(data: Any) -> Any:
+    """Return the pixels of a JPEG by simplejpeg.
+
+    None if it is not installed, or would return others than pillow.
+    """
+    # A ValueError if the file is damaged, which pillow describes or tolerates.
+    with suppress(ImportError, ValueError):
+        import simplejpeg
+
+        _height, _width, colors, _subsampling = simplejpeg.decode_jpeg_header(data)
+        if colors == "YCbCr":  # of CMYK it makes slightly different RGB
+            return simplejpeg.decode_jpeg(data)
+    return None

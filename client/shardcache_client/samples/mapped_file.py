@@ -1,0 +1,110 @@
+"""Files of cached shards, opened and mapped."""
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+from shardcache.errors import (
+    CacheDirError,
+    CorruptShardError,
+    TokensError,
+)
+
+_OWN_FILES = Path("/proc/self/fd")
+# Errors that say that a file, or the disk under it, is damaged, and nothing about this process.
+_DAMAGE = (
+    errno.EIO,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EUCLEAN,
+    errno.EBADMSG,
+    errno.ENODATA,
+    errno.EREMOTEIO,
+)
+
+
+class ShardGoneError(CacheDirError, code="shard_gone"):
+    """A file named by the daemon does not exist: it was evicted, or the cache is out of sight."""
+
+
+def open_file(path: Path, size_bytes: int, inode: int | None = None) -> int:
+    """Open a file for reading; return its descriptor. Raises as `map_file` does."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    # No file in the cache folder is a link. The /proc/self/fd path of a nameless file is one.
+    if not is_nameless(path):
+        flags |= os.O_NOFOLLOW
+    fd = os.open(path, flags)
+    stat = os.fstat(fd)
+    is_meant = inode in (None, stat.st_ino)
+    if is_meant and stat.st_size == size_bytes:
+        return fd
+
+    os.close(fd)
+    if not is_meant:
+        raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(path))
+    raise CorruptShardError(f"{path} has {stat.st_size} bytes instead of {size_bytes}")
+
+
+def map_file(
+    path: Path,
+    size_bytes: int,
+    inode: int | None = None,
+    *,
+    in_order: bool = True,
+) -> mmap.mmap:
+    """Map a file for reading.
+
+    Args:
+        size_bytes: that the file must have.
+        inode: that the file must have; None for any.
+        in_order: True if it is read from its beginning to its end.
+
+    Raises CorruptShardError for another size, OSError if unreadable or of another inode.
+    """
+    fd = open_file(path, size_bytes, inode)
+    try:
+        mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    if in_order:
+        mapped.madvise(mmap.MADV_SEQUENTIAL)  # the file may not be in the page cache
+    return mapped
+
+
+def damage_of(exn: Exception) -> str:
+    """Return what an error of reading a published file says is wrong with it.
+
+    Empty if it says nothing of the file.
+    """
+    return exn.message if isinstance(exn, CorruptShardError | TokensError) else ""
+
+
+def is_nameless(path: Path) -> bool:
+    """Return True for an open file of this process that no other process can find."""
+    return path.parent == _OWN_FILES
+
+
+def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError | CorruptShardError:
+    """Return the error for a cached file that cannot be opened or mapped."""
+    if exn.errno in _DAMAGE:
+        return CorruptShardError(
+            f"the cached file {exn.filename or path} cannot be read ({exn.strerror})", url=url
+        )
+    kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
+    message = f"this process cannot read {exn.filename or path} ({exn.strerror})"
+    if exn.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        remedy = (
+            "raise the limits on open files (ulimit -n) and mappings (vm.max_map_count), or hold "
+            "fewer shards"
+        )
+        return kind(message, url=url, remedy=remedy)
+    return kind(
+        message,
+        url=url,
+        remedy="in a container, mount the cache folder at the same path as for the daemon; "
+        "otherwise, add the user to the folder's group",
+    )
+
+
+# Blocks of tokens, cut from the documents of a shard

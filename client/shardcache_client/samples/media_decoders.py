@@ -1,0 +1,60 @@
+"""Decoders of video and sound, by torchcodec."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+def video(data: Any) -> Any:
+    """Return torchcodec's decoder of a video."""
+    return _movable_decoder()(bytes(data))
+
+
+@cache
+def _movable_decoder() -> Callable[[bytes], Any]:
+    from torchcodec.decoders import VideoDecoder
+
+    class MovableVideoDecoder(VideoDecoder):  # type: ignore[misc]
+        """A VideoDecoder that passes to other processes as the encoded video.
+
+        torchcodec's own would crash them.
+        """
+
+        def __init__(self, encoded: bytes) -> None:
+            super().__init__(encoded)
+            self._encoded = encoded
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return video, (self._encoded,)
+
+    return MovableVideoDecoder
+
+
+def audio(data: Any) -> Any:
+    """Return the samples of a sound."""
+    from torchcodec.decoders import AudioDecoder
+
+    return AudioDecoder(bytes(data)).get_all_samples()
+
+
+def torch_audio(data: Any) -> tuple[Any, int]:
+    """Return a sound, and its rate."""
+    samples = audio(data)
+    return samples.data, samples.sample_rate
+
+
+def torch_video(data: Any) -> tuple[Any, Any, dict[str, float]]:
+    """Return frames (time x height x width x 3), sound (empty if there is none) and their rates."""
+    import torch
+    from torchcodec.decoders import AudioDecoder, VideoDecoder
+
+    encoded = bytes(data)
+    decoder = VideoDecoder(encoded, dimension_order="NHWC")
+    frames = decoder[:]
+    rates = {"video_fps": decoder.metadata.average_fps}
+    try:
+        sound = AudioDecoder(encoded)
+    except ValueError:  # no sound, as the video could be opened
+        return frames, torch.empty(1, 0), rates
+    samples = sound.get_all_samples()
+    return frames, samples.data, rates | {"audio_fps": samples.sample_rate}

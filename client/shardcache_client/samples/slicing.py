@@ -1,0 +1,209 @@
+"""Samples sliced from a mapped tar by its index, not by walking over the tar."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from shardcache.errors import DecodeError, SampleError
+from shardcache.tarindex.tables import Tables, fault_of, fault_remedy, key_of
+
+Sample = dict[str, Any]
+
+
+class Slices(Protocol):
+    """The bytes of a tar, sliced into values of samples.
+
+    Slices of a map are `bytes`, those of a `Buffer` are views.
+    """
+
+    def __getitem__(self, run: slice, /) -> Any: ...
+
+
+Column = tuple[str, Slices]
+"""An extension, and the tar's bytes from which its values are sliced."""
+
+Run = tuple[str, Slices, Sequence[int], Sequence[int]]
+"""A column, and where its value begins and ends in each sample, by number."""
+
+Adder = Callable[[int, Sample], object]
+"""Adds members to a sample, also given by number."""
+
+Reads = Callable[[str], bool]
+"""Returns True if samples get the members with an extension."""
+
+
+def chosen(columns: Iterable[Column], reads: Reads | None, prefix: str = "") -> list[Column | None]:
+    """Return the columns, with a prefix to their extensions, and None for those left out."""
+    named = ((prefix + name, tar) for name, tar in columns)
+    return [column if reads is None or reads(column[0]) else None for column in named]
+
+
+def as_bytes(extensions: Iterable[str], tar: Slices) -> list[Column]:
+    """Return columns that all slice `tar`."""
+    return [(extension, tar) for extension in extensions]
+
+
+def cut(
+    tables: Tables,
+    columns: Sequence[Column | None],
+    url: str,
+    start: int,
+    stop: int,
+) -> Iterator[Sample]:
+    """Yield the samples from number `start` to `stop`.
+
+    A sample is `{"__key__": str, "__url__": str, extension: bytes…}`.
+
+    Args:
+        columns: in the order of the tables' extensions; None for members to leave out.
+        url: of the shard.
+
+    Raises SampleError in place of a bad sample, which ends the iterator.
+    """
+    keys = tables.keys
+    member_end = tables.member_ends[start - 1] if start else 0
+    key_end = tables.key_ends[start - 1] if start else 0
+    last = tables.member_ends[stop - 1] if stop else 0
+    members = zip(
+        map(columns.__getitem__, tables.extension_ids[member_end:last]),
+        tables.starts[member_end:last],
+        tables.ends[member_end:last],
+        strict=True,
+    )
+    ends = zip(tables.member_ends[start:stop], tables.key_ends[start:stop], strict=True)
+    for number, (next_member_end, next_key_end) in enumerate(ends, start):
+        if number in tables.faults:
+            raise _sample_error(tables, number, url)
+        sample: Sample = {
+            "__key__": str(keys[key_end:next_key_end], "utf-8", "surrogateescape"),
+            "__url__": url,
+        }
+        try:
+            for column, first, end in islice(members, next_member_end - member_end):
+                if column is not None:
+                    sample[column[0]] = column[1][first:end]
+        except DecodeError as exn:
+            raise _of_sample(exn, sample["__key__"], url) from exn.__cause__
+        yield sample
+        member_end = next_member_end
+        key_end = next_key_end
+
+
+def cutter(tables: Tables, columns: Sequence[Column | None], url: str) -> Callable[..., Sample]:
+    """Return a function that returns any sample by its number, or adds its members to another.
+
+    See `cut` for errors.
+    """
+    # Variables of a closure cost less than attributes, and a shuffled reader comes through here for
+    # each sample.
+    starts = tables.starts
+    ends = tables.ends
+    extension_ids = tables.extension_ids
+    member_ends = tables.member_ends
+    key_ends = tables.key_ends
+    keys = tables.keys
+    faults = tables.faults
+
+    def cut_one(number: int, sample: Sample | None = None) -> Sample:
+        if number in faults:
+            raise _sample_error(tables, number, url)
+        if number:
+            member = member_ends[number - 1]
+            key = key_ends[number - 1]
+        else:
+            member = 0
+            key = 0
+
+        if sample is None:
+            sample = {
+                "__key__": str(keys[key : key_ends[number]], "utf-8", "surrogateescape"),
+                "__url__": url,
+            }
+        try:
+            for each in range(member, member_ends[number]):
+                column = columns[extension_ids[each]]
+                if column is not None:
+                    sample[column[0]] = column[1][starts[each] : ends[each]]
+        except DecodeError as exn:
+            raise _of_sample(exn, key_of(tables, number), url) from exn.__cause__
+        return sample
+
+    return cut_one
+
+
+def runs_of(
+    tables: Tables,
+    columns: Sequence[Column | None],
+    places: Sequence[int | None],
+) -> list[Run] | None:
+    """Return the runs of the samples at `places`, in this order.
+
+    None unless all samples have the same members.
+    """
+    width = len(columns)
+    count = len(tables)
+    members_of_each = array("I", range(width)).tobytes()
+    is_alike = tables.extension_ids.tobytes() == members_of_each * count
+    if tables.faults or not is_alike:
+        return None
+    is_in_place = places == range(count)
+    if not is_in_place and None in places:
+        return None
+
+    runs: list[Run] = []
+    for nth, column in enumerate(columns):
+        if column is None:
+            continue
+        starts: Any = tables.starts[nth::width]
+        ends: Any = tables.ends[nth::width]
+        if not is_in_place:
+            starts = array("Q", map(starts.__getitem__, places))
+            ends = array("Q", map(ends.__getitem__, places))
+        runs.append((*column, starts, ends))
+    return runs
+
+
+def joined(
+    keys: Sequence[bytes],
+    url: str,
+    runs: Sequence[Run],
+    adders: Sequence[Adder],
+) -> Callable[[int], Sample]:
+    """Return a function that returns any sample by its number.
+
+    Args:
+        keys: of the samples, by number.
+        url: of their shard.
+        runs: whose values the samples have.
+        adders: what adds further members.
+    """
+
+    def cut_one(number: int) -> Sample:
+        sample: Sample = {
+            "__key__": keys[number].decode("utf-8", "surrogateescape"),
+            "__url__": url,
+        }
+        try:
+            for extension, tar, starts, ends in runs:
+                sample[extension] = tar[starts[number] : ends[number]]
+        except DecodeError as exn:
+            raise _of_sample(exn, sample["__key__"], url) from exn.__cause__
+        for adder in adders:
+            adder(number, sample)
+        return sample
+
+    return cut_one
+
+
+def _of_sample(exn: DecodeError, key: str, url: str) -> DecodeError:
+    """Return the error of a column's value, with the sample that it belongs to."""
+    return DecodeError(f"the sample {key!r}: {exn.message}", url=url, remedy=exn.remedy)
+
+
+def _sample_error(tables: Tables, number: int, url: str) -> SampleError:
+    return SampleError(
+        fault_of(tables, number) or "",
+        url=url,
+        remedy=fault_remedy(tables, number),
+    )

@@ -1,0 +1,166 @@
+"""Blocks of tokens, cut from the documents of a shard."""
+
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import count
+from operator import add
+
+from shardcache.errors import ConfigError
+from shardcache.tarindex.contents import DTYPES, TokenMember, find_tokens
+from shardcache.tarindex.tables import Tables, TarBytes, key_of
+from shardcache_client.arguments.values import TEXT, converted, flag, whole
+from shardcache_client.samples.slicing import Sample
+
+_RULES = {
+    "length": whole(1),
+    "member": TEXT,
+    "dtype": TEXT.or_none(),
+    "overlap": whole(0),
+    "end": whole(0).or_none(),
+    "documents": flag(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBlocks:
+    """Samples that are blocks of `length` tokens, not documents, for training language models.
+
+    The documents of each shard are put end to end in their order, and cut into blocks across their
+    borders; blocks are then what is dealt, shuffled, counted and resumed. Fewer than `length`
+    tokens at the end of each shard are left out. A sample has `__key__` (that of the document in
+    which the block begins, ":", and the number of its first token in it), `__url__`, and `tokens`,
+    a numpy array of its own.
+
+    Attributes:
+        length: number of tokens in a block.
+        member: extension of the member with the tokens of a document: an array of integers with one
+            dimension.
+        dtype: type of the tokens, such as "uint16", if members are plain little-endian arrays; None
+            for `.npy` files.
+        overlap: number of tokens that a block repeats from the end of the one before; 1 for blocks
+            of inputs whose targets are the next tokens, with a length of one more than the context.
+        end: token to add after each document; None for documents that end with one, or need none.
+        documents: True for samples with `documents`, too: the number of each token's document, as
+            int32, from 0 in each block, for attention within documents.
+
+    Raises ConfigError if an argument is invalid.
+    """
+
+    length: int
+    member: str = "npy"
+    dtype: str | None = None
+    overlap: int = 0
+    end: int | None = None
+    documents: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        for name, rule in _RULES.items():
+            object.__setattr__(self, name, converted(name, getattr(self, name), rule))
+        if self.overlap >= self.length:
+            remedy = "give an overlap below the length"
+            raise ConfigError(
+                f"blocks of {self.length} tokens that overlap by {self.overlap}",
+                remedy=remedy,
+            )
+        member = TokenMember(self.member, self.dtype)
+        if member.dtype is not None and not fits(self.end, member.dtype):
+            raise ConfigError(
+                f"the end token {self.end} is too large for {member.dtype}",
+                remedy="choose a smaller one",
+            )
+        try:
+            import numpy  # noqa: F401
+        except ImportError as exn:
+            raise ConfigError("blocks of tokens need numpy", remedy="pip install numpy") from exn
+
+    def count(self, tokens: int, documents: int) -> int:
+        """Return the number of blocks in a shard, given the tokens and documents in it."""
+        ends = 0 if self.end is None else documents
+        step = self.length - self.overlap
+        return max(0, (tokens + ends - self.overlap) // step)
+
+
+def fits(end: int | None, dtype: str) -> bool:
+    """Return True if a type of tokens can have the end token, or there is none."""
+    if end is None:
+        return True
+    bits = 8 * DTYPES[dtype]
+    if dtype.startswith("i"):
+        bits -= 1
+    return end < 1 << bits
+
+
+class BlockCutter:
+    """The blocks of one shard, by number. Refers to the index and the tar, which must stay open.
+
+    Raises TokensError for a shard that has no tokens of this kind, ConfigError if its type cannot
+    have the end token.
+    """
+
+    def __init__(self, blocks: TokenBlocks, index: Tables, tar: TarBytes, url: str) -> None:
+        import numpy as np
+
+        runs = find_tokens(index, tar, TokenMember(blocks.member, blocks.dtype), url)
+        if not fits(blocks.end, runs.dtype):
+            raise ConfigError(f"the end token {blocks.end} is too large for {runs.dtype}", url=url)
+        self._blocks = blocks
+        self._index = index
+        self._tar = tar
+        self._url = url
+        self._starts = runs.starts
+        self._ends = runs.ends
+        self._size_bytes = DTYPES[runs.dtype]  # of a token
+        self._dtype = np.dtype(runs.dtype).newbyteorder("<")
+        self._end = b""
+        if blocks.end is not None:
+            self._end = blocks.end.to_bytes(self._size_bytes, "little")
+            # The tar has no end tokens: a place is kept for one after each document.
+            self._ends = array("Q", map(add, runs.ends, count(1)))
+        self._count = blocks.count(runs.tokens, len(runs.ends))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __call__(self, number: int) -> Sample:
+        """Return a block by its number."""
+        import numpy as np
+
+        length = self._blocks.length
+        ends = self._ends
+        size_bytes = self._size_bytes
+        first = number * (length - self._blocks.overlap)
+        stop = first + length
+        document = bisect_right(ends, first)
+        begun = ends[document - 1] if document else 0
+        sample: Sample = {
+            "__key__": f"{key_of(self._index, document)}:{first - begun}",
+            "__url__": self._url,
+        }
+        runs = []
+        borders = []
+        at = first
+        while True:
+            document_end = ends[document]
+            own_end = document_end - 1 if self._end else document_end
+            if at < own_end:
+                offset = self._starts[document] - begun * size_bytes
+                run_start = offset + at * size_bytes
+                run_stop = offset + min(own_end, stop) * size_bytes
+                runs.append(self._tar[run_start:run_stop])
+            if own_end < document_end <= stop:
+                runs.append(self._end)
+            if document_end >= stop:
+                break
+            borders.append(document_end - first)
+            at = document_end
+            begun = document_end
+            document += 1
+
+        sample["tokens"] = np.frombuffer(bytearray().join(runs), self._dtype)
+        if self._blocks.documents:
+            begins = np.zeros(length, np.int32)
+            begins[borders] = 1
+            sample["documents"] = np.cumsum(begins, dtype=np.int32)
+        return sample

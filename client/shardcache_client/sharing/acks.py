@@ -1,0 +1,142 @@
+"""Acknowledgements, between related processes, that messages have arrived."""
+
+import os
+import struct
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from secrets import randbits
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.sharing.file_locks import reopened, take
+
+_NUMBER = struct.Struct("<Q")
+_CELLS = 1 << 20  # of one process; address space only: the few cells in use at a time are reused
+
+_ALL_ACKS: "weakref.WeakValueDictionary[int, Acks]" = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The acknowledgement sent along with one message.
+
+    Attributes:
+        name: of the sender's `Acks`.
+        cell: the cell to write to.
+        number: to be written there.
+    """
+
+    name: int
+    cell: int
+    number: int
+
+    def hand_in(self) -> None:
+        """Acknowledge the message to its sender.
+
+        Raises ConfigError if this process has no way to do so.
+        """
+        acks = _ALL_ACKS.get(self.name)
+        if acks is None:
+            raise ConfigError(
+                "a zero-copy value arrived in a process that does not have its dataset, or no "
+                "longer has it",
+                remedy="keep the dataset while its values are in transit; to other processes, "
+                "send bytes(value)",
+            )
+        os.pwrite(acks.fd, _NUMBER.pack(self.number), self.cell * _NUMBER.size)
+
+
+@dataclass(slots=True)
+class _Cells:
+    """The cells reserved for one sending process during its lifetime.
+
+    Attributes:
+        pid: of the process.
+        fresh: cells that were never used, by number.
+        free: cells whose acknowledgements have come.
+    """
+
+    pid: int
+    fresh: Iterator[int]
+    free: list[int] = field(default_factory=list)
+
+
+class Acks:
+    """Acknowledgements between related processes that messages have arrived, by any channel.
+
+    Sender and receiver share a memfd, an unnamed file that vanishes with the last process that
+    holds it. The sender chooses a cell of it and a random number; the receiver of the message
+    writes the number into the cell. Handing in an acknowledgement twice has no effect, several
+    receivers need no lock, and a late acknowledgement for a sender that is gone does not confuse
+    the next one.
+
+    Shared with forked and spawned children. A copy pickled for any other purpose is a new set.
+    """
+
+    def __init__(self) -> None:
+        self._own(os.memfd_create("shardcache-receipts"), randbits(64), os.getpid())
+
+    def __repr__(self) -> str:
+        return f"Acks({self._name:016x}, inherited={self.inherited})"
+
+    def _own(self, fd: int, name: int, receiver_pid: int) -> None:
+        self.fd = fd
+        self._name = name
+        self._receiver_pid = receiver_pid
+        self._cells: _Cells | None = None
+        weakref.finalize(self, os.close, fd)
+        _ALL_ACKS[name] = self
+
+    def receive_here(self) -> None:
+        """Make this process the receiver, whichever process created the acknowledgements."""
+        self._receiver_pid = os.getpid()
+
+    @property
+    def inherited(self) -> bool:
+        """True if the process that started this one is the receiver."""
+        return os.getpid() != self._receiver_pid
+
+    def expect(self) -> Ack:
+        """Return an acknowledgement to be sent along with a message. Thread-safe."""
+        cells = self._cells_here()
+        try:
+            cell = cells.free.pop()
+        except IndexError:
+            cell = next(cells.fresh)
+        return Ack(self._name, cell, randbits(64))
+
+    def came(self, ack: Ack) -> bool:
+        """Return True if an acknowledgement that this process expects was handed in.
+
+        Do not ask for it again.
+        """
+        if os.pread(self.fd, _NUMBER.size, ack.cell * _NUMBER.size) != _NUMBER.pack(ack.number):
+            return False
+        self._cells_here().free.append(ack.cell)
+        return True
+
+    def _cells_here(self) -> _Cells:
+        # After a fork, they are those of the parent.
+        if self._cells is None or self._cells.pid != os.getpid():
+            self._cells = self._reserved()
+        return self._cells
+
+    def _reserved(self) -> _Cells:
+        """Return cells that no other living process uses."""
+        fd = reopened(self.fd)  # its lock is released when this process ends, however it ends
+        weakref.finalize(self, os.close, fd)
+        number = next(number for number in count() if take(fd, number))
+        return _Cells(os.getpid(), count(number * _CELLS))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None:
+            return Acks, ()
+        return object.__new__, (Acks,), (DupFd(self.fd), self._name, self._receiver_pid)
+
+    def __setstate__(self, state: tuple[Any, int, int]) -> None:
+        duplicate, name, receiver_pid = state
+        self._own(duplicate.detach(), name, receiver_pid)

@@ -1,0 +1,164 @@
+"""Zero-copy values of samples: runs of a mapped shard's bytes.
+
+They need numpy; the rest of the client does not. They are numpy arrays, as before Python 3.12 only
+C types can export their memory; of a type of their own, as a loader would stack plain arrays and
+treat a memoryview as a list of integers, whereas it does not touch bytes.
+"""
+
+import mmap
+import pickle
+from typing import Any, SupportsIndex
+
+from shardcache.errors import ConfigError
+
+try:
+    import numpy as np
+except ImportError as exn:
+    raise ConfigError(
+        "zero_copy needs numpy, which is not installed", remedy="pip install numpy"
+    ) from exn
+
+WORTH_IT_BYTES = 4096
+"""Minimum size of a Buffer: smaller runs are cheaper to copy than to reference, and are `bytes`."""
+
+_BYTE = np.dtype(np.uint8)  # a singleton in numpy: comparing identity is enough, and fast
+_BYTES_LIKE = (bytes, bytearray, memoryview)
+
+
+class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """A read-only, one-dimensional uint8 array over bytes of a mapped file, made without a copy.
+
+    Accepted wherever a bytes-like object is: `torch.frombuffer`, `io.BytesIO`, `numpy.frombuffer`;
+    `bytes(value)` makes a copy for functions that accept only `bytes`, such as `json.loads`. Slices
+    are Buffers as well, and keep the file mapped as long as they live. Results with another dtype
+    or shape, or of arithmetic, are plain numpy.
+
+    It converts and compares like `bytes`, not like numbers: `int`, `float`, `bool`, `str`, `hash`,
+    `in`, `==` and `!=` with bytes-like objects, and all methods of `bytes`, such as `decode` and
+    `startswith`. Compared with numbers and arrays, in arithmetic and in access to elements, it
+    behaves as an array.
+
+    Pickled, it becomes a Buffer over a copy of its bytes, unless `handover` can pass a reference to
+    the other process.
+    """
+
+    shard_source: object = None
+    """For a whole shard's Buffer: its loan.
+
+    Its slices reference it when they are pickled, instead of carrying their bytes.
+    """
+    address: int | None = None
+    """For a whole shard's Buffer: its start address in memory, once computed."""
+
+    @staticmethod
+    def over(data: bytes | bytearray | memoryview | mmap.mmap | pickle.PickleBuffer) -> "Buffer":
+        """Return all bytes of `data` as a Buffer.
+
+        It keeps `data` from being closed or resized while it lives.
+        """
+        return np.frombuffer(memoryview(data).toreadonly(), np.uint8).view(Buffer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(bytes, name):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return getattr(self.tobytes(), name)
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, (Buffer, *_BYTES_LIKE)):
+            return _run(self) == _run(other)
+        if isinstance(other, np.ndarray | np.generic | int | float):
+            return np.asarray(self) == other
+        return NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        equal = self.__eq__(other)
+        if equal is NotImplemented:
+            return NotImplemented
+        if isinstance(equal, bool):
+            return not equal
+        return ~equal
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(self.tobytes())
+
+    def __contains__(self, other: object) -> bool:
+        return other in self.tobytes()  # type: ignore[operator]
+
+    def __bool__(self) -> bool:
+        return self.size > 0
+
+    def __int__(self) -> int:
+        return int(self.tobytes())
+
+    def __float__(self) -> float:
+        return float(self.tobytes())
+
+    def __str__(self) -> str:
+        return str(self.tobytes())
+
+    def __repr__(self) -> str:
+        more = "…" if self.size > 16 else ""
+        return f"Buffer({self[:16].tobytes()!r}{more}, bytes={self.size})"
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        if array.ndim == 0:
+            return array[()]
+        return np.asarray(array)
+
+    def astype(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a plain numpy array."""
+        return np.asarray(self).astype(*args, **kwargs)
+
+    def reshape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a plain numpy array."""
+        return np.asarray(self).reshape(*args, **kwargs)
+
+    def view(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a plain numpy array, unless another type is named."""
+        return np.asarray(self).view(*args, **kwargs)
+
+    def copy(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a plain, writable numpy array."""
+        return np.asarray(self).copy(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if self.dtype is not _BYTE or self.ndim != 1:
+            return np.asarray(self).__reduce_ex__(protocol)
+        if int(protocol) >= 5 and self.flags.c_contiguous:
+            return Buffer.over, (pickle.PickleBuffer(self.data),)
+        return Buffer.over, (self.tobytes(),)
+
+
+def _run(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
+    """Return the bytes of a value in one piece, copied if they are not."""
+    view = memoryview(value)
+    if view.c_contiguous:
+        return view.cast("B")
+    return memoryview(bytes(value))
+
+
+def span(value: Buffer) -> tuple[Buffer, int, int] | None:
+    """Return the Buffer that `value` is a slice of, with start and stop in it.
+
+    None if it is not a contiguous slice.
+    """
+    if value.dtype is not _BYTE or value.ndim != 1 or not value.flags.c_contiguous:
+        return None
+    whole = value.base if isinstance(value.base, Buffer) else value
+    if whole.address is None:
+        whole.address = _address(whole)
+    start = _address(value) - whole.address if value.size else 0
+    return whole, start, start + value.size
+
+
+def _address(value: Buffer) -> int:
+    address: int = value.__array_interface__["data"][0]  # not cheap, but the alternatives cost more
+    return address
+
+
+def pass_on(batch: list[Buffer], *, collate_fn_map: object = None) -> list[Buffer]:
+    """Collate Buffers as torch collates `bytes`: not at all.
+
+    It is for torch's `default_collate_fn_map`.
+    """
+    return batch

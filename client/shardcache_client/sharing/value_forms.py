@@ -1,0 +1,65 @@
+"""The form of the values of each extension of a shard: copied bytes, or Buffers."""
+
+import enum
+import mmap
+from collections.abc import Collection
+
+import numpy as np
+
+from shardcache.tarindex.tables import Tables
+from shardcache_client.sharing.buffer import WORTH_IT_BYTES, Buffer
+
+
+class Form(enum.Enum):
+    """Type of the values of one extension throughout a shard.
+
+    Attributes:
+        BYTES: `bytes`.
+        VIEW: Buffers.
+        BY_SIZE: either; see `Values`.
+    """
+
+    BYTES = enum.auto()
+    VIEW = enum.auto()
+    BY_SIZE = enum.auto()
+
+
+def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
+    """Return the form of each extension of a shard.
+
+    Args:
+        extensions: those whose values may be Buffers; None for all.
+    """
+    count = len(tables.extensions)
+    ids = np.asarray(tables.extension_ids)
+    sizes_bytes = np.asarray(tables.ends) - np.asarray(tables.starts)
+    small = np.bincount(ids, sizes_bytes < WORTH_IT_BYTES, count)
+    large = np.bincount(ids, sizes_bytes >= WORTH_IT_BYTES, count)
+
+    found = []
+    for number, extension in enumerate(tables.extensions):
+        may_be_view = extensions is None or extension in extensions
+        if not large[number] or not may_be_view:
+            found.append(Form.BYTES)
+        elif small[number]:
+            found.append(Form.BY_SIZE)
+        else:
+            found.append(Form.VIEW)
+    return found
+
+
+class Values:
+    """Slices a mapped shard, at the cost of a call for each run.
+
+    Small runs become `bytes`, others Buffers.
+    """
+
+    def __init__(self, mapped: mmap.mmap, whole: Buffer) -> None:
+        self._map = mapped
+        self._whole = whole
+
+    def __getitem__(self, run: slice) -> bytes | Buffer:
+        """Return the value of a run of bytes; the slice must have start and stop."""
+        if run.stop - run.start < WORTH_IT_BYTES:
+            return self._map[run]
+        return self._whole[run]  # type: ignore[return-value]

@@ -1,0 +1,172 @@
+"""The stage of `decode`, `members` and `missing`: a sample's members, and what is made of each."""
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from shardcache.errors import ConfigError, DecodeError, MissingMemberError
+from shardcache_client.samples.decoders import Decoder, DecoderOf, Spec, by_extension, by_table
+from shardcache_client.samples.members import Members
+from shardcache_client.samples.sample_view import View
+from shardcache_client.samples.slicing import Sample
+from shardcache_client.samples.token_blocks import TokenBlocks
+from shardcache_client.stages.item_stage import ENDS, Dropped
+
+Missing = Literal["error", "skip"] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Chooses, checks and decodes the members of each sample; see `ItemStage`.
+
+    Attributes:
+        required: members that each sample must have.
+        missing: for those that one lacks: raise, skip the sample, or take the value from this
+            mapping.
+        decoder_of: returns the decoder of a member; None to leave all members as they are.
+        members: the members to read; None for all.
+        blocks: the blocks of tokens that are samples; None for the samples of the tars.
+        prefix: of the extensions of members, but for those that are joined.
+        url_of: see `Manifest.url_of`.
+    """
+
+    required: tuple[str, ...] = ()
+    missing: Missing = "error"
+    decoder_of: DecoderOf | None = None
+    members: Members | None = None
+    blocks: TokenBlocks | None = None
+    prefix: str = ""
+    url_of: Callable[[str, str], str] | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        decode: Mapping[str, Spec] | str | None,
+        members: Iterable[str] | None,
+        missing: Missing,
+        blocks: TokenBlocks | None = None,
+    ) -> Self:
+        """Build from the arguments of a dataset. Raises ConfigError if they are invalid."""
+        if blocks is not None and (decode is not None or members is not None or missing != "error"):
+            raise ConfigError(
+                "blocks of tokens have no members to choose or decode by name",
+                remedy="omit members and missing; pass a function as decode",
+            )
+        chosen = _chosen_members(members)
+        required = () if chosen is None else chosen.names
+
+        decoder_of: DecoderOf | None = None
+        if isinstance(decode, str):
+            decoder_of = by_extension(decode)
+        elif decode is not None:
+            named = Members(decode, others=True)
+            decoder_of = by_table(decode)
+            if chosen is not None:
+                _check_none_left_out(named, required)
+            required = required or named.names
+            chosen = chosen or named
+
+        if isinstance(missing, Mapping):
+            _check_values(missing, required)
+        return cls(required, missing, decoder_of, members=chosen, blocks=blocks)
+
+    @cached_property
+    def is_needed(self) -> bool:
+        """True if samples have to go through this stage."""
+        return bool(self.required or self.decoder_of)
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if samples that lack a member are left out."""
+        return self.missing == "skip"
+
+    def view(self, column: str | None = None) -> View:
+        """Return the form in which samples, or those beside them in a column, are read."""
+        prefix = self.prefix if column is None else column
+        reads = None if self.members is None else self.members.reads
+        decodes = None if self.decoder_of is None else self._decodes
+        return View(reads, self.blocks, prefix, decodes, self._unmatched(prefix))
+
+    def _decodes(self, name: str) -> bool:
+        """Return True if members of a name are decoded here."""
+        first = name
+        if self.members is not None:
+            first = self.members.name_of(name)
+        return self.decoder_of is not None and self.decoder_of(first, name) is not None
+
+    def _unmatched(self, prefix: str) -> Literal["error", "skip", "fill"]:
+        """Return what becomes of samples without a partner in the column of a prefix."""
+        if isinstance(self.missing, str):
+            return self.missing
+        if any(name.startswith(prefix) for name in self.missing):
+            return "fill"
+        return "error"
+
+    def apply(self, sample: Sample) -> Sample | Dropped:
+        """Return a sample with its members decoded, or that it is left out.
+
+        Raises MissingMemberError, and DecodeError with the member's name.
+        """
+        extensions: Mapping[str, str] = {}
+        if self.members is not None:
+            sample, extensions = self.members.choose(sample)
+        absent = [name for name in self.required if name not in sample]
+        if absent:  # columns of some formats have capital letters
+            spelt = {name.lower() for name in sample}
+            absent = [name for name in absent if name not in spelt]
+        if absent and self.missing == "skip":
+            return Dropped.INCOMPLETE
+        defaults = self.missing if isinstance(self.missing, Mapping) else {}
+        for name in absent:
+            if name not in defaults:
+                unread: Iterable[str] = self.members.unread if self.members else ()
+                raise MissingMemberError.of(name, sample, unread)
+        if self.decoder_of is not None:
+            for name in sample:
+                if name.startswith("__"):
+                    continue
+                decoder = self.decoder_of(name, extensions.get(name, name))
+                if decoder is not None:
+                    self._decode(sample, name, decoder)
+        if absent:
+            sample |= {name: deepcopy(defaults[name]) for name in absent}
+        return sample
+
+    def _decode(self, sample: Sample, extension: str, decoder: Decoder) -> None:
+        try:
+            sample[extension] = decoder(sample[extension])
+        except (Exception, *ENDS) as exn:
+            url = sample.get("__url__")
+            if self.url_of is not None:
+                url = self.url_of(sample["__url__"], extension)
+            raise DecodeError(
+                f"the member {extension!r} of the sample {sample.get('__key__')!r} could not be "
+                f"decoded ({type(exn).__name__}: {exn})",
+                url=url,
+                remedy="fix the member or its decoder",
+            ) from exn
+
+
+def _chosen_members(members: Iterable[str] | None) -> Members | None:
+    if members is None:
+        return None
+    if isinstance(members, str):
+        return Members([members])
+    return Members(members)
+
+
+def _check_none_left_out(named: Members, required: Iterable[str]) -> None:
+    left_out = set(named.names) - set(required)
+    if left_out:
+        raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
+
+
+def _check_values(missing: Mapping[str, Any], required: Iterable[str]) -> None:
+    unknown = set(missing) - set(required)
+    if unknown:
+        raise ConfigError(
+            f"missing has a value for {min(unknown)!r}, which neither members nor decode names",
+            remedy="name it in members, too",
+        )

@@ -1,0 +1,20 @@
+"""The stage of `filter`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from shardcache_client.stages.item_stage import Dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Leaves out the items for which the user's function returns nothing true; see `ItemStage`."""
+
+    function: Callable[[Any], object]
+
+    leaves_out: ClassVar[bool] = True
+
+    def apply(self, item: Any) -> Any:
+        """Return the item, or that it is left out."""
+        return item if self.function(item) else Dropped.FILTERED

@@ -1,0 +1,67 @@
+"""Division of samples into batches of similar lengths: the fewest, or an exact number.
+
+Every batch is padded to its longest sample, so samples of similar length belong together: batches
+are runs of the samples in order of length. No other division needs fewer batches: the batch with
+the longest sample holds at most `max_tokens // longest` samples; filling it with the next longest
+keeps the shortest possible samples for the rest, and the same argument applies to those.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+def fewest(lengths: Sequence[int], max_tokens: int) -> int:
+    """Return the minimum number of batches for samples of these lengths, from 1 to `max_tokens`."""
+    return len(_runs(sorted(lengths, reverse=True), max_tokens))
+
+
+def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[int]]:
+    """Return exactly `count` batches of sample numbers, those with the longest samples first.
+
+    The padded size of a batch is at most `max_tokens`, and at most what `count` batches need, so
+    that the work is spread over all of them. Each sample is in one batch. If there are fewer
+    samples than batches, the shortest sample is repeated as additional batches of one.
+
+    Args:
+        lengths: of the samples, by number.
+        max_tokens: the padded size that no batch may exceed.
+        count: `fewest(lengths, max_tokens)` or more.
+    """
+    numbers = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    longest_first = [lengths[number] for number in numbers]
+
+    def is_enough(bound: int) -> bool:
+        return len(_runs(longest_first, bound)) <= count
+
+    # The smallest padded size with which at most `count` batches are needed; larger sizes need no
+    # more.
+    bound = bisect_left(range(max_tokens), True, lo=longest_first[0], key=is_enough)
+    runs = _runs(longest_first, bound)
+
+    def padded_size(at: int) -> tuple[bool, int]:
+        run = runs[at]
+        can_be_halved = len(run) > 1
+        return can_be_halved, len(run) * longest_first[run.start]
+
+    while len(runs) < min(count, len(lengths)):
+        largest = max(range(len(runs)), key=padded_size)
+        run = runs[largest]
+        half = len(run) // 2
+        runs[largest : largest + 1] = [run[:half], run[half:]]
+
+    shortest = range(len(lengths) - 1, len(lengths))
+    runs += [shortest] * (count - len(runs))
+    return [[numbers[place] for place in run] for run in runs]
+
+
+def _runs(longest_first: Sequence[int], bound: int) -> list[range]:
+    """Return the runs of samples whose padded size is at most `bound`."""
+    runs = []
+    start = 0
+    while start < len(longest_first):
+        stop = min(start + bound // longest_first[start], len(longest_first))
+        runs.append(range(start, stop))
+        start = stop
+    return runs

@@ -1,0 +1,178 @@
+"""From a sample's bytes to what the dataset yields: decoding, and then functions in order."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardcache.errors import DecodeError, MissingMemberError, UnmatchedKeyError
+from shardcache_client.samples.decoders import Spec
+from shardcache_client.samples.sample_view import View
+from shardcache_client.samples.slicing import Sample
+from shardcache_client.samples.token_blocks import TokenBlocks
+from shardcache_client.stages.decode import Decode, Missing
+from shardcache_client.stages.item_stage import ENDS, Dropped, ItemStage
+from shardcache_client.stages.map import Map
+
+DecodeArgument = Callable[[Sample], Any] | Mapping[str, Spec] | str
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """From a sample's bytes to what the dataset yields. Can be pickled if its functions can.
+
+    Attributes:
+        decode: what is done with the members.
+        stages: what is made of the sample then, in order.
+    """
+
+    decode: Decode = field(default_factory=Decode)
+    stages: tuple[ItemStage, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        decode: DecodeArgument | None,
+        members: Iterable[str] | None,
+        missing: Missing,
+        blocks: TokenBlocks | None = None,
+    ) -> "Pipeline":
+        """Build from the arguments of a dataset. Raises ConfigError if they are invalid."""
+        if decode is None or isinstance(decode, str | Mapping):
+            return cls(Decode.of(decode, members, missing, blocks))
+        return cls(Decode.of(None, members, missing, blocks), (Map(decode),))
+
+    def __bool__(self) -> bool:
+        """Return True if samples have to go through this pipeline."""
+        return self.decode.is_needed or bool(self.stages)
+
+    @property
+    def filters(self) -> bool:
+        """True if samples may be filtered out."""
+        return any(stage.leaves_out for stage in self.stages)
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if samples may be left out without an error.
+
+        They are filtered out, or skipped for want of a member.
+        """
+        return self.filters or self.decode.leaves_out
+
+    @property
+    def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
+        """The names of a mixture's sources, and the number of each one's first shard.
+
+        It is the number in the manifest.
+        """
+        return (), ()
+
+    def view(self, shard: int, column: str | None = None) -> View:
+        """Return the form in which a shard's samples, or those beside it in a column, are read."""
+        return self.decode.view(column)
+
+    def then(self, stage: ItemStage) -> "Pipeline":
+        """Return this pipeline with one more stage."""
+        return replace(self, stages=(*self.stages, stage))
+
+    def __call__(self, sample: Sample) -> Any:
+        """Return what becomes of a sample, or a `Dropped`.
+
+        Raises MissingMemberError, DecodeError.
+        """
+        item: Any = sample
+        if self.decode.is_needed:
+            item = self.decode.apply(sample)
+            if item.__class__ is Dropped:
+                return item
+        if not self.stages:
+            return item
+        return self._staged(item, sample.get("__key__"), sample.get("__url__"))
+
+    def _staged(self, item: Any, key: object, url: str | None) -> Any:
+        """Return what the stages make of the sample with this key."""
+        try:
+            for stage in self.stages:
+                item = stage.apply(item)
+                if item.__class__ is Dropped:
+                    return item
+        except (UnmatchedKeyError, MissingMemberError):
+            raise  # of a table's rows
+        except (Exception, *ENDS) as exn:  # it is the user's code, and may raise anything
+            raise DecodeError(
+                f"the sample {key!r} could not be decoded "
+                f"({type(exn).__name__}: {exn}{_line(exn)}{_has(exn, item)})",
+                url=url,
+                remedy="fix the sample or the function",
+            ) from exn
+        return item
+
+
+@dataclass(frozen=True)
+class PipelineBySource(Pipeline):
+    """The pipelines of several sources; a sample's `__source__` chooses its own.
+
+    Has stages of its own after these, and decodes nothing by itself.
+
+    Attributes:
+        sources: by name, in the order of the manifest.
+        firsts: number in the manifest of each source's first shard.
+    """
+
+    sources: Mapping[str, Pipeline] = field(default_factory=dict)
+    firsts: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Return True if samples have to go through these pipelines."""
+        return bool(self.stages) or any(self.sources.values())
+
+    @property
+    def filters(self) -> bool:
+        """True if samples may be filtered out."""
+        return super().filters or any(source.filters for source in self.sources.values())
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if samples of any source may be left out without an error."""
+        return super().leaves_out or any(source.leaves_out for source in self.sources.values())
+
+    @property
+    def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
+        """The names of the sources, and the number in the manifest of each one's first shard."""
+        return tuple(self.sources), self.firsts
+
+    def view(self, shard: int, column: str | None = None) -> View:
+        """Return the form in which samples of a shard are read; see `Pipeline`."""
+        source = bisect_right(self.firsts, shard) - 1
+        pipelines = list(self.sources.values())
+        return pipelines[source].view(shard, column)
+
+    def __call__(self, sample: Sample) -> Any:
+        """Return what becomes of a sample, or a `Dropped`. Raises what the pipelines raise."""
+        key = sample.get("__key__")
+        url = sample.get("__url__")
+        item = self.sources[sample["__source__"]](sample)
+        if item.__class__ is Dropped:
+            return item
+        return self._staged(item, key, url)
+
+
+def _has(exn: BaseException, item: object) -> str:
+    """Return the members of a sample of which the user's function wanted another."""
+    if not isinstance(exn, KeyError) or not isinstance(item, dict) or "__key__" not in item:
+        return ""
+    members = [name for name in item if not name.startswith("__")]
+    return f"; it has: {', '.join(members)}"
+
+
+def _line(exn: BaseException) -> str:
+    """Return the line of the user's function that raised it.
+
+    A DataLoader does not show the original traceback.
+    """
+    trace = exn.__traceback__ and exn.__traceback__.tb_next
+    while trace and trace.tb_frame.f_globals.get("__package__") == __package__:
+        trace = trace.tb_next  # a stage's own frame
+    if not trace:
+        return ""
+    return f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

@@ -1,0 +1,86 @@
+"""The stage of a `Table`: adds the columns of its row to each sample."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from shardcache.errors import MissingMemberError, UnmatchedKeyError
+from shardcache_client.samples.slicing import Sample
+from shardcache_client.stages.item_stage import Dropped
+from shardcache_client.tables.node_tables import NodeTable
+
+Missing = Literal["error", "skip"] | Mapping[str, Any]
+
+_SHOWN_KEYS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Adds the columns of the row with its key to each sample; see `ItemStage`.
+
+    Attributes:
+        table: the rows.
+        prefix: of the names of members, with the dot.
+        url: of the table, for messages.
+        required: members of this table that each sample must get.
+        missing: for samples without a row, or with one that lacks a required column: raise, skip
+            the sample, or take values from this mapping.
+        key_of: from a sample's key to that of its row; None if they are the same.
+    """
+
+    table: NodeTable = field(compare=False)
+    prefix: str
+    url: str
+    required: tuple[str, ...] = ()
+    missing: Missing = "error"
+    key_of: Callable[[str], str] | None = None
+
+    leaves_out: ClassVar[bool] = False  # `missing` says so of the whole pipeline
+
+    def apply(self, sample: Sample) -> Sample | Dropped:
+        """Return a sample with its row's columns, or that it is left out.
+
+        Raises UnmatchedKeyError for one without a row, or with several; MissingMemberError for a
+        row that lacks a required column.
+        """
+        row = self.row(sample["__key__"])
+        defaults = self.missing if isinstance(self.missing, Mapping) else {}
+        own_defaults = {
+            name: deepcopy(defaults[name]) for name in self.required if name in defaults
+        }
+        if row is None:
+            if self.missing == "skip":
+                return Dropped.INCOMPLETE
+            if not own_defaults:
+                raise self._unmatched(sample)
+            row = {}
+        columns = own_defaults | {self.prefix + name: value for name, value in row.items()}
+        if self.required:
+            absent = [name for name in self.required if name not in columns]
+            if absent and self.missing == "skip":
+                return Dropped.INCOMPLETE
+            if absent:
+                raise MissingMemberError.of(absent[0], sample | columns)
+            columns = {name: columns[name] for name in self.required}
+        return sample | columns
+
+    def row(self, key: str) -> Mapping[str, Any] | None:
+        """Return the row of the sample with a key; None if there is none, or several."""
+        row_key = key if self.key_of is None else self.key_of(key)
+        rows = self.table.index.rows(row_key)
+        return rows[0] if len(rows) == 1 else None
+
+    def _unmatched(self, sample: Sample) -> UnmatchedKeyError:
+        key = sample["__key__"]
+        row_key = key if self.key_of is None else self.key_of(key)
+        rows = len(self.table.index.rows(row_key))
+        some = ", ".join(map(repr, self.table.index.some_keys(_SHOWN_KEYS)))
+        found = f"{rows} rows have its key" if rows else f"no row has its key; some are of {some}"
+        looked_up = "" if row_key == key else f", looked up as {row_key!r},"
+        return UnmatchedKeyError(
+            f"the sample {key!r}{looked_up} cannot be joined with the table {self.url}: {found}",
+            url=sample["__url__"],
+            remedy="if the table's keys are written otherwise, give Table a pattern or key_of; "
+            "else give Joined missing='skip', or default values of the members",
+        )

@@ -1,0 +1,103 @@
+"""The samples that a reader has ready for batches by length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.stages.stage import Mark
+
+
+@dataclass(slots=True)
+class SampleBuffer:
+    """Consecutive samples of one reader.
+
+    Attributes:
+        number: number of buffers before this one.
+        first: place from which the samples were read.
+        spare: place of the sample, given before, that is repeated if this buffer has none.
+        samples: None in place of those already yielded.
+        lengths: of the samples, in tokens.
+        places: of the samples, among those of the epoch.
+        refused: number of samples that were too long to be added.
+    """
+
+    number: int
+    first: int
+    spare: int | None = None
+    samples: list[Any] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    refused: int = 0
+    _shortest: int = 0  # the last of the shortest: the one that `batches` repeats
+    _passed: int = 0  # bit n: the sample at place `first + n` was yielded or refused
+
+    def add(self, sample: Any, length: int, place: int) -> None:
+        """Append a sample."""
+        self.samples.append(sample)
+        self.lengths.append(length)
+        self.places.append(place)
+        if length <= self.lengths[self._shortest]:
+            self._shortest = len(self.lengths) - 1
+
+    def refuse(self, place: int) -> None:
+        """Note that the sample at this place is too long."""
+        self.refused += 1
+        self._pass(place)
+
+    def borrow(self, before: SampleBuffer | None) -> None:
+        """Take over the shortest sample of the previous buffer, to be repeated.
+
+        Raises ConfigError without one.
+        """
+        if before is None:
+            raise ConfigError(
+                "this reader has no sample for a batch, but the same worker of another rank does",
+                remedy="give each worker of each rank a sample at least: use fewer of them",
+            )
+        self.add(*before.shortest_sample)
+
+    def take(self, numbers: Sequence[int]) -> list[Any]:
+        """Return samples by number, and keep none of them except the one that may be repeated."""
+        taken = [self.samples[number] for number in numbers]
+        for number in numbers:
+            self._pass(self.places[number])
+            if number != self._shortest:
+                self.samples[number] = None
+        return taken
+
+    @property
+    def shortest_sample(self) -> tuple[Any, int, int]:
+        """The sample that is repeated, with its length and place."""
+        shortest = self._shortest
+        return self.samples[shortest], self.lengths[shortest], self.places[shortest]
+
+    @property
+    def shortest(self) -> int | None:
+        """Place of the sample that is repeated, perhaps one given before; None if there is none."""
+        if self.places:
+            return self.places[self._shortest]
+        return self.spare
+
+    @property
+    def gone(self) -> int:
+        """Number of samples that were yielded or refused."""
+        return self._passed.bit_count()
+
+    def _pass(self, place: int) -> None:
+        # A place before the first is that of a sample that was borrowed.
+        if place >= self.first:
+            self._passed |= 1 << place - self.first
+
+    def mark(self, given: int) -> Mark:
+        """Return where a reader is that has yielded `given` batches of this buffer."""
+        passed = self._passed if given else 0
+        has_own = bool(self.places) and self.places[-1] >= self.first
+        if has_own or self.spare is None:
+            return Mark(self.first, self.number, given, passed)
+        # It may turn out to have no sample: then the one to be repeated must be read again.
+        again = self.first - self.spare
+        all_before = (1 << again) - 1
+        return Mark(self.spare, self.number, given, passed << again | all_before, again)

@@ -1,0 +1,217 @@
+"""`Table`: rows of a file that join the samples of shards by key, and the stages that add them."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from shardcache.errors import ConfigError, MetadataError
+from shardcache.shared.local_urls import patterns_from_here
+from shardcache_client.arguments import values as arguments
+from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
+from shardcache_client.daemon.session import resolve
+from shardcache_client.files.cached_file import CachedFile, session_of
+from shardcache_client.order.shards.manifest import Manifest
+from shardcache_client.samples.decoders import Spec
+from shardcache_client.samples.slicing import Sample
+from shardcache_client.stages.decode import Missing
+from shardcache_client.stages.rows import Rows
+from shardcache_client.tables import node_tables, row_files
+from shardcache_client.tables.node_tables import NodeTable
+
+_LAYOUT = "1"
+"""Changes when the same file gives other rows than an earlier release's."""
+
+
+Decoding = Callable[[Sample], Any] | Mapping[str, Spec] | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableAccess:
+    """Access to a table's files: the daemon that has them, the job, and the patience."""
+
+    choice: DaemonChoice
+    job: str
+    timeout_s: float
+
+
+class Table:
+    """Rows that give samples further members, found by the samples' keys. A source of `Joined`.
+
+    Such as a manifest, captions, labels, or scores of another model::
+
+        audio = ShardDataset("s3://bucket/audio-{000..999}.tar", shuffle=True)
+        manifest = Table("s3://bucket/manifest.jsonl", key="audio_filepath", pattern=r"(.*)\\.wav")
+        dataset = Joined({"": audio, "row": manifest})  # "wav", "row.text", "row.duration"
+
+    A sample gets a member for each column of its row, named by prefix, dot and column, with the
+    value as the file has it: text, number, list, or dict; of CSV, text. Values may differ in the
+    next run: states stay valid, as the samples do.
+
+    The files are read through the cache when the first `Joined` is made with them, and kept as a
+    table of rows by key for all of this user's processes on the node, in a folder below `TMPDIR`:
+    16 bytes a row and the rows themselves, mapped into memory.
+
+    Args:
+        urls: of the files, as for `ShardDataset`: JSON lines (`.jsonl`, `.ndjson`, `.json`), CSV
+            and TSV with a header, parquet (needs pyarrow); compressed or not (`.gz`, `.bz2`, `.xz`,
+            `.zst`).
+        key: column with the key of the sample that a row belongs to, its `__key__`.
+        columns: those that samples get; None for all but the key's.
+        pattern: regular expression of the key in that column, if it has more than that: its first
+            group is the sample's key. It has to match from the beginning to the end.
+        key_of: function from a sample's `__key__` to the value of the row's key; None if it is
+            that.
+
+    Raises ConfigError if an argument is invalid.
+    """
+
+    @arguments.checked(
+        urls=arguments.URLS,
+        key=arguments.TEXT,
+        columns=arguments.NAMES.or_none("None for all"),
+        pattern=arguments.instance("a regular expression with a group", str, re.Pattern).or_none(),
+        key_of=arguments.FUNCTION.or_none(),
+    )
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        key: str,
+        *,
+        columns: Sequence[str] | None = None,
+        pattern: str | re.Pattern[str] | None = None,
+        key_of: Callable[[str], str] | None = None,
+    ) -> None:
+        self.urls = patterns_from_here(urls)
+        self.key = key
+        self.columns = None if columns is None else tuple(columns)
+        self.pattern = None if pattern is None else _compiled(pattern)
+        self.key_of = key_of
+
+    def __repr__(self) -> str:
+        return f"Table({self.urls!r}, key={self.key!r})"
+
+    def open(self, access: TableAccess) -> NodeTable:
+        """Return the rows; read them if no process of this user on this node has.
+
+        Raises what resolving and reading the files raises, and what `row_files.rows_of` does.
+        """
+        reader = ReaderIdentity(access.job)
+        manifest = resolve(access.choice, reader, self.urls, access.timeout_s, "files")
+        pattern = "" if self.pattern is None else self.pattern.pattern
+        facts = (_LAYOUT, manifest.fingerprint, self.key, repr(self.columns), pattern)
+
+        def rows() -> Iterator[tuple[str, str]]:
+            return self._rows(manifest, access)
+
+        return node_tables.shared(facts, rows, self.urls[0])
+
+    def _rows(self, manifest: Manifest, access: TableAccess) -> Iterator[tuple[str, str]]:
+        """Yield the rows of all files, each by its key and as JSON."""
+        reader = ReaderIdentity(access.job)
+        patience = Patience(access.timeout_s)
+        wanted = None if self.columns is None else (self.key, *self.columns)
+        with session_of(access.choice, reader, manifest, "files", patience) as session:
+            for number, ref in enumerate(manifest):
+                with closing(CachedFile(session, number)) as file:
+                    for row in row_files.rows_of(ref.url, file.whole(), wanted):
+                        key = self._key_in(row, ref.url)
+                        yield key, row_files.as_json(self._chosen(row), ref.url)
+
+    def _key_in(self, row: dict[str, Any], url: str) -> str:
+        """Return the key of the sample that a row belongs to. Raises MetadataError."""
+        value = row.get(self.key)
+        if value is None:
+            has = ", ".join(map(repr, row))
+            raise MetadataError(
+                f"a row of the table has no {self.key!r}; it has {has or 'no column'}",
+                url=url,
+                remedy="name the column with the samples' keys: Table(urls, key=...)",
+            )
+        text = str(value)
+        if self.pattern is None:
+            return text
+        match = self.pattern.fullmatch(text)
+        if match is None:
+            raise MetadataError(
+                f"the pattern {self.pattern.pattern!r} does not match the row's {self.key!r}, "
+                f"{text!r}",
+                url=url,
+                remedy="give Table a pattern that matches all of them",
+            )
+        return str(match[1])
+
+    def _chosen(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self.columns is None:
+            return {name: value for name, value in row.items() if name != self.key}
+        return {name: row[name] for name in self.columns if name in row}
+
+
+def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as exn:
+        raise ConfigError(f"pattern={pattern!r} is no regular expression ({exn})") from exn
+    if not isinstance(compiled.pattern, str) or not compiled.groups:
+        raise ConfigError(
+            f"pattern={pattern!r} has no group, which is the sample's key",
+            remedy=r'write the part that is the key in parentheses: pattern=r"(.*)\.wav"',
+        )
+    return compiled
+
+
+def row_stages(
+    tables: Mapping[str, Table],
+    decode: Decoding,
+    members: Iterable[str] | None,
+    missing: Missing,
+    access: TableAccess,
+) -> tuple[tuple[Rows, ...], Iterable[str] | None, Missing]:
+    """Return a stage for each table, and `members` and `missing` without what is said of tables.
+
+    Args:
+        tables: by prefix, with the dot.
+        decode: of the `Joined`.
+        members: of the `Joined`; of a table of which it names no column, nothing is read.
+        missing: of the `Joined`.
+        access: to the tables' files.
+
+    Raises ConfigError if an argument does not fit, and what reading the tables raises.
+    """
+    if not tables:
+        return (), members, missing
+    if isinstance(decode, Mapping):
+        _check_decode(tables, decode)
+    named = None if members is None else tuple(members)
+    stages = []
+    for prefix, table in tables.items():
+        required = tuple(name for name in named or () if name.startswith(prefix))
+        if named is not None and not required:
+            continue
+        opened = table.open(access)
+        stages.append(Rows(opened, prefix, table.urls[0], required, missing, table.key_of))
+
+    if named is not None:
+        named = tuple(name for name in named if not name.startswith(tuple(tables)))
+        if not named:
+            raise ConfigError(
+                "members names columns of tables alone", remedy="name a member of the shards, too"
+            )
+    if isinstance(missing, Mapping):
+        missing = {
+            name: value for name, value in missing.items() if not name.startswith(tuple(tables))
+        }
+    return tuple(stages), named, missing or "error"
+
+
+def _check_decode(tables: Mapping[str, Table], decode: Mapping[str, Spec]) -> None:
+    for name in decode:
+        if name.startswith(tuple(tables)):
+            raise ConfigError(
+                f"decode names {name!r}, a column of a table, whose values are decoded already",
+                remedy="leave it out; .map(function) makes other values of them",
+            )

@@ -1,0 +1,138 @@
+"""Tables of rows that are made once per node and user, and mapped by all of the user's processes.
+
+They are files in a folder of the user's own below the temporary one (`TMPDIR`), named by all that
+their content depends on. One that nobody has opened for a week is removed when another one is made;
+processes that have mapped it keep it until they end.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from shardcache.errors import CacheDirError, ShardcacheError
+from shardcache_client.tables import row_index
+from shardcache_client.tables.row_index import RowIndex
+
+log = logging.getLogger("shardcache")
+
+_SUFFIX = ".rows"
+_KEPT_S = 7 * 24 * 3600.0
+_POLL_S = 0.05
+
+
+class NodeTable:
+    """A table of rows of this node. Can be pickled: another process opens the same file."""
+
+    def __init__(self, path: Path) -> None:
+        """Map a table's file. Raises OSError, CacheDirError."""
+        self._path = path
+        self.index = RowIndex(path)
+        os.utime(path)
+
+    def __repr__(self) -> str:
+        return f"NodeTable({self._path.name!r}, rows={len(self.index)})"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+        return type(self), (self._path,)
+
+
+def shared(
+    facts: Iterable[str],
+    rows: Callable[[], Iterable[tuple[str, str]]],
+    url: str,
+) -> NodeTable:
+    """Return the table with these facts; of the processes that want it, one makes it.
+
+    The others wait for as long as that one lives.
+
+    Args:
+        facts: all that its rows depend on.
+        rows: yields them, each by its key and as JSON.
+        url: for messages.
+
+    Raises CacheDirError if the folder cannot be used, and what `rows` raises.
+    """
+    digest = hashlib.sha256("\0".join(facts).encode("utf-8", "surrogatepass")).hexdigest()
+    folder = _folder()
+    path = folder / f"{digest[:32]}{_SUFFIX}"
+    try:
+        with suppress(FileNotFoundError):
+            return NodeTable(path)
+        with _Making(path.with_suffix(".lock")):
+            with suppress(FileNotFoundError):
+                return NodeTable(path)
+            _remove_old(folder)
+            _make(path, rows, url)
+            return NodeTable(path)
+    except ShardcacheError:  # some are OSErrors, too
+        raise
+    except OSError as exn:
+        raise CacheDirError(
+            f"the table's rows cannot be kept in {folder} ({exn.strerror})",
+            url=url,
+            remedy="export TMPDIR=…, a folder on a local disk with space for the table",
+        ) from exn
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"shardcache-tables-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as exn:
+        raise CacheDirError(
+            f"the folder {folder} cannot be made ({exn.strerror})",
+            remedy="export TMPDIR=…, a folder on a local disk in which you may write",
+        ) from exn
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_own or found.st_mode & 0o077:
+        raise CacheDirError(
+            f"others may write into {folder}: its tables could be anybody's",
+            remedy=f"remove it, or make it yours alone: chmod 700 {folder}",
+        )
+    return folder
+
+
+class _Making:
+    """The lock of the process that makes a table."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        os.close(self._fd)
+
+
+def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -> None:
+    begun_s = time.monotonic()
+    log.info("reading the rows of %s, once for this node", url)
+    fd, draft = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            count = row_index.write(file, rows(), path.parent)
+        Path(draft).rename(path)
+    except BaseException:
+        Path(draft).unlink()
+        raise
+    log.info("read %d rows of %s in %.1f s", count, url, time.monotonic() - begun_s)
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove the tables that nobody has opened for a while, and drafts that were left behind."""
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # removed by another process
+            if time.time() - path.stat().st_mtime > _KEPT_S:
+                path.unlink()

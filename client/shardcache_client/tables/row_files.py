@@ -1,0 +1,178 @@
+"""Rows of files that hold tables: JSON lines, CSV, parquet."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, time
+from pathlib import Path
+from typing import IO, Any, cast
+
+from shardcache.errors import ConfigError, MetadataError
+from shardcache.shared.url_names import path_of
+
+Row = dict[str, Any]
+
+_PARQUET_BATCH_ROWS = 4_096
+_SHOWN_CHARS = 80
+
+
+def _zstd(path: Path) -> IO[bytes]:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError as exn:
+        raise ConfigError(
+            "a table that is compressed with zstd needs a package that is not installed",
+            remedy="pip install backports.zstd",
+        ) from exn
+    return cast(IO[bytes], zstd.open(path))
+
+
+def _gzip(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path))
+
+
+def _bzip2(path: Path) -> IO[bytes]:
+    return bz2.open(path)
+
+
+def _xz(path: Path) -> IO[bytes]:
+    return lzma.open(path)
+
+
+def _plain(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+_COMPRESSIONS: dict[str, Callable[[Path], IO[bytes]]] = {
+    ".gz": _gzip,
+    ".zst": _zstd,
+    ".bz2": _bzip2,
+    ".xz": _xz,
+}
+
+
+def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
+    """Yield the rows of a file, in its order.
+
+    Args:
+        url: whose suffix says the format.
+        path: of the file on this node.
+        columns: those that are wanted, the key's among them; None for all. Rows may lack some, and
+            have others.
+
+    Raises ConfigError for another format, MetadataError for a file that is not in its format.
+    """
+    name = path_of(url).lower()
+    opener: Callable[[Path], IO[bytes]] = _plain
+    for suffix, compression in _COMPRESSIONS.items():
+        if name.endswith(suffix):
+            opener = compression
+            name = name.removesuffix(suffix)
+    for suffixes, reader in _READERS.items():
+        if name.endswith(suffixes):
+            try:
+                yield from reader(url, opener(path), columns)
+            except (EOFError, OSError, ValueError) as exn:
+                raise MetadataError(
+                    f"the table cannot be read to its end ({exn})", url=url
+                ) from exn
+            return
+    known = ", ".join(suffix for suffixes in _READERS for suffix in suffixes)
+    raise ConfigError(
+        "a table of this kind cannot be read",
+        url=url,
+        remedy=f"tables are files with names like {known}, compressed or not "
+        f"({', '.join(_COMPRESSIONS)})",
+    )
+
+
+def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
+    with file:
+        for number, line in enumerate(file, 1):
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as exn:
+                raise MetadataError(f"line {number} is not JSON ({exn})", url=url) from exn
+            if not isinstance(row, dict):
+                shown = line[:_SHOWN_CHARS].decode(errors="replace")
+                raise MetadataError(f"line {number} is no JSON object: {shown}", url=url)
+            yield row
+
+
+def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None], Iterator[Row]]:
+    def read(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
+        with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+            try:
+                for row in rows:
+                    if None in row or None in row.values():
+                        raise MetadataError(
+                            f"line {rows.line_num} has not as many fields as the header",
+                            url=url,
+                        )
+                    yield row
+            except csv.Error as exn:
+                raise MetadataError(f"line {rows.line_num}: {exn}", url=url) from exn
+
+    return read
+
+
+def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
+    try:
+        from pyarrow import parquet
+    except ImportError as exn:
+        raise ConfigError(
+            "a table in parquet needs pyarrow, which is not installed",
+            url=url,
+            remedy="pip install pyarrow",
+        ) from exn
+    with file:
+        opened = parquet.ParquetFile(file)
+        wanted = columns
+        if columns is not None:
+            has = opened.schema_arrow.names
+            wanted = [name for name in columns if name in has]
+        for batch in opened.iter_batches(_PARQUET_BATCH_ROWS, columns=wanted):
+            yield from batch.to_pylist()
+
+
+_READERS = {
+    (".jsonl", ".ndjson", ".json"): _json_lines,
+    (".csv",): _separated(","),
+    (".tsv",): _separated("\t"),
+    (".parquet",): _parquet,
+}
+
+
+def as_json(row: Row, url: str) -> str:
+    """Return a row as JSON; times and dates as ISO 8601 has them.
+
+    Raises ConfigError for values that JSON does not have.
+    """
+    try:
+        return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=_as_text)
+    except TypeError as exn:
+        odd = [name for name, value in row.items() if isinstance(value, bytes)]
+        named = f"the column {odd[0]!r} has bytes" if odd else str(exn)
+        raise ConfigError(
+            f"a table's values are text, numbers and lists or objects of them: {named}",
+            url=url,
+            remedy="name the columns that you want: Table(..., columns=[...]); bytes belong into "
+            "shards",
+        ) from exn
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
+    raise TypeError(f"a value is of the type {type(value).__name__}")

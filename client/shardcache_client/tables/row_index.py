@@ -1,0 +1,117 @@
+"""A file of a table's rows that finds a row by its key, mapped into memory by all processes.
+
+    rows        each on a line: JSON, [key, row]
+    hashes      u64[rows], ascending: of the keys
+    offsets     u64[rows]: where the row begins
+    footer      magic, number of rows, offset of the hashes
+
+Numbers are in native byte order, since the file never leaves its node. Only the pages that are
+looked at take memory: 16 bytes a row, and the rows themselves. Building one sorts the hashes in
+buckets by their first byte, so that it never has more than a bucket in memory.
+"""
+
+import hashlib
+import json
+import mmap
+import shutil
+import struct
+import tempfile
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+from shardcache.errors import CacheDirError
+
+_MAGIC = b"shardrow"
+_FOOTER = struct.Struct("=8sQQ")
+_PAIR = struct.Struct("=QQ")
+_BUCKETS = 256
+_BUCKET_SHIFT = 56  # of a 64-bit hash: its first byte is left
+_ALIGNMENT_BYTES = 8
+
+
+def _hash_of(key: str) -> int:
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> int:
+    """Write a file of rows, each given by its key and as JSON; return their number.
+
+    Takes temporary files in `folder`, of the size of its hashes and offsets together.
+    """
+    with ExitStack() as opened:
+        buckets = [
+            opened.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(_BUCKETS)
+        ]
+        offset = 0
+        count = 0
+        for key, row in rows:
+            hashed = _hash_of(key)
+            buckets[hashed >> _BUCKET_SHIFT].write(_PAIR.pack(hashed, offset))
+            line = f"[{json.dumps(key)},{row}]\n".encode("utf-8", "surrogatepass")
+            file.write(line)
+            offset += len(line)
+            count += 1
+        padding = -offset % _ALIGNMENT_BYTES
+        file.write(b"\n" * padding)
+
+        offsets = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+        for bucket in buckets:
+            numbers = _read(bucket)
+            pairs = sorted(zip(numbers[0::2], numbers[1::2], strict=True))
+            file.write(array("Q", [hashed for hashed, _ in pairs]))
+            offsets.write(array("Q", [begin for _, begin in pairs]))
+        offsets.seek(0)
+        shutil.copyfileobj(offsets, file)
+        file.write(_FOOTER.pack(_MAGIC, count, offset + padding))
+    return count
+
+
+def _read(file: IO[bytes]) -> "array[int]":
+    file.seek(0)
+    numbers = array("Q")
+    numbers.frombytes(file.read())
+    return numbers
+
+
+class RowIndex:
+    """The rows of a file that `write` has written, found by their keys."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the file. Raises CacheDirError if it is not one, OSError if it cannot be read."""
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self._map.madvise(mmap.MADV_RANDOM)
+        magic, count, hashes_at = _FOOTER.unpack(self._map[-_FOOTER.size :])
+        end = hashes_at + count * _PAIR.size
+        if magic != _MAGIC or end + _FOOTER.size != len(self._map):
+            raise CacheDirError(f"{path} is no table of rows, or a damaged one", remedy="remove it")
+        numbers = memoryview(self._map)[hashes_at:end].cast("Q")
+        self._hashes = numbers[:count]
+        self._offsets = numbers[count:]
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def rows(self, key: str) -> list[dict[str, Any]]:
+        """Return the rows with a key: one, none, or several."""
+        hashed = _hash_of(key)
+        found = []
+        place = bisect_left(self._hashes, hashed)
+        while place < len(self) and self._hashes[place] == hashed:
+            own_key, row = self._at(self._offsets[place])
+            if own_key == key:
+                found.append(row)
+            place += 1
+        return found
+
+    def some_keys(self, count: int) -> list[str]:
+        """Return the keys of some rows, for messages."""
+        return [self._at(offset)[0] for offset in sorted(self._offsets[:count])]
+
+    def _at(self, offset: int) -> Any:
+        return json.loads(self._map[offset : self._map.find(b"\n", offset)])

@@ -1,0 +1,144 @@
+"""Urls that nobody may request: they may refer to another place than they seem to. Pure."""
+
+import re
+from urllib.parse import unquote, urlsplit
+
+from shardcache.access.protocols import LOCAL, STORES, WEB, WRAPPERS, row_of
+from shardcache.access.urls import place_of, protocol_of
+from shardcache.errors import ConfigError
+
+# Control characters, surrogates, line separators, and characters that change the direction of
+# text.
+_UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# Local paths and all other hosts need a closer look.
+_PLAIN = re.compile(
+    rf"(?:(?:{'|'.join(sorted(STORES))})://"
+    r"|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"
+    r"(?::(?:[1-5][0-9]{4}|[1-9][0-9]{0,3}))?/)"  # a port below 60,000
+    r"[A-Za-z0-9_./=-]+",
+)
+# Web servers refuse longer urls; S3 keys have at most 1,024. The checks below block the event loop.
+_MAX_CHARS = 8192
+# No honest path is encoded more often than this; each level costs a pass over the path.
+_MAX_ENCODINGS = 4
+_HOST = re.compile(
+    r"(?:[A-Za-z0-9*_{-](?:[A-Za-z0-9*_.,{}-]*[A-Za-z0-9*_}-])?"  # a name, or a pattern of names
+    r"|\[[0-9A-Fa-f:.]+\])"  # or an IPv6 address
+    r"(?::[0-9]{1,5})?",  # and perhaps a port
+)
+
+
+def checked(url: str) -> str:
+    """Return the url unless it is too long, or may refer to another place than it seems to.
+
+    Raises ConfigError. Refused are `..`, encoded or not, and paths encoded so often that only `..`
+    would need it; characters that end a line or a string; urls within urls (`simplecache::…`,
+    `zip://`); credentials; relative paths of local files; and hosts that people and programs read
+    differently.
+    """
+    if len(url) > _MAX_CHARS:
+        raise ConfigError(
+            f"the url or pattern has {len(url)} characters; the limit is {_MAX_CHARS}",
+            url=url[:200],
+            remedy="give a list of urls, or an index file",
+        )
+    if _PLAIN.fullmatch(url) and ".." not in url:
+        return url  # fast path for nearly all urls, of which there may be millions
+    for misleads, wrong, remedy in _MISLEADING:
+        if misleads(url):
+            raise ConfigError(wrong, url=url, remedy=remedy)
+    return url
+
+
+def is_sound(url: str) -> bool:
+    """Return whether `checked` accepts a url."""
+    try:
+        checked(url)
+    except ConfigError:
+        return False
+    return True
+
+
+def _is_unwritable(url: str) -> bool:
+    return not url or url != url.strip() or _UNWRITABLE.search(url) is not None
+
+
+def _climbs(url: str) -> bool:
+    path = place_of(url)
+    if protocol_of(url) in WEB:
+        path = re.split(r"[?#]", path, maxsplit=1)[0]
+    for _ in range(_MAX_ENCODINGS + 1):
+        # Servers may read "..;x" as "..", and "\\" as "/".
+        if any(segment.partition(";")[0] == ".." for segment in re.split(r"[/\\]", path)):
+            return True
+        decoded = unquote(path)
+        if decoded == path:
+            return False
+        path = decoded
+    return True
+
+
+def _leads_on(url: str) -> bool:
+    if "://" not in url and url.startswith("/"):  # a path: none of its characters has a meaning
+        return False
+    return "::" in url.partition("://")[0] or protocol_of(url) in WRAPPERS
+
+
+def _has_credentials(url: str) -> bool:
+    protocol = protocol_of(url)
+    _, _, place = url.partition("://")
+    authority, _, _ = place.partition("/")
+    userinfo, at, _ = authority.rpartition("@")
+    if row_of(protocol).has_slashed_secrets:
+        # Not only before an `@`, which may come behind the slash.
+        has_colon = ":" in authority and not authority.startswith("arn:")
+        return bool(at) or has_colon
+    if protocol in WEB:
+        return bool(at)
+    return ":" in userinfo and protocol != "github"  # there, owner:repository
+
+
+def _is_relative(url: str) -> bool:
+    # fsspec reads `file://x` as a path below the working directory, and `~` as a home directory.
+    return protocol_of(url) in LOCAL and not place_of(url).startswith("/")
+
+
+def _has_ambiguous_host(url: str) -> bool:
+    if protocol_of(url) not in WEB:
+        return False
+    authority = re.split(r"[/?#]", place_of(url), maxsplit=1)[0]
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        return True
+    return _HOST.fullmatch(authority) is None or port == 0
+
+
+_MISLEADING = (
+    (
+        _is_unwritable,
+        "not a url: it is empty, or has control characters or leading or trailing white space",
+        "",
+    ),
+    (_climbs, "a url must not contain `..`", "write the resolved url"),
+    (
+        _leads_on,
+        "a url within a url is not followed",
+        "use the url of the shard itself, without `::` or an archive",
+    ),
+    (
+        _has_credentials,
+        "a url must not contain credentials: it is displayed and stored",
+        "put them in an [[origin]] table of the daemon's config",
+    ),
+    (
+        _is_relative,
+        "neither a url nor an absolute path",
+        "the daemon has its own working directory: start with / or file:///",
+    ),
+    (
+        _has_ambiguous_host,
+        "programs may disagree on the url's host",
+        "write it in ASCII, as host or host:port",
+    ),
+)

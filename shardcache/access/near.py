@@ -1,0 +1,84 @@
+"""Near hosts, reachable only from this node: the node itself and its cloud's metadata services.
+
+A daemon that fetches for others must not send requests to them on its own behalf: instance metadata
+hands out the machine's credentials, and services on the loopback interface trust every client as a
+local user.
+"""
+
+import ipaddress
+import socket
+from contextlib import suppress
+from functools import lru_cache
+
+_METADATA = frozenset(
+    ipaddress.ip_address(address)
+    for address in (
+        # 169.254.169.254 is link-local, and so near anyway.
+        "168.63.129.16",  # Azure
+        "100.100.100.200",  # Alibaba
+        "fd00:ec2::254",  # AWS
+        "fd20:ce::254",  # Google
+    )
+)
+# Names that a proxy might resolve on our behalf; other names are judged by the addresses that they
+# resolve to.
+_NAMES = frozenset(
+    {
+        "localhost",
+        "localhost.localdomain",
+        "localhost4",
+        "localhost6",
+        "ip6-localhost",
+        "ip6-loopback",
+        "metadata",
+        "metadata.google.internal",
+        "instance-data",
+        "instance-data.ec2.internal",
+    }
+)
+_DOMAINS = (".localhost", ".docker.internal")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+@lru_cache(maxsize=1024)
+def is_near(host: str) -> bool:
+    """Return whether a host is this node or its cloud's metadata service.
+
+    It may be a name, or an address in any notation.
+    """
+    name = host.lower().rstrip(".")
+    address = _address(name)
+    if address is not None:
+        return _is_near(address)
+    return name in _NAMES or name.endswith(_DOMAINS)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.partition("%")[0])
+    with suppress(OSError, ValueError):
+        return ipaddress.IPv4Address(socket.inet_aton(host))  # 127.1, 0x7f000001, 2130706433
+    return None
+
+
+def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        within = _ipv4_within(address)
+        if within is not None:
+            return _is_near(within)
+    elif int(address) >> 24 == 0:  # "this network", which reaches the node itself
+        return True
+    is_special = (
+        address.is_loopback,
+        address.is_link_local,
+        address.is_multicast,
+        address.is_unspecified,
+    )
+    return any(is_special) or address in _METADATA
+
+
+def _ipv4_within(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address leads to, if it leads to one."""
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour

@@ -1,0 +1,140 @@
+"""The protocols of urls: which origin reads each, and what it needs.
+
+A new store is a module in `origin/` and a row of the table.
+"""
+
+import enum
+from typing import NamedTuple
+
+
+class PlaceKind(enum.Enum):
+    """Kind of place that the urls of a protocol name."""
+
+    STORE = "service at an address fixed by its provider, with credentials given to the daemon"
+    WEB = "web servers, which may be any host"
+    LOCAL = "files of this node"
+    WRAPPER = "fsspec filesystem that reads another url's bytes: no prefix tells what it reads"
+    OTHER = "any other fsspec filesystem"
+
+
+class UrlProtocol(NamedTuple):
+    """One protocol.
+
+    Attributes:
+        names: its spellings in lower case, of one and the same place; urls are compared by the
+            first.
+        kind: decides who may use it by default, and what its urls may look like.
+        origin: module and class of the `Origin`, imported on first use.
+        package: to install if that import fails; empty if it is the one that could not be imported.
+        has_tier: True if a cluster's tier can be in front of it.
+        signed_options: `storage_options` that presigned urls support, with which alone a tier can
+            be used: others need an SDK. None if a tier can be used with any.
+        load: module and function that loads what its first request needs, if that takes long.
+            Blocks.
+        variables: how the names of the environment's variables begin that configure it; empty if
+            unknown.
+        endpoint_variables: variables that name its endpoint; the first of them that is set counts.
+        provider_variable: variable that, if it is true, has its provider's endpoint used in spite
+            of them; empty if there is none.
+        has_slashed_secrets: True if its secret keys may hold a slash, so that credentials in a url
+            may end behind its first one.
+    """
+
+    names: tuple[str, ...]
+    kind: PlaceKind
+    origin: str = "shardcache.origin.filesystems.fsspec_origin:FsspecOrigin"
+    package: str = ""
+    has_tier: bool = False
+    signed_options: frozenset[str] | None = None
+    load: str = ""
+    variables: str = ""
+    endpoint_variables: tuple[str, ...] = ()
+    provider_variable: str = ""
+    has_slashed_secrets: bool = False
+
+
+_STORE = PlaceKind.STORE
+_HTTP = "shardcache.origin.http.web_origin:HttpOrigin"
+_FILES = "shardcache.origin.filesystems.local_origin:LocalOrigin"
+_GCS = "shardcache.origin.cloud.gcs_origin:GcsOrigin"
+_AZURE = "shardcache.origin.cloud.azure_origin:AzureOrigin"
+_HUB = "shardcache.origin.cloud.hub_origin:HubOrigin"
+_EMULATOR = ("STORAGE_EMULATOR_HOST",)
+_WRAPPERS = (
+    "asynclocal",
+    "async_wrapper",
+    "asyncwrapper",
+    "blockcache",
+    "cached",
+    "dask",
+    "data",
+    "dir",
+    "filecache",
+    "generic",
+    "libarchive",
+    "reference",
+    "simplecache",
+    "tar",
+    "zip",
+)
+# gs and gcs, like az and abfs, stay apart: a rule that allows one does not allow the other.
+_TABLE = (
+    UrlProtocol(
+        ("s3", "s3a"),
+        _STORE,
+        "shardcache.origin.s3.s3_origin:S3Origin",
+        package="s3fs",
+        has_tier=True,
+        signed_options=frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}),
+        load="shardcache.origin.s3.s3_origin:load",
+        variables="AWS_",
+        endpoint_variables=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        provider_variable="AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
+        has_slashed_secrets=True,
+    ),
+    UrlProtocol(("http",), PlaceKind.WEB, _HTTP, has_tier=True),
+    UrlProtocol(("https",), PlaceKind.WEB, _HTTP, has_tier=True),
+    UrlProtocol(("file", "local"), PlaceKind.LOCAL, _FILES),
+    UrlProtocol(("gs",), _STORE, _GCS, "gcsfs", endpoint_variables=_EMULATOR),
+    UrlProtocol(("gcs",), _STORE, _GCS, "gcsfs", endpoint_variables=_EMULATOR),
+    UrlProtocol(("az",), _STORE, _AZURE, "adlfs"),
+    UrlProtocol(("abfs",), _STORE, _AZURE, "adlfs"),
+    UrlProtocol(("abfss",), _STORE, _AZURE, "adlfs"),
+    UrlProtocol(("hf",), _STORE, _HUB, "huggingface_hub", endpoint_variables=("HF_ENDPOINT",)),
+    UrlProtocol(("adl",), _STORE, package="adlfs"),
+    UrlProtocol(("oss",), _STORE, package="ossfs"),
+    UrlProtocol(("oci",), _STORE, package="ocifs"),
+    UrlProtocol(("ocilake",), _STORE, package="ocifs"),
+    UrlProtocol(("tos",), _STORE, package="tosfs"),
+    UrlProtocol(("tosfs",), _STORE, package="tosfs"),
+    UrlProtocol(("lakefs",), _STORE, package="lakefs-spec"),
+    UrlProtocol(("smb",), PlaceKind.OTHER, package="smbprotocol"),
+    *(UrlProtocol((name,), PlaceKind.WRAPPER) for name in _WRAPPERS),
+)
+_ROWS = {name: row for row in _TABLE for name in row.names}
+
+PREPARED = tuple(row for row in _TABLE if row.load)
+"""Protocols that are prepared before the first url comes, where they are configured."""
+
+
+def row_of(protocol: str) -> UrlProtocol:
+    """Return the row of a protocol, given in lower case."""
+    return _ROWS.get(protocol) or UrlProtocol((protocol,), PlaceKind.OTHER)
+
+
+def is_known(protocol: str) -> bool:
+    """Return whether a protocol, given in lower case, has a row; fsspec may know others."""
+    return protocol in _ROWS
+
+
+def _all(kind: PlaceKind) -> frozenset[str]:
+    return frozenset(name for name, row in _ROWS.items() if row.kind is kind)
+
+
+COMMON = ("s3", "gs", "az", "hf", "https", "file")
+"""Protocols to name in advice, the most common first."""
+
+STORES = _all(PlaceKind.STORE)
+WEB = _all(PlaceKind.WEB)
+LOCAL = _all(PlaceKind.LOCAL)
+WRAPPERS = _all(PlaceKind.WRAPPER)

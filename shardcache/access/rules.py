@@ -1,0 +1,278 @@
+"""Rules of the urls that a user may request: those of `allow`, and the ones without any."""
+
+import grp
+import os
+import pwd
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardcache.access.deceptive import checked
+from shardcache.access.near import is_near
+from shardcache.access.protocols import LOCAL, STORES, WEB
+from shardcache.access.urls import canonical, host_of, protocol_of
+from shardcache.errors import NotAllowedError, ShardcacheError
+from shardcache.suggestions import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The user behind a request.
+
+    Attributes:
+        uid: id of the user.
+        gids: ids of all groups that the user is in.
+    """
+
+    uid: int
+    gids: frozenset[int] = frozenset()
+
+    @property
+    def is_trusted(self) -> bool:
+        """True for the daemon's own user and root, who have its permissions anyway."""
+        return self.uid in (0, os.getuid())
+
+
+_RULE_KEYS = ("prefix", "users", "groups")
+
+
+@dataclass(frozen=True, slots=True)
+class AllowRule:
+    """One entry of `allow`: who may request the urls that begin with a prefix.
+
+    Attributes:
+        prefix: of the urls.
+        uids: ids of users who may request them.
+        gids: ids of groups whose members may, too; if both are empty, everyone may.
+    """
+
+    prefix: str
+    uids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, entry: object) -> "AllowRule":
+        """Parse a prefix, or a table of `prefix`, `users` and `groups`, by name or number.
+
+        Raises ValueError for anything else, and for a user or group unknown to this system.
+        """
+        match entry:
+            case AllowRule():
+                return entry
+            case str(prefix) if prefix:
+                return cls(prefix)
+            case {**table}:
+                return cls._of_table(table)
+        raise ValueError(_NO_RULE)
+
+    @classmethod
+    def _of_table(cls, table: dict[Any, Any]) -> "AllowRule":
+        unknown = next(iter(table.keys() - _RULE_KEYS), None)
+        if unknown is not None:
+            similar = did_you_mean(str(unknown), _RULE_KEYS)
+            raise ValueError(f"unknown key {unknown!r} in a rule{similar}")
+        prefix = table.get("prefix")
+        if not isinstance(prefix, str) or not prefix:
+            raise ValueError(_NO_RULE)
+
+        users = _ids(table.get("users", ()), "users")
+        groups = _ids(table.get("groups", ()), "groups")
+        is_restricted = "users" in table or "groups" in table
+        if is_restricted and not users and not groups:
+            raise ValueError(f"the rule for {prefix} applies to nobody")
+        return cls(prefix, users, groups)
+
+
+_NO_RULE = "an entry must be a url prefix, or a table with prefix and, optionally, users and groups"
+
+
+def _ids(names: object, kind: str) -> frozenset[int]:
+    if not isinstance(names, (list, tuple)):
+        # Not a TypeError, which pydantic ignores.
+        raise ValueError(f"{kind} must be a list of names or numbers")  # noqa: TRY004
+    return frozenset(_id(name, kind) for name in names)
+
+
+def _id(name: object, kind: str) -> int:
+    if type(name) is int and name >= 0:
+        return name
+    try:
+        if kind == "users":
+            return pwd.getpwnam(str(name)).pw_uid
+        return grp.getgrnam(str(name)).gr_gid
+    except (KeyError, ValueError):
+        raise ValueError(f"{name!r} is not among this system's {kind}") from None
+
+
+class _Rule:
+    """An `AllowRule` with its prefix in the form in which urls are compared."""
+
+    def __init__(self, rule: AllowRule) -> None:
+        prefix = canonical(rule.prefix)
+        self.uids = rule.uids
+        self.gids = rule.gids
+        self.is_for_all = not (rule.uids or rule.gids)
+        self.prefixes = tuple({prefix, _real(prefix)})
+        # `s3://data` must not allow `s3://data-private`; a prefix that does not end with the host
+        # may be any string.
+        _, _, place = prefix.partition("://")
+        self._is_host = bool(place) and "/" not in place
+
+    def covers(self, url: str) -> bool:
+        """Return whether a canonical url starts with the prefix."""
+        return any(self._starts_with(url, prefix) for prefix in self.prefixes)
+
+    def is_within(self, text: str) -> bool:
+        """Return whether every url that the rule allows starts with a text."""
+        return any(prefix.startswith(text) for prefix in self.prefixes)
+
+    def _starts_with(self, url: str, prefix: str) -> bool:
+        if not url.startswith(prefix):
+            return False
+        following = url[len(prefix) : len(prefix) + 1]
+        return not self._is_host or following in ("", "/")
+
+    def includes(self, other: "_Rule") -> bool:
+        """Return whether this rule applies to every user to whom `other` applies."""
+        if self.is_for_all:
+            return True
+        if other.is_for_all:
+            return False
+        return other.uids <= self.uids and other.gids <= self.gids
+
+    def is_for(self, peer: Peer) -> bool:
+        if self.is_for_all or peer.is_trusted or peer.uid in self.uids:
+            return True
+        return not self.gids.isdisjoint(peer.gids)
+
+
+class AllowList:
+    """Rules, at least one of which must allow a url.
+
+    Without rules, everything is allowed except resources that only the daemon can reach, through
+    its permissions or its place on the network: local files, the node and its cloud's metadata
+    service (`is_near`), and filesystems that are not object stores. The daemon's own user and root
+    may fetch these too.
+    """
+
+    def __init__(self, rules: Sequence[AllowRule]) -> None:
+        self._rules = tuple(map(_Rule, rules))
+
+    def __repr__(self) -> str:
+        return f"<AllowList of {len(self._rules)} rules>"
+
+    @property
+    def far_only(self) -> bool:
+        """True if names of near hosts (`is_near`) are refused: only rules can allow them."""
+        return not self._rules
+
+    def check(self, url: str, peer: Peer) -> None:
+        """Check that a user may request a url.
+
+        Raises:
+            NotAllowedError: the user may not.
+            ConfigError: the url is malformed or deceptive.
+        """
+        checked(url)
+        if not self._rules:
+            _check_default(url, peer)
+            return
+        place = canonical(url)
+        if not any(rule.covers(place) and rule.is_for(peer) for rule in self._rules):
+            raise NotAllowedError(
+                "the daemon's allow rules do not permit you to fetch the url",
+                url=url,
+            )
+
+    def check_all(self, urls: Iterable[str], peer: Peer) -> None:
+        """Check every url as `check` does."""
+        may_request_all = not self._rules and peer.is_trusted
+        for url in urls:
+            if may_request_all:
+                checked(url)
+            else:
+                self.check(url, peer)
+
+    def shows(self, url: str, peer: Peer) -> bool:
+        """Return whether the user may see that `url` is cached, and evict it.
+
+        Those who may request it may, and the trusted.
+        """
+        if peer.is_trusted:
+            return True
+        try:
+            self.check(url, peer)
+        except ShardcacheError:
+            return False
+        return True
+
+    def reaches(self, prefix: str, peer: Peer) -> bool:
+        """Return whether a user may request anything that begins with a canonical prefix."""
+        if self.shows(prefix, peer):
+            return True
+        return any(rule.is_within(prefix) and rule.is_for(peer) for rule in self._rules)
+
+    def prefixes(self, peer: Peer) -> list[str]:
+        """Return the canonical prefixes of the rules that apply to a user."""
+        return [prefix for rule in self._rules if rule.is_for(peer) for prefix in rule.prefixes]
+
+    def check_hop(self, source: str, target: str) -> None:
+        """Check that everyone who may request `source` may also request where it leads, `target`.
+
+        Raises NotAllowedError if not, and ConfigError if `target` is malformed or deceptive.
+        """
+        checked(target)
+        if self._rules:
+            allowed = self._rules_allow_hop(source, target)
+        else:
+            is_far = protocol_of(target) not in WEB or not is_near(host_of(target))
+            allowed = is_far or host_of(target) == host_of(source)
+        if not allowed:
+            raise NotAllowedError(
+                f"the url leads to {target}, which the daemon is not allowed to fetch",
+                url=source,
+            )
+
+    def _rules_allow_hop(self, source: str, target: str) -> bool:
+        of_source = self._covering(canonical(source))
+        of_target = self._covering(canonical(target))
+        if not of_source:
+            return False
+        return all(any(there.includes(here) for there in of_target) for here in of_source)
+
+    def _covering(self, place: str) -> list[_Rule]:
+        return [rule for rule in self._rules if rule.covers(place)]
+
+
+def _check_default(url: str, peer: Peer) -> None:
+    """Raise NotAllowedError if only the daemon can reach a url, unless the peer is trusted."""
+    protocol = protocol_of(url)
+    if protocol in STORES or peer.is_trusted:
+        return
+    if protocol in LOCAL:
+        refusal = "local files would be read with the daemon's permissions, not yours"
+    elif protocol not in WEB:
+        reason = "is not an object store and would be read with the daemon's permissions"
+        refusal = f"{protocol}:// {reason}"
+    elif is_near(host_of(url)):
+        refusal = "the host is this node or its cloud's metadata service"
+    else:
+        return
+    raise NotAllowedError(refusal, url=url)
+
+
+def _real(prefix: str) -> str:
+    """Return a local prefix with its symbolic links resolved, as urls that lead there will show."""
+    protocol, _, path = prefix.partition("://")
+    if protocol not in LOCAL:
+        return prefix
+    if not path.endswith("/") and Path(path).is_dir():
+        return f"{protocol}://{_real_folder(path)}"
+    # A prefix may end in the middle of a name.
+    folder, slash, beginning = path.rpartition("/")
+    return f"{protocol}://{_real_folder(folder)}{slash}{beginning}"
+
+
+def _real_folder(path: str) -> str:
+    return os.path.realpath(path or "/").rstrip("/")

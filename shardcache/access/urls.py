@@ -1,0 +1,82 @@
+"""Meaning of a url: its parts, its form for comparison, and names relative to it. Pure."""
+
+import posixpath
+import re
+from urllib.parse import urlsplit
+
+from shardcache.access.protocols import WEB, row_of
+from shardcache.shared.url_names import path_of
+
+
+def protocol_of(url: str) -> str:
+    """Return the part before `://`; a plain path is `file`."""
+    protocol, separator, _ = url.partition("://")
+    return protocol.lower() if separator else "file"
+
+
+def place_of(url: str) -> str:
+    """Return the part after `://`, which begins with the bucket or host; of a plain path, all."""
+    _, separator, path = url.partition("://")
+    return path if separator else url
+
+
+def store_of(url: str) -> str:
+    """Return protocol and bucket or host: the name of an origin, which may have a request limit."""
+    _, _, place = url.partition("://")
+    authority, _, _ = place.partition("/")
+    _, _, host = authority.rpartition("@")
+    return f"{protocol_of(url)}://{host}"
+
+
+def host_of(url: str) -> str:
+    """Return the host of a web url in lower case, without port and brackets."""
+    return (urlsplit(url).hostname or "").lower()
+
+
+_PORTS = {"http": ":80", "https": ":443"}
+
+
+def canonical(url: str) -> str:
+    """Return the url in a form for comparison.
+
+    `file://` for a path, schemes and web hosts in lower case. Everything after the host is kept:
+    two spellings of a path are two urls.
+    """
+    protocol = row_of(protocol_of(url)).names[0]
+    path = place_of(url)
+    if protocol in WEB:
+        authority, slash, rest = path.partition("/")
+        host = authority.lower().removesuffix(_PORTS[protocol])
+        path = f"{host}{slash}{rest}"
+    return f"{protocol}://{path}"
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def is_glob(url: str) -> bool:
+    """Return whether the url has wildcards.
+
+    In http(s) urls, `?` begins the query and `[` an IPv6 address.
+    """
+    if protocol_of(url) in WEB:
+        return "*" in url.partition("?")[0]
+    return _WILDCARD.search(url) is not None
+
+
+def glob_prefix(pattern: str) -> str:
+    """Return the literal prefix of a glob."""
+    return _WILDCARD.split(pattern, maxsplit=1)[0]
+
+
+def join(base: str, relative: str) -> str:
+    """Resolve a shard's name in an index at `base`; a url is returned unchanged."""
+    if "://" in relative:
+        return relative
+    head, separator, path = path_of(base).rpartition("://")
+    if separator and protocol_of(base) != "file":
+        authority, _, path = path.partition("/")
+        head = f"{head}{separator}{authority}"
+    else:
+        head += separator
+    return head + posixpath.normpath(posixpath.join("/", posixpath.dirname(path), relative))

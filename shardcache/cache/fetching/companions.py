@@ -1,0 +1,68 @@
+"""Files beside shards that say what is in them, for formats whose shards do not."""
+
+import asyncio
+from collections import OrderedDict
+
+from shardcache.access.urls import join
+from shardcache.errors import CorruptShardError, NotFoundError
+from shardcache.fetch.download import Downloader
+from shardcache.formats.format import Format
+from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES
+from shardcache.origin.registry import Origins
+from shardcache.origin.whole_object import read_object
+from shardcache.shared.units import size
+from shardcache.shared.url_names import format_of
+from shardcache.transport.between.flow import Flow, Received
+
+_MAX_KEPT = 100
+
+
+class Companions:
+    """Companions of shards, each read once per version; see `Format.companion_of`."""
+
+    def __init__(self, origins: Origins, downloader: Downloader) -> None:
+        self._origins = origins
+        self._downloader = downloader
+        # By url and version, least recently used first.
+        self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    async def of(self, url: str) -> str | None:
+        """Return what the companion of a shard says; None if shards of its format have none.
+
+        Raises NotFoundError if it is missing, ShardError, and the origin's errors.
+        """
+        format_ = format_of(url)
+        if format_.needs is None:
+            return None
+        companion = join(url, format_.needs)
+
+        async def request(received: Received) -> str:
+            return await self._read(companion, format_, received)
+
+        try:
+            return await self._downloader.ask(companion, request)
+        except NotFoundError as exn:
+            raise NotFoundError(
+                f"{exn.message}: without it, shards of {format_.name} beside it cannot be read",
+                url=companion,
+                remedy=f"upload the {format_.needs} that was written with the shards",
+            ) from exn
+
+    async def _read(self, url: str, format_: Format, received: Received) -> str:
+        origin = self._origins.origin(url)
+        obj = await origin.stat(url)
+        key = (url, obj.version)
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            return known
+        if obj.size_bytes > MAX_INDEX_BYTES:
+            raise CorruptShardError(
+                f"the file is too large to describe shards ({size(obj.size_bytes)})", url=url
+            )
+        data = await read_object(origin, obj, Flow(received))
+        found = await asyncio.to_thread(format_.companion_of, data, url)
+        self._known[key] = found
+        while len(self._known) > _MAX_KEPT:
+            self._known.popitem(last=False)
+        return found

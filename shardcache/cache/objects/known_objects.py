@@ -1,0 +1,69 @@
+"""Recent answers of origins about objects, for clients that ask for the same ones often."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
+
+from shardcache.cache.listings.manifests import Manifests
+from shardcache.origin.objects import RemoteObject
+from shardcache.store.disk.file_operations import modified_s
+from shardcache.store.keys import place_of, shard_key
+from shardcache.store.store import Store
+
+_MAX_KNOWN = 10_000  # objects; some 300 bytes each
+
+
+@dataclass(slots=True, eq=False)
+class KnownObjects:
+    """Objects as their origins have them, or had them at most `_ttl_s` seconds ago."""
+
+    _manifests: Manifests
+    _store: Store
+    _ttl_s: float
+    _known: OrderedDict[str, RemoteObject] = field(default_factory=OrderedDict, init=False)
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary,
+        init=False,
+    )
+
+    async def present(self, url: str) -> RemoteObject:
+        """Return an object; its origin is asked once for all who want to know.
+
+        As it is cached if the origin fails. Raises the origin's errors.
+        """
+        known = self.fresh(url)
+        if known is not None:
+            return known
+        async with self._locks.setdefault(url, asyncio.Lock()):
+            known = self.fresh(url)
+            if known is None:
+                known = await self._dated(await self._manifests.stat(url))
+                self._remember(known)
+        return known
+
+    def forget(self, url: str) -> None:
+        """Ask the origin again next time."""
+        self._known.pop(url, None)
+
+    def fresh(self, url: str) -> RemoteObject | None:
+        """Return an object as its origin had it lately; None if the origin has to be asked."""
+        known = self._known.get(url)
+        if known is None or time.monotonic() - known.reported_s > self._ttl_s:
+            return None
+        return known
+
+    def _remember(self, obj: RemoteObject) -> None:
+        self._known[obj.url] = obj
+        self._known.move_to_end(obj.url)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _dated(self, obj: RemoteObject) -> RemoteObject:
+        """Return an object with a time: that at which it was fetched, if no other is known."""
+        if obj.modified_s is not None:
+            return obj
+        key = shard_key(place_of(obj.url, is_file=True), obj.version)
+        fetched_s = await asyncio.to_thread(modified_s, self._store.layout.tar(key))
+        return replace(obj, modified_s=time.time() if fetched_s is None else fetched_s)

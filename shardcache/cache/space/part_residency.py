@@ -1,0 +1,191 @@
+"""The parts of objects of which ranges are read: what keeps each of them, and what evicts them."""
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Sequence
+
+from shardcache.cache.planner import Planner
+from shardcache.cache.waiting.signals import Signal
+from shardcache.origin.objects import RemoteObject
+from shardcache.store.part_file import PartFile
+from shardcache.store.store import Store
+from shardcache.telemetry.metrics import Counters
+
+
+class PartResidency:
+    """Parts of objects, each of which stays while a reader has it in use.
+
+    Nothing else writes `PartFile.leases`, or tells the plan which parts are cached and evictable.
+
+    Args:
+        claims: keys of what is being fetched.
+        allocating: is held while space is given to somebody, and so while anything is evicted.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        planner: Planner,
+        counters: Counters,
+        changed: Signal,
+        claims: Collection[str],
+        allocating: asyncio.Lock,
+    ) -> None:
+        self._store = store
+        self._planner = planner
+        self._counters = counters
+        self._changed = changed
+        self._claims = claims
+        self._allocating = allocating
+        self._checking = asyncio.Lock()
+
+    async def open(self, obj: RemoteObject, part_bytes: int) -> PartFile:
+        """Return a file for parts of an object, with those that an earlier daemon has left.
+
+        Raises DiskError.
+        """
+        async with self._allocating:  # so that what was left is not removed meanwhile
+            file = await self._store.open_parts(obj, part_bytes)
+        self.restored(file)
+        return file
+
+    def restored(self, file: PartFile) -> None:
+        """Add the parts that an earlier daemon has left."""
+        for part in file.kept:
+            self.arrived(file, part)
+
+    def arrived(self, file: PartFile, part: int) -> None:
+        """Add a part that was fetched by itself."""
+        self._planner.now.arrived(file.key_of(part), file.partial.size_of(part))
+
+    def lost(self, file: PartFile, part: int) -> None:
+        """Remove a part that turned out to be damaged."""
+        self._store.space.kept_bytes -= file.partial.size_of(part)
+        self._planner.now.gone(file.key_of(part))
+
+    def retain(self, file: PartFile, parts: Iterable[int]) -> None:
+        """Keep parts until `release`. They count as used."""
+        file.used_at_s = time.time()
+        now = self._planner.now
+        for part in parts:
+            file.leases[part] += 1
+            if file.is_own:
+                key = file.key_of(part)
+                now.found(key)
+                now.held(key)
+
+    def used(self, file: PartFile, parts: Iterable[int]) -> None:
+        """Count parts as used, which are read at once, and so not retained."""
+        file.used_at_s = time.time()
+        now = self._planner.now
+        for part in parts:
+            now.found(file.key_of(part))
+
+    def release(self, file: PartFile, parts: Iterable[int]) -> None:
+        """End one `retain`."""
+        for part in parts:
+            file.leases[part] -= 1
+            if not file.leases[part]:
+                del file.leases[part]
+                if file.is_own:
+                    self._planner.now.freed(file.key_of(part))
+        self._changed.notify()
+
+    async def verify(self, file: PartFile) -> list[int]:
+        """Compare the parts with the journal; drop and return damaged ones. Raises DiskError.
+
+        They are fetched again when they are read next.
+        """
+        damaged: list[int] = []
+        for part in file.kept:
+            damaged += await self.verify_part(file, part)
+        return damaged
+
+    async def verify_part(self, file: PartFile, part: int) -> list[int]:
+        """Compare one part with the journal, as `verify` does; return it if it was damaged."""
+        if part in file.partial.unchecked:
+            damaged = await self.check_left(file, [part])
+            self._counters.corrupt += len(damaged)
+            return damaged
+        return await self._verify(file, part)
+
+    async def _verify(self, file: PartFile, part: int) -> list[int]:
+        done = file.partial.done
+        if part not in done:
+            return []  # evicted since
+        suspects = await asyncio.to_thread(file.partial.damaged, {part: done[part]})
+        suspects = [part for part in suspects if part in done and file.is_own]
+        if not suspects:
+            return []
+
+        # Such as were evicted during the read had a hole: these are not evicted.
+        self.retain(file, suspects)
+        try:
+            crcs = {part: done[part] for part in suspects}
+            damaged = await asyncio.to_thread(file.partial.damaged, crcs)
+        finally:
+            self.release(file, suspects)
+        if not file.is_own:
+            return []
+        for part in damaged:
+            self.lost(file, part)
+            file.forget(part)
+            self._counters.corrupt += 1
+        return damaged
+
+    async def evict_all(self, file: PartFile) -> int:
+        """Remove the parts of an object, unless some are in use; return the bytes freed."""
+        async with self._allocating:
+            is_there = self._store.part_files.get(file.partial.key) is file
+            if not is_there or file.leases or file.partial.key in self._claims:
+                return 0
+            for part in file.kept:
+                self._planner.now.gone(file.key_of(part))
+            return await self._store.remove_parts(file)
+
+    async def check_left(self, file: PartFile, parts: Sequence[int]) -> list[int]:
+        """Compare parts that an earlier daemon has left with its journal; return damaged ones.
+
+        Those are dropped. Raises DiskError.
+        """
+        async with self._checking:  # once for all who want to know
+            left = [part for part in parts if part in file.partial.unchecked]
+            if not left or not file.is_own:
+                return []
+            self.retain(file, left)  # neither evicted nor granted meanwhile
+            try:
+                sound = await asyncio.to_thread(file.partial.check, left)
+            finally:
+                self.release(file, left)
+            damaged = [part for part in left if part not in sound]
+            if file.is_own:
+                for part in damaged:
+                    self.lost(file, part)
+            return damaged
+
+    def check(self, file: PartFile) -> None:
+        """Give up a file of parts that others have removed; its parts are fetched again. Blocks."""
+        if file.is_own and not file.partial.is_there():
+            self.hand_over(file)
+
+    def hand_over(self, file: PartFile) -> None:
+        """Leave a file of parts to a transfer of the whole, or to whoever needs its space."""
+        for part in file.kept:
+            self._planner.now.gone(file.key_of(part))
+        self._store.close_parts(file)
+        self._changed.notify()
+
+    async def evict(self, key: str, part: int) -> bool:
+        """Give up a part for its space; return False if it is in use. Called while allocating.
+
+        Whoever asks for the part meanwhile has to reserve space for it, and so waits for the hole.
+        """
+        file = self._store.part_files.get(key)
+        if file is None or file.leases[part]:
+            return False
+        self._planner.now.gone(file.key_of(part))
+        await self._store.drop_part(file, part)
+        self._counters.evictions += 1
+        if not file.kept and key not in self._claims and file.is_own:
+            self._store.close_parts(file)  # its empty file is removed as a leftover
+        return True

@@ -1,0 +1,42 @@
+"""`shardcache credentials`: keys for the S3 endpoint, as AWS' SDKs take them from a process."""
+
+from pathlib import Path
+
+import click
+
+from shardcache.cli import common
+from shardcache.cli.admin_client import AdminClient
+
+
+@common.examples(
+    "credentials",
+    "credentials --export",
+)
+@click.command(short_help="Print keys for the daemon's S3 endpoint.")
+@click.option(
+    "--export",
+    "as_export",
+    is_flag=True,
+    help="Print the lines that set keys and endpoint in a shell. The keys of a shell do not renew "
+    "themselves.",
+)
+@common.query_options
+def credentials(as_export: bool, as_json: bool, socket: Path | None) -> None:
+    """Print keys for the daemon's S3 endpoint, in the JSON of a credential_process.
+
+    They are this user's own: the daemon's rules for this user apply to what they sign. In
+    ~/.aws/config, the line `credential_process = shardcache credentials` lets AWS' SDKs and tools
+    renew them. For one shell: eval "$(shardcache credentials --export)".
+    """
+    client = AdminClient(socket)
+    keys = client.credentials()
+    if not as_export:
+        common.print_json(keys)
+        return
+    address = client.status()["s3"]
+    click.echo(f"export AWS_ACCESS_KEY_ID={keys['AccessKeyId']}")
+    click.echo(f"export AWS_SECRET_ACCESS_KEY={keys['SecretAccessKey']}")
+    click.echo("unset AWS_SESSION_TOKEN")
+    click.echo(f"export AWS_ENDPOINT_URL_S3=http://{address}")
+    click.echo(f"export S3_ENDPOINT_URL=http://{address}")  # s5cmd's name of it
+    click.echo("export AWS_REGION=${AWS_REGION:-us-east-1}")

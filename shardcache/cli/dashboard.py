@@ -1,0 +1,159 @@
+"""`shardcache dashboard`: the dashboard for every user of the socket, over a loopback port."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import click
+
+from shardcache.cli import common
+from shardcache.cli.admin_client import AdminClient
+from shardcache.errors import ConfigError
+from shardcache.shared.private import tool_socket
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import web
+
+_DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
+_HOST = "127.0.0.1"
+_PASSED_ON = (
+    "Content-Type",
+    "Cache-Control",
+    "ETag",
+    "Content-Security-Policy",
+    "Cross-Origin-Resource-Policy",
+    "Referrer-Policy",
+    "X-Content-Type-Options",
+)
+_CLOSE_S = 0.5
+
+
+@common.examples("dashboard", "dashboard --no-open --port 9301")
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port on 127.0.0.1.  [default: a free one]",
+)
+@click.option("--open/--no-open", "to_open", default=True, help="Open the page in a local browser.")
+@common.query_options
+def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
+    """Show the dashboard in a browser, until Ctrl-C.
+
+    The page is served on this machine only, at the printed url, whose token is required. It shows
+    what you may see and is read-only. From another machine, forward the port:
+
+    ssh -L 9301:127.0.0.1:9301 NODE shardcache dashboard --no-open --port 9301
+    """
+    import asyncio
+
+    AdminClient(socket).status()  # raises, with a remedy, if no daemon answers
+    asyncio.run(
+        _serve(tool_socket(socket), port, to_open and any(map(os.environ.get, _DESKTOP)), as_json),
+    )
+
+
+async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
+    import asyncio
+
+    async with _bridge(socket, port) as url:
+        if as_json:
+            common.print_json({"url": url, "socket": str(socket)})
+        else:
+            click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
+        # The browser gets a file that leads to the url: every user can read its command line, token
+        # included.
+        with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
+            if to_open:
+                import webbrowser
+
+                page = "<!doctype html><title>shardcache</title>"
+                door = Path(folder) / "dashboard.html"
+                door.write_text(f'{page}<meta http-equiv="refresh" content="0; url={url}">')
+                await asyncio.to_thread(webbrowser.open, door.as_uri())
+            await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
+    """Serve the dashboard of the daemon at `socket` until the block exits.
+
+    Yield its url, token included.
+
+    Raises ConfigError for a port in use.
+    """
+    import aiohttp
+    from aiohttp import web
+
+    token = secrets.token_urlsafe(24)
+    connector = aiohttp.UnixConnector(str(socket), limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)  # the live updates have no end
+    async with aiohttp.ClientSession(
+        "http://shardcache",
+        connector=connector,
+        timeout=timeout,
+    ) as daemon:
+        runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, _HOST, port).start()
+            except OSError as exn:
+                reason = f"cannot listen on {_HOST}:{port}: {exn.strerror}"
+                raise ConfigError(reason, remedy="choose another --port") from exn
+            # In the fragment, which browsers never send: the page reads the token there and sends
+            # it in a header.
+            yield f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}"
+        finally:
+            await runner.cleanup()
+
+
+def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
+    from aiohttp import web
+
+    async def live(request: web.Request) -> web.StreamResponse:
+        brought = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(brought, f"Bearer {token}".encode()):
+            return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
+        return await _pass_on(daemon, request)
+
+    app = web.Application()
+    page = partial(_pass_on, daemon)
+    app.router.add_get("/", page)
+    app.router.add_get("/dashboard/static/{version}/{name}", page)
+    app.router.add_get("/dashboard/live", live)
+    return app
+
+
+async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
+    """Stream the daemon's answer through; 502 if there is none."""
+    import aiohttp
+    from aiohttp import web
+
+    tags = {}
+    if "If-None-Match" in request.headers:
+        tags["If-None-Match"] = request.headers["If-None-Match"]
+    response = web.StreamResponse()
+    try:
+        async with daemon.get(request.rel_url, headers=tags) as answer:
+            response.set_status(answer.status)
+            for name in _PASSED_ON:
+                if name in answer.headers:
+                    response.headers[name] = answer.headers[name]
+            await response.prepare(request)
+            async for piece in answer.content.iter_any():
+                await response.write(piece)
+    except (aiohttp.ClientError, ConnectionError):
+        if not response.prepared:
+            return web.Response(status=502, text="the daemon does not answer")
+    return response

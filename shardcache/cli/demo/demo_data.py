@@ -1,0 +1,112 @@
+"""Data of the demo and of the documentation: small JPEG drawings of shapes, and shards of them.
+
+The same numbers and keys come on every machine, so that pages can say what a script prints.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+# Corners; with 30, a polygon looks like a circle.
+SHAPES = {
+    "circle": 30,
+    "square": 4,
+    "triangle": 3,
+}
+PHOTOS = 600
+TRAINING = (25, 25, 25, 25)  # samples of each shard
+VALIDATION = (4, 7)
+LINES = 2_000
+
+_SIDES = (96, 128, 160)
+
+
+def draw_shape(shape: str, rng: random.Random, width: int, height: int) -> bytes:
+    """Draw a shape somewhere in a picture of `width` × `height` pixels; return the JPEG file."""
+    from PIL import Image, ImageDraw
+
+    def colour(low: int, high: int) -> tuple[int, int, int]:
+        return rng.randint(low, high), rng.randint(low, high), rng.randint(low, high)
+
+    image = Image.new("RGB", (width, height), colour(0, 90))
+    side = min(width, height)
+    radius = rng.randint(side // 6, side // 3)
+    x = rng.randint(radius, width - radius)
+    y = rng.randint(radius, height - radius)
+    polygon = (x, y, radius)
+    ImageDraw.Draw(image).regular_polygon(polygon, SHAPES[shape], fill=colour(140, 255))
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def write_data(folder: Path) -> None:
+    """Write what the documentation's pages read into a folder, which must not hold it yet.
+
+    `photos/` has a folder of JPEG files per class, `train/` and `val/` are shards with an index of
+    samples of a `jpg`, a `txt` and a `cls`, `captions/` those captions alone, and `lines.txt` text.
+    """
+    rng = random.Random(0)
+    _write_photos(folder / "photos", rng)
+    for name, counts in (("train", TRAINING), ("val", VALIDATION)):
+        samples = [_sample(number, rng) for number in range(sum(counts))]
+        captions = [{"__key__": each["__key__"], "txt": each["txt"]} for each in samples]
+        _write_shards(folder / name, "{:06d}.tar", samples, counts)
+        _write_index(folder / name, counts)
+        _write_shards(folder / "captions", name + "-{:06d}.tar", captions, counts)
+    lines = (f"line {number}\n" for number in range(LINES))
+    (folder / "lines.txt").write_text("".join(lines))
+
+
+def _write_photos(folder: Path, rng: random.Random) -> None:
+    for shape in SHAPES:
+        (folder / shape).mkdir(parents=True)
+    for number in range(PHOTOS):
+        shape = rng.choice(list(SHAPES))
+        picture = draw_shape(shape, rng, rng.choice(_SIDES), rng.choice(_SIDES))
+        (folder / shape / f"{number:03d}.jpg").write_bytes(picture)
+
+
+def _sample(number: int, rng: random.Random) -> dict[str, bytes]:
+    shape = list(SHAPES)[number % len(SHAPES)]
+    return {
+        "__key__": f"{number:06d}".encode(),
+        "jpg": draw_shape(shape, rng, 16, 16),
+        "txt": b"a photo",
+        "cls": str(number % 10).encode(),
+    }
+
+
+def _write_shards(
+    folder: Path,
+    name: str,
+    samples: Sequence[Mapping[str, bytes]],
+    counts: Iterable[int],
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    bounds = accumulate(counts, initial=0)
+    for shard, (start, stop) in enumerate(pairwise(bounds)):
+        with tarfile.open(folder / name.format(shard), "w", format=tarfile.USTAR_FORMAT) as tar:
+            for sample in samples[start:stop]:
+                _add(tar, sample)
+
+
+def _add(tar: tarfile.TarFile, sample: Mapping[str, bytes]) -> None:
+    members = dict(sample)
+    key = members.pop("__key__").decode()
+    for extension, data in members.items():
+        info = tarfile.TarInfo(f"{key}.{extension}")
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+
+
+def _write_index(folder: Path, counts: Sequence[int]) -> None:
+    rows = [{"url": f"{shard:06d}.tar", "nsamples": count} for shard, count in enumerate(counts)]
+    index = {"wids_version": 1, "shardlist": rows}
+    (folder / "index.json").write_text(json.dumps(index))

@@ -1,0 +1,33 @@
+"""Checks of the daemon's S3 endpoint."""
+
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
+
+from shardcache.cli.doctor.context import Context, Finding, failed, ok
+
+_ANSWER_S = 5.0
+_REFUSAL = b"<Code>AccessDenied</Code>"
+
+
+def endpoint(context: Context) -> Finding | None:
+    """Send the S3 endpoint a request that is not signed, which it refuses as S3 does."""
+    address = None if context.status is None else context.status.get("s3")
+    if not address:
+        return None
+    where = f"the S3 endpoint at {address}"
+    try:
+        with closing(HTTPConnection(address, timeout=_ANSWER_S)) as connection:
+            connection.request("GET", "/")
+            answer = connection.getresponse()
+            body = answer.read()
+    except (OSError, HTTPException) as exn:
+        cause = str(exn) or type(exn).__name__
+        return failed(f"{where} does not answer", cause, "read the daemon's log, or restart it")
+    if answer.status != 403 or _REFUSAL not in body:
+        cause = f"the status is {answer.status}, where an unsigned request is refused by 403"
+        return failed(
+            f"another program answers in place of {where}",
+            cause,
+            "look for a proxy (http_proxy), or choose another --s3",
+        )
+    return ok(f"{where} answers those who have keys: shardcache credentials")

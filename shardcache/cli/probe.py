@@ -1,0 +1,109 @@
+"""`shardcache probe`: is the daemon started, ready and alive?"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli import common
+from shardcache.errors import DaemonError, NoDaemonError
+from shardcache.shared.socket_paths import socket_path
+from shardcache.shared.unix_socket import health
+
+# The health states in which each probe passes. None depends on an origin.
+PASSES = {
+    "startup": frozenset({"ok", "degraded"}),  # the daemon has started to serve
+    # it is fully functional: its disk is healthy, and it is not stopping
+    "ready": frozenset({"ok"}),
+    # it answers; a restart would fix neither disk nor origin
+    "live": frozenset({"ok", "degraded", "draining"}),
+}
+LIMIT_S = 5.0
+# A full or broken disk still responds; a restart may help only with one that hangs. As in
+# server/process/service_notifier.py.
+HUNG_S = 120.0
+_SECONDS = click.FloatRange(min=0)
+_PAUSE_S = 0.2
+
+
+def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Return the health that the daemon reports; `limit_s` limits each step of the exchange.
+
+    Raises NoDaemonError if nothing answers in that time, DaemonError if this user may not ask or
+    something else answers.
+    """
+    where = socket_path(path)
+    try:
+        return health(where, limit_s)
+    except TimeoutError:
+        raise NoDaemonError(f"no answer within {limit_s:g} s", url=str(where)) from None
+    except PermissionError:
+        raise DaemonError("this user may not use the daemon's socket", url=str(where)) from None
+    except OSError as exn:
+        raise NoDaemonError(f"no daemon answers: {exn.strerror or exn}", url=str(where)) from None
+    except ValueError:
+        raise DaemonError(
+            "the server at the socket is not a shardcache daemon",
+            url=str(where),
+        ) from None
+
+
+def passes(probed: str, found: dict[str, Any]) -> bool:
+    """Return True if a daemon of this health passes a probe, one of `PASSES`."""
+    hangs = probed == "live" and found.get("disk", {}).get("silent_s", 0.0) > HUNG_S
+    return found["status"] in PASSES[probed] and not hangs
+
+
+@common.examples("probe ready --wait-s 60", "probe live")
+@click.command()
+@click.argument("what", type=click.Choice(list(PASSES)))
+@click.option(
+    "--timeout-s",
+    type=_SECONDS,
+    default=LIMIT_S,
+    show_default=True,
+    help="Time limit for an answer.",
+)
+@click.option(
+    "--wait-s",
+    type=_SECONDS,
+    default=0.0,
+    help="Keep asking until it passes.  [default: ask once]",
+)
+@common.query_options
+def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
+    """Exit 0 if the daemon passes the probe, 1 if it does not, 3 if no daemon answers.
+
+    startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping.
+    live: it answers, and its disk does not hang. None of the probes depends on an object store.
+    """
+    found = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
+    if as_json:
+        common.print_json(found)
+    else:
+        click.echo(found["status"])
+    if not passes(what, found):
+        common.fail()
+
+
+def _ask_until(
+    probed: str,
+    socket: Path | None,
+    timeout_s: float,
+    deadline_s: float,
+) -> dict[str, Any]:
+    """Return the first answer that passes the probe, or the one at the deadline.
+
+    Then raises as `ask` does.
+    """
+    while time.monotonic() < deadline_s:
+        with suppress(NoDaemonError):
+            found = ask(socket, timeout_s)
+            if passes(probed, found):
+                return found
+        time.sleep(_PAUSE_S)  # polling: nothing signals a daemon's start
+    return ask(socket, timeout_s)

@@ -1,0 +1,1 @@
+"""The daemon's options: which there are, where each can be set, and where it was."""

@@ -1,0 +1,79 @@
+"""Options that are sizes: on disk, in memory, of a part, or per second."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, ByteSize
+
+from shardcache.shared.units import size
+
+MIB = 1024 * 1024
+
+# Overhead of the smallest shard: sidecar, journal and index.
+MIN_CAPACITY_BYTES = 64 * 1024
+_BLOCK_BYTES = 4096
+_BYTES = pydantic.TypeAdapter(ByteSize)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A size on disk: a number of bytes, or a fraction of the filesystem that holds the cache."""
+
+    value_bytes: int = 0
+    fraction: float | None = None
+
+    @classmethod
+    def parse(cls, text: object) -> "Amount":
+        """Parse `200GB`, `1.5TiB`, `80%` or a plain number of bytes."""
+        if isinstance(text, Amount):
+            return text
+        if isinstance(text, str) and text.strip().endswith("%"):
+            percent = float(text.strip().removesuffix("%"))
+            if not 0 <= percent <= 100:
+                raise ValueError("a percentage must be between 0% and 100%")
+            return cls(fraction=percent / 100)
+        return cls(value_bytes=int(_BYTES.validate_python(text)))
+
+    def of(self, filesystem_bytes: int) -> int:
+        """Return the amount in bytes on a filesystem of the given size."""
+        return self.value_bytes if self.fraction is None else int(filesystem_bytes * self.fraction)
+
+    def excess(self, filesystem_bytes: int) -> str | None:
+        """Return a warning if the amount exceeds the size of the filesystem, else None."""
+        if self.of(filesystem_bytes) <= filesystem_bytes:
+            return None
+        capacity = size(self.value_bytes)
+        filesystem = size(filesystem_bytes)
+        return f"the capacity of {capacity} exceeds the size of its filesystem ({filesystem})"
+
+
+def _holds_a_shard(capacity: Amount) -> Amount:
+    is_small = capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES
+    if is_small or capacity.fraction == 0:
+        found = size(capacity.value_bytes)
+        raise ValueError(f"{found} cannot hold a single shard; add a unit, such as 500GB or 80%")
+    return capacity
+
+
+Size = Annotated[Amount, BeforeValidator(Amount.parse)]
+"""A size on disk."""
+
+Capacity = Annotated[Size, AfterValidator(_holds_a_shard)]
+"""A size on disk that holds a shard."""
+
+
+def _whole_blocks(value: ByteSize) -> ByteSize:
+    """Round to whole disk blocks, so that 8MB is as good as 8MiB."""
+    return ByteSize((value + _BLOCK_BYTES // 2) // _BLOCK_BYTES * _BLOCK_BYTES)
+
+
+def _per_second(text: object) -> object:
+    return text.strip().removesuffix("/s") if isinstance(text, str) else text
+
+
+PartSize = Annotated[ByteSize, AfterValidator(_whole_blocks)]
+"""A number of bytes, in whole blocks."""
+
+Rate = BeforeValidator(_per_second)
+"""Bytes per second: `500MB/s` is as good as `500MB`."""

@@ -1,0 +1,70 @@
+"""Sources of the options: flags, environment and file."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardcache.config.toml_lines import line_of
+
+VARIABLE_PREFIX = "SHARDCACHE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Sources of the options, in order of precedence: what sets each of them is named in errors."""
+
+    flags: Mapping[str, Any]
+    env: Mapping[str, str]
+    file: Path
+
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values that are set, as they are written.
+
+        Those of the file may be of any name.
+
+        Args:
+            names: of all options that a variable may set.
+
+        Raises OSError or ValueError if the file is unusable.
+        """
+        found: dict[str, Any] = {}
+        if self.file.exists():
+            found |= tomllib.loads(self.file.read_text())
+        for name in names:
+            variable = self._variable(name)
+            if variable is not None:
+                found[name] = self.env[variable]
+        return found | dict(self.flags)
+
+    def kind(self, name: str) -> str:
+        """Return `flag`, `environment` or `file` for an option that is set."""
+        if name in self.flags:
+            return "flag"
+        return "file" if self._variable(name) is None else "environment"
+
+    def place(self, loc: tuple[int | str, ...]) -> str:
+        """Return where an option, or a part of one, is set.
+
+        `--capacity`, `$SHARDCACHE_CAPACITY`, or a line of the file.
+
+        Args:
+            loc: the option and the way to its part: keys, indices of tables, and pydantic's names
+                of validators.
+        """
+        name = str(loc[0])
+        if name in self.flags:
+            return "--" + name.replace("_", "-")
+        variable = self._variable(name)
+        if variable is not None:
+            return f"${variable}"
+
+        dotted = ".".join(str(part) for part in loc if not str(part).startswith("function-"))
+        place = f"{dotted} in {self.file}"
+        line = line_of(loc, self.file.read_text())
+        return place if line is None else f"{place}, line {line}"
+
+    def _variable(self, name: str) -> str | None:
+        wanted = VARIABLE_PREFIX + name.upper()
+        return next((each for each in self.env if each.upper() == wanted), None)

@@ -1,0 +1,97 @@
+"""`OriginTable`: the options for the urls of one store."""
+
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import AfterValidator, Field
+
+from shardcache.shared.front import FRONT
+from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
+
+_MAX_PRICE = 1e15  # so that no cost is beyond the numbers of JSON
+
+
+def _front(text: str | None) -> str | None:
+    if text is None:
+        return None
+    is_socket_path = text.startswith("/") and len(os.fsencode(text)) <= MAX_SOCKET_BYTES
+    if not is_socket_path:
+        raise ValueError(f"{text!r} is not the path of a Unix socket, such as {FRONT}")
+    return text
+
+
+class OriginTable(pydantic.BaseModel):
+    """One `[[origin]]` table: access settings for the urls that begin with `match`."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    match: str = Field(description="url prefix that this table applies to; the longest match wins")
+    endpoint_url: str | None = Field(
+        None,
+        description="endpoint of S3, Google Cloud Storage or Azure",
+    )
+    region: str | None = Field(None, description="S3 region")
+    profile: str | None = Field(None, description="profile in the AWS config files")
+    anon: bool = Field(False, description="send unsigned requests, without credentials")
+    tier: Annotated[str | None, AfterValidator(_front)] = Field(
+        None,
+        description="socket of this node's nginx of the cluster's cache, requested before the "
+        "origin",
+    )
+    require_end: bool = Field(
+        True,
+        description="reject tars without an end-of-archive block; false accepts them as complete",
+    )
+    ignore_trailing_data: bool = Field(
+        False,
+        description="accept tars with data after the end-of-archive block and ignore that "
+        "data, as tar does",
+    )
+    require_adjacent: bool = Field(
+        True,
+        description="reject tars in which a key comes again with other members; false takes them "
+        "for another sample, as webdataset does, and shards are not read while they "
+        "arrive",
+    )
+    verify_etag: bool = Field(
+        True,
+        description="verify an ETag that may be an MD5 where S3 has no checksum, and Azure's "
+        "Content-MD5",
+    )
+    price_per_gb: float | None = Field(
+        None,
+        ge=0,
+        le=_MAX_PRICE,
+        description="price of 10^9 bytes from this store, in any currency",
+    )
+    price_per_1000_requests: float | None = Field(
+        None,
+        ge=0,
+        le=_MAX_PRICE,
+        description="price of 1,000 requests to this store",
+    )
+    storage_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="options for the fsspec filesystem; for web servers: headers, cookies, "
+        "params and proxy",
+        repr=False,
+    )
+
+    def cost(self, size_bytes: int, requests: int) -> float | None:
+        """Return the price of bytes and requests; None if no price is set."""
+        if self.price_per_gb is None and self.price_per_1000_requests is None:
+            return None
+        of_bytes = size_bytes / 1e9 * (self.price_per_gb or 0)
+        of_requests = requests / 1e3 * (self.price_per_1000_requests or 0)
+        return of_bytes + of_requests
+
+
+_NO_TABLE = OriginTable(match="")  # type: ignore[call-arg]  # the other fields have defaults
+
+
+def table_of(tables: Sequence[OriginTable], url: str) -> OriginTable:
+    """Return the table with the longest `match` that the url begins with; defaults without one."""
+    matching = (each for each in tables if url.startswith(each.match))
+    return max(matching, key=lambda each: len(each.match), default=_NO_TABLE)

@@ -1,0 +1,294 @@
+"""`Settings`: the single definition of the daemon's options.
+
+Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_SIZE`) and a key of
+the TOML file (`part_size`), in this order of precedence.
+"""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BeforeValidator, ByteSize, Field
+
+from shardcache.access.rules import AllowRule
+from shardcache.config.amounts import MIB, Capacity, PartSize, Rate, Size
+from shardcache.config.option_sources import VARIABLE_PREFIX, Sources
+from shardcache.config.origin_table import OriginTable
+from shardcache.errors import ConfigError
+from shardcache.shared.socket_paths import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_ENV
+from shardcache.shared.units import size
+from shardcache.suggestions import did_you_mean
+
+# Read by the client and the command line.
+_OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}
+# Kubernetes sets these in every pod if there is a service named shardcache.
+_SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
+
+
+def _parsed(value: object) -> object:
+    """Parse tables that come from the environment."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        example = '[{"match": "s3://bucket/", …}]'
+        raise ValueError(f"write the tables as a list in JSON: {example}") from None
+
+
+def config_file(given: Path | None = None) -> Path:
+    """Return the config file given, else that of `$SHARDCACHE_CONFIG`, else the node's."""
+    return given or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+
+
+def default_cache_dir() -> Path:
+    """Return root's cache folder, or one in the user's own cache directory."""
+    if os.getuid() == 0:
+        return Path("/var/cache/shardcache")
+    given = os.environ.get("XDG_CACHE_HOME")
+    base = Path(given) if given else Path.home() / ".cache"
+    return base / "shardcache"
+
+
+class Settings(pydantic.BaseModel):
+    """Every option of `shardcache serve`."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+    )
+
+    cache_dir: Path = Field(
+        default_factory=default_cache_dir,
+        description="folder on a local disk for the shards",
+    )
+    capacity: Capacity = Field(
+        "80%",  # type: ignore[assignment]  # parsed by Amount.parse, and shown as written
+        description="maximum size of the cache: 200GB, 1.5TiB, or a share of its filesystem "
+        "such as 80%",
+    )
+    min_free: Size = Field(
+        "5%",  # type: ignore[assignment]
+        description="space always kept free on the cache's filesystem",
+    )
+    max_pinned: Size = Field(
+        "80%",  # type: ignore[assignment]
+        description="maximum total size of pinned shards: a size, or a share of the capacity",
+    )
+    socket: Path | None = Field(
+        None,
+        description="Unix socket for jobs and tools [default: automatic]",
+    )
+    group: str | None = Field(
+        None,
+        description="group allowed to use the socket and read the cache [default: the "
+        "daemon's own]",
+    )
+    allow: tuple[Annotated[AllowRule, BeforeValidator(AllowRule.parse)], ...] = Field(
+        (),
+        description="url prefix from which shards may be fetched; repeatable [default: any]",
+    )
+    http: str | None = Field(
+        None,
+        description="HOST:PORT for read-only status over TCP, such as 127.0.0.1:9300 "
+        "[default: off]",
+    )
+    http_token_file: Path | None = Field(
+        None,
+        description="file with the token for TCP requests; required beyond loopback [default: "
+        "none]",
+    )
+    s3: str | None = Field(
+        None,
+        description="HOST:PORT of the loopback at which S3 clients read through the cache, such as "
+        "127.0.0.1:9099 [default: off]",
+    )
+    s3_key_life_s: float = Field(
+        43_200.0,
+        gt=0,
+        description="seconds for which keys for the S3 endpoint are valid",
+    )
+    s3_stall_s: float = Field(
+        60.0,
+        gt=0,
+        description="seconds without progress after which a client of the S3 endpoint is cut off",
+    )
+    socket_connections: int | None = Field(
+        None,
+        ge=8,
+        description="maximum connections to the socket [default: as many as there may be open "
+        "files]",
+    )
+    user_connections: int | None = Field(
+        None,
+        ge=4,
+        description="maximum connections of one user, root and the daemon's own excepted "
+        "[default: half]",
+    )
+    max_connections: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="maximum connections to all origins",
+    )
+    shard_connections: int = Field(
+        8,
+        ge=1,
+        le=256,
+        description="maximum connections for one shard",
+    )
+    max_transfers: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="maximum shards prefetched in parallel; those a reader waits for are extra",
+    )
+    max_bandwidth: Annotated[ByteSize | None, Rate] = Field(
+        None,
+        ge=64 * 1024,
+        description="maximum bytes per second from all origins, such as 500MB [default: no limit]",
+    )
+    part_size: PartSize = Field(
+        ByteSize(8 * MIB),
+        ge=64 * 1024,
+        le=1024 * MIB,
+        description="bytes checksummed and recorded together; a request fetches one to four parts",
+    )
+    range_part_size: PartSize = Field(
+        ByteSize(256 * 1024),
+        ge=64 * 1024,
+        le=64 * MIB,
+        description="bytes fetched and kept together of an object of which only ranges are read",
+    )
+    whole_from_percent: int = Field(
+        50,
+        ge=1,
+        le=100,
+        description="percent of an object from which the whole is fetched, if ranges are read",
+    )
+    plan_memory: ByteSize = Field(
+        ByteSize(2048 * MIB),
+        ge=1 * MIB,
+        description="maximum memory for the plans of all readers together; "
+        "one reader may use half of it",
+    )
+    attempts: int = Field(10, ge=1, le=100, description="attempts per part before its shard fails")
+    stall_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="seconds below 1 KiB/s after which a part is requested again",
+    )
+    listing_ttl_s: float = Field(
+        60.0,
+        ge=0,
+        description="seconds for which a listing of the origin is reused",
+    )
+    scrub_rate: Annotated[ByteSize, Rate] = Field(
+        ByteSize(10 * MIB),
+        ge=0,
+        description="bytes per second at which cached shards are re-read and verified (scrubbed); "
+        "0 disables it",
+    )
+    scrub_pause_s: float = Field(3600.0, ge=0, description="seconds between two scrub rounds")
+    idle_exit_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds without a session after which the daemon stops "
+        "[default: never; private: 600]",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info",
+        description="minimum log level",
+    )
+    log_format: Literal["text", "json"] = Field("text", description="format of log lines")
+    origin: Annotated[tuple[OriginTable, ...], BeforeValidator(_parsed)] = Field(
+        (),
+        description="[[origin]] tables; in the environment, a list in JSON; no flag",
+    )
+
+    @pydantic.field_validator("allow", mode="before")
+    @classmethod
+    def _split_commas(cls, value: object) -> object:
+        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+    @classmethod
+    def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> "Settings":
+        """Build from flags (only those given), environment and file.
+
+        Raises ConfigError naming every invalid option, or a config file that cannot be read.
+        """
+        path = config_file(config)
+        if config or os.environ.get(CONFIG_ENV):
+            _must_be_file(path)
+        return _loaded(Sources(flags, os.environ, path))
+
+    @classmethod
+    def read(cls, file: Path) -> "Settings":
+        """Build from a config file alone.
+
+        Raises ConfigError naming every invalid option, or that it cannot be read.
+        """
+        _must_be_file(file)
+        return _loaded(Sources({}, {}, file))
+
+
+def _loaded(sources: Sources) -> Settings:
+    try:
+        return Settings(**sources.values(Settings.model_fields))
+    except pydantic.ValidationError as exn:
+        wrong = "; ".join(f"{sources.place(one['loc'])}: {_reason(one)}" for one in exn.errors())
+        raise ConfigError(wrong, remedy="see `shardcache serve --help`") from None
+    except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
+        remedy = f"correct the file; check it with: shardcache config check {sources.file}"
+        raise ConfigError(f"cannot read {sources.file}: {exn}", remedy=remedy) from None
+
+
+def _must_be_file(path: Path) -> None:
+    try:
+        is_file = path.is_file()
+    except OSError as exn:
+        raise ConfigError(
+            f"cannot read {path}: {exn}",
+            remedy="make its folder accessible",
+        ) from None
+    if not is_file:
+        raise ConfigError(f"no config file at {path}", remedy="correct the path, or omit it")
+
+
+def unknown_variables() -> Iterator[tuple[str, str | None]]:
+    """Yield each unknown SHARDCACHE_ variable with the closest known name, or None."""
+    known = {VARIABLE_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+    for name in sorted(os.environ):
+        if not name.startswith(VARIABLE_PREFIX) or _SERVICE_LINK.match(name):
+            continue
+        if name.upper() not in known:
+            similar = difflib.get_close_matches(name, known, n=1)
+            yield name, similar[0] if similar else None
+
+
+def _reason(error: Mapping[str, Any]) -> str:
+    """Return what is wrong with one option, in the user's terms rather than pydantic's.
+
+    Args:
+        error: one of `ValidationError.errors()`.
+    """
+    *tables, name = error["loc"]
+    if error["type"] == "extra_forbidden":
+        known = OriginTable.model_fields if tables else Settings.model_fields
+        return f"unknown option{did_you_mean(str(name), known)}"
+    if error["type"] == "tuple_type" and name in ("origin", "allow"):
+        return f"write [[{name}]], once per table"
+    field = Settings.model_fields.get(str(name))
+    bounds = error.get("ctx", {})
+    if field is not None and "ByteSize" in str(field.annotation) and bounds.keys() & {"ge", "le"}:
+        if "ge" in bounds:
+            return f"at least {size(bounds['ge'])}"
+        return f"at most {size(bounds['le'])}"
+    return str(error["msg"]).removeprefix("Value error, ")

@@ -1,0 +1,46 @@
+"""Lines of a TOML file on which options are set, for errors and for `shardcache config show`.
+
+tomllib keeps no lines, and an option is not found without one: validation numbers the tables of a
+name from 0, and a rule's wrong key is not in its place at all (`allow.3`).
+"""
+
+import re
+from collections import Counter
+
+_HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
+
+
+def line_of(loc: tuple[int | str, ...], toml: str) -> int | None:
+    """Return the line number of a key in a TOML file, or else that of its table's header.
+
+    None for a key in a form that is not looked for, such as a header with quotes.
+
+    Args:
+        loc: `(option,)`; or `(table, number, key)`, where `number` counts the tables of one name
+            from 0.
+        toml: text of the file, which is well-formed.
+    """
+    option, *keys = [part for part in loc if isinstance(part, str)]
+    number = next((part for part in loc if isinstance(part, int)), 0)
+    table = ""  # whose keys the present line is among; empty before the first table
+    headers = Counter[str]()  # tables of each name so far
+    header_line = None
+    for line, text in enumerate(toml.splitlines(), 1):
+        header = _HEADER.match(text)
+        if header is not None:
+            table = header[1]
+            headers[table] += 1
+        is_in_table = table == option and headers[table] == number + 1
+        if is_in_table and header_line is None:
+            header_line = line
+
+        if not table and _sets(text, option):
+            return line
+        if is_in_table and keys and _sets(text, keys[0]):
+            return line
+    return header_line
+
+
+def _sets(text: str, key: str) -> bool:
+    """Return True for a line of TOML that sets a key, which may be quoted."""
+    return re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", text) is not None

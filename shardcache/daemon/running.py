@@ -1,0 +1,253 @@
+"""Composition root of the daemon: build the components, serve until a stop signal, drain."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from shardcache import __version__
+from shardcache.access.rules import AllowList
+from shardcache.cache.facade import Cache
+from shardcache.config.origin_table import table_of
+from shardcache.config.settings import Settings, unknown_variables
+from shardcache.daemon.garbage_collection import building, collect_seldom
+from shardcache.daemon.preparing import prepare_later, start_preparing
+from shardcache.daemon.stopping import (
+    end_by_force,
+    stop_signals,
+    stop_when_idle,
+    stop_when_lost,
+    stop_when_unreachable,
+)
+from shardcache.fetch.download import Downloader
+from shardcache.origin.registry import Origins
+from shardcache.server.app import serving
+from shardcache.server.listening.activation import ActivatedSockets
+from shardcache.server.listening.limits import Limits, raise_open_files
+from shardcache.server.listening.s3_listener import S3Options, listening_for_s3
+from shardcache.server.listening.tcp_listener import Listener, listening
+from shardcache.server.listening.unix_listener import listening_at
+from shardcache.server.process.drain import Drain
+from shardcache.server.process.service_notifier import Liveness, ServiceNotifier, liveness
+from shardcache.server.process.takeover import predecessor_gone
+from shardcache.shared.socket_paths import socket_path
+from shardcache.shared.units import duration, size
+from shardcache.store.indexing.indexers import Indexers
+from shardcache.store.store import Store
+from shardcache.telemetry import logs
+from shardcache.telemetry.metrics import Bills, Counters
+
+log = structlog.get_logger()
+
+# Hard limit for shutdown, even if a task hangs. Service managers usually allow 90 s, Kubernetes
+# 30 s.
+_STOP_LIMIT_S = 20.0
+_MARGIN_S = 5.0
+# Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink,
+# inflating.
+_THREADS = 32
+# How long a thread that parses an index may keep the interpreter while the event loop waits, at
+# each system call.
+_SWITCH_S = 0.001
+_INDEXERS = 2
+
+
+def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
+    """Run the daemon until SIGTERM or SIGINT.
+
+    With `idle_exit_s`, also until it was idle for that time, or lost its folder.
+
+    Args:
+        settings: all options.
+        on_ready: called once the daemon serves.
+
+    Raises:
+        SocketInUseError, CacheDirError, ConfigError: always before `on_ready` is called.
+    """
+    logs.configure(settings.log_level, settings.log_format)
+    raise_open_files()
+    manager = ServiceNotifier.take(os.environ, os.getpid())
+    activated = ActivatedSockets.take(os.environ, os.getpid())
+    for name, meant in unknown_variables():
+        log.warning("unknown environment variable", name=name, meant=meant)
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        run = DaemonRun(settings, manager, on_ready)
+        stopping_s, store = runner.run(run.serve(activated))
+    log.info(
+        "stopped",
+        took=duration(time.monotonic() - stopping_s),
+        cache_dir=str(settings.cache_dir),
+        shards=len(store.shards),
+        used=size(store.space.used_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonRun:
+    """One run of the daemon."""
+
+    _settings: Settings
+    _manager: ServiceNotifier
+    _on_ready: Callable[[Store], None]
+
+    async def serve(self, activated: ActivatedSockets) -> tuple[float, Store]:
+        """Serve until the daemon is to stop.
+
+        Returns:
+            The time of the stop signal by the monotonic clock, and the closed store.
+        """
+        settings = self._settings
+        path = activated.path(settings.socket)
+        if path is None:
+            path = socket_path(settings.socket)
+            await predecessor_gone(path, _STOP_LIMIT_S)
+
+        log.info("starting", socket=str(path), handed_over=activated.unix is not None)
+        collect_seldom()
+        sys.setswitchinterval(_SWITCH_S)
+        with (
+            listening(settings.http, settings.http_token_file, activated.tcp) as listener,
+            listening_for_s3(settings.s3) as for_s3,
+            listening_at(path, settings.group, activated.unix) as sock,
+        ):
+            s3 = S3Options(for_s3, settings.s3_key_life_s, settings.s3_stall_s)
+            return await self._serve_at(sock, listener, s3)
+
+    async def _serve_at(
+        self,
+        sock: socket.socket,
+        listener: Listener,
+        s3: S3Options,
+    ) -> tuple[float, Store]:
+        with building():
+            store = await self._manager.have_patience(
+                "Scanning the cache folder.",
+                self._open_store,
+            )
+        # The server closes last: until the folder is free, a new daemon must see that this one is
+        # stopping.
+        async with contextlib.AsyncExitStack() as last:
+            with contextlib.closing(store):
+                loop = asyncio.get_running_loop()
+                loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
+
+                async def serve_cache(cache: Cache) -> Drain:
+                    limits = partial(Limits.of_socket, self._settings)
+                    server = serving(cache, sock, limits, listener, s3)
+                    return await last.enter_async_context(server)
+
+                try:
+                    stopping_s = await self._run(store, serve_cache)
+                finally:
+                    # No thread may still write when the next daemon does.
+                    await loop.shutdown_default_executor()
+        return stopping_s, store
+
+    def _open_store(self) -> Store:
+        settings = self._settings
+        return Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group)
+
+    async def _run(self, store: Store, serve_cache: Callable[[Cache], Awaitable[Drain]]) -> float:
+        """Serve until the daemon is to stop; return the time of that by the monotonic clock."""
+        settings = self._settings
+        counters = Counters(bills=self._bills())
+        origins = Origins(
+            settings.origin,
+            max_connections=settings.max_connections,
+            redirect_guard=AllowList(settings.allow),
+            stall_timeout_s=settings.stall_timeout_s,
+        )
+        downloader = Downloader(settings, counters)
+        indexers = Indexers(_INDEXERS)
+        try:
+            async with asyncio.TaskGroup() as group:
+                cache = Cache(settings, store, origins, downloader, indexers, group)
+                # Before the first connection is handled: a private daemon's reader is there
+                # already.
+                tasks = await start_preparing(group, origins, indexers)
+                drain = await serve_cache(cache)
+                tasks.append(group.create_task(prepare_later(origins)))
+
+                with stop_signals() as stop:
+                    self._log_ready(store)
+                    await self._manager.tell(READY=1)
+                    self._on_ready(store)
+                    tasks += self._start_watching(group, stop, cache, store, drain)
+                    await stop.wait()
+
+                stopping_s = time.monotonic()
+                await self._stop(tasks, drain)
+                cache.stop()
+        finally:
+            await indexers.close()
+            await origins.close()
+        return stopping_s
+
+    def _bills(self) -> Bills:
+        """Return empty bills, in money if an origin has a price."""
+        if any(table.cost(0, 0) is not None for table in self._settings.origin):
+            return Bills(self._cost)
+        return Bills()
+
+    def _cost(self, url: str, size_bytes: int, requests: int) -> float | None:
+        return table_of(self._settings.origin, url).cost(size_bytes, requests)
+
+    def _log_ready(self, store: Store) -> None:
+        log.info(
+            "ready",
+            version=__version__,
+            cache_dir=str(self._settings.cache_dir),
+            shards=len(store.shards),
+            used=size(store.space.used_bytes),
+            capacity=size(store.space.capacity_bytes),
+        )
+
+    def _start_watching(
+        self,
+        group: asyncio.TaskGroup,
+        stop: asyncio.Event,
+        cache: Cache,
+        store: Store,
+        drain: Drain,
+    ) -> list[asyncio.Task[None]]:
+        """Start the tasks that report to the service manager and end an idle daemon."""
+
+        def alive() -> Liveness:
+            return liveness(cache.health()["disk"], store, len(drain.sessions))
+
+        tasks = [group.create_task(self._manager.watch(alive), name="manager")]
+        idle_exit_s = self._settings.idle_exit_s
+        if idle_exit_s is not None:
+            tasks.append(group.create_task(stop_when_idle(stop, drain, idle_exit_s)))
+            tasks.append(group.create_task(stop_when_lost(stop, cache)))
+            path = self._settings.socket
+            if path is not None:
+                tasks.append(group.create_task(stop_when_unreachable(stop, cache, drain, path)))
+        return tasks
+
+    async def _stop(self, tasks: list[asyncio.Task[None]], drain: Drain) -> None:
+        """End the tasks and the server's sessions and requests, by force if that takes too long."""
+        log.info("stopping")
+        end_by_force(_STOP_LIMIT_S)
+        for task in tasks:
+            task.cancel()
+        limit_s = _STOP_LIMIT_S + _MARGIN_S
+        await self._manager.ask_for_time(limit_s, STOPPING=1, STATUS="Stopping.")
+        await drain.run()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    with contextlib.suppress(ImportError):  # not on Linux, or not yet built for this Python
+        import uvloop
+
+        return uvloop.new_event_loop
+    return None

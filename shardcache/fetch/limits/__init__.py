@@ -1,0 +1,1 @@
+"""Limits on connections and bandwidth, and who is served first within them."""

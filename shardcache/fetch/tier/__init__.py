@@ -1,0 +1,1 @@
+"""Requests to a cluster's tier, watched, with the object store behind it."""

@@ -1,0 +1,91 @@
+"""The process that makes a stream of rows of what Arrow's library reads; see `parquet_program`."""
+
+import importlib.util
+import io
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shardcache.errors import CorruptShardError, MissingPackageError
+
+_PROGRAM = "shardcache.formats.parquet_program"
+_SHOWN_BYTES = 1000
+_BUFFER_BYTES = 1024 * 1024
+
+
+def rows_of(what: str, path: Path, url: str, *span: int) -> BinaryIO:
+    """Return the stream of rows of a file. Raises OSError; MissingPackageError without pyarrow.
+
+    Args:
+        what: the file is, in messages.
+        path: of the file.
+        url: of the same, for errors.
+        span: start and end of the Arrow file in it; none of a parquet file.
+    """
+    return io.BufferedReader(_ArrowProcess(what, path, url, span), _BUFFER_BYTES)
+
+
+class _ArrowProcess(io.RawIOBase):
+    """The bytes of the stream. Closing it ends the process.
+
+    Raises CorruptShardError while it is read, if the file cannot be.
+    """
+
+    def __init__(self, what: str, path: Path, url: str, arguments: Sequence[int]) -> None:
+        super().__init__()
+        if importlib.util.find_spec("pyarrow") is None:
+            raise MissingPackageError(
+                f"reading a {what} needs the Python package pyarrow, where the daemon runs",
+                url=url,
+                remedy="pip install 'shardcache[parquet]', and restart the daemon",
+            )
+        self._what = what
+        self._url = url
+        self._complaint = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+        command = (sys.executable, "-P", "-m", _PROGRAM, str(path), *map(str, arguments))
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._complaint,
+            start_new_session=True,
+        )
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what the process has written. Raises CorruptShardError."""
+        assert self._process.stdout is not None
+        count: int = self._process.stdout.readinto(buffer)  # type: ignore[attr-defined]
+        if not count and len(buffer):
+            self._check_end()
+        return count
+
+    def _check_end(self) -> None:
+        status = self._process.wait()
+        if not status:
+            return
+        self._complaint.seek(0)
+        lines = self._complaint.read(_SHOWN_BYTES).decode(errors="replace").splitlines()
+        what = lines[0] if lines else f"its decoder ended with status {status}"
+        raise CorruptShardError(
+            f"the {self._what} cannot be read: {what}",
+            url=self._url,
+            remedy="check that the library that wrote the file reads it, then write and upload it "
+            "again",
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        if not self.closed:
+            assert self._process.stdout is not None
+            self._process.kill()
+            self._process.stdout.close()
+            self._process.wait()
+            self._complaint.close()
+        super().close()

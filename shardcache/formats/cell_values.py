@@ -1,0 +1,103 @@
+"""Values of cells, by the name of their encoding: how the tables in the cache hold them.
+
+Numbers are little-endian, as Arrow has them. A value of any other type is JSON, in which an object
+with the single field `!` stands for what JSON has no type for: `{"!": ["date", "2026-01-31"]}`.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+from shardcache.formats.format import Decoder
+from shardcache.formats.plain_values import number_decoder, text
+
+TEXT = "text"
+BYTES = ""
+BOOL = "bool"
+TAGGED = "tagged"
+
+_TAG = "!"
+_NUMBERS: Mapping[str, str] = {
+    "int8": "b",
+    "int16": "h",
+    "int32": "l",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "L",
+    "uint64": "Q",
+    "halffloat": "e",
+    "float": "f",
+    "double": "d",
+}
+NUMBERS = frozenset(_NUMBERS)
+"""Encodings of numbers, by Arrow's names of their types."""
+
+
+def tagged(value: Any) -> bytes:
+    """Return a value in JSON.
+
+    Its types are JSON's, bytes, and those of `datetime` and `decimal`. Raises TypeError for others.
+    """
+    return json.dumps(value, default=_tag, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _tag(value: object) -> dict[str, list[Any]]:
+    form: list[Any]
+    match value:
+        case bytes():
+            form = ["bytes", base64.b64encode(value).decode()]
+        case datetime():
+            form = ["datetime", value.isoformat()]
+        case date():
+            form = ["date", value.isoformat()]
+        case time():
+            form = ["time", value.isoformat()]
+        case timedelta():
+            form = ["timedelta", [value.days, value.seconds, value.microseconds]]
+        case Decimal():
+            form = ["decimal", str(value)]
+        case _:
+            raise TypeError(f"a value is of type {type(value).__name__}")
+    return {_TAG: form}
+
+
+def _untag(found: dict[str, Any]) -> Any:
+    if found.keys() != {_TAG}:
+        return found
+    kind, form = found[_TAG]
+    match kind:
+        case "bytes":
+            return base64.b64decode(form)
+        case "datetime":
+            return datetime.fromisoformat(form)
+        case "date":
+            return date.fromisoformat(form)
+        case "time":
+            return time.fromisoformat(form)
+        case "timedelta":
+            return timedelta(*form)
+        case "decimal":
+            return Decimal(form)
+        case _:
+            raise ValueError(f"an unknown type {kind!r}")
+
+
+def _bool(cell: bytes) -> bool:
+    return cell != b"\0"
+
+
+def _value(cell: bytes) -> Any:
+    return json.loads(cell, object_hook=_untag)
+
+
+DECODERS: Mapping[str, Decoder] = {
+    TEXT: text,
+    BOOL: _bool,
+    TAGGED: _value,
+    **{name: number_decoder(code) for name, code in _NUMBERS.items()},
+}
+"""The function that decodes cells of each encoding but that of bytes."""

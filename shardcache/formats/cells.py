@@ -1,0 +1,89 @@
+"""A table of samples whose members are the cells of columns, built sample by sample."""
+
+from shardcache.errors import UnsupportedShardError
+from shardcache.tarindex.tables import Fault, Samples
+
+MAX_SAMPLES = 8_000_000
+"""Limit for one shard: its index takes some 50 bytes of memory per sample, however small."""
+
+MAX_CELLS = 32_000_000
+"""Limit for one shard: its index takes 20 bytes of memory per cell."""
+
+KEY = "__key__"
+BAD = "__bad__"
+RESERVED = frozenset({KEY, "__url__", BAD})
+"""Names that every sample has, or that have a meaning in WebDataset: no member has one.
+
+A column of keys gives the samples' keys, and one of urls is left out: they are of tars that became
+a table.
+"""
+
+_KEY = b"%09d"
+
+
+class CellTable:
+    """Builds the table of a shard that has columns instead of files.
+
+    Attributes:
+        samples: those so far; the last one may be incomplete.
+    """
+
+    def __init__(
+        self, url: str, max_samples: int = MAX_SAMPLES, max_cells: int = MAX_CELLS
+    ) -> None:
+        """Begin without samples. `url` is the shard's, for errors."""
+        self.samples = Samples()
+        self._url = url
+        self._max_samples = max_samples
+        self._max_cells = max_cells
+        self._ids: dict[str, int] = {}
+
+    def column(self, name: str) -> int:
+        """Return the number of a column."""
+        number = self._ids.setdefault(name, len(self._ids))
+        if number == len(self.samples.extensions):
+            self.samples.extensions.append(name)
+        return number
+
+    def add(self, cells: dict[int, tuple[int, int]], key: bytes | None = None) -> None:
+        """Add a sample. Raises UnsupportedShardError for too many.
+
+        Args:
+            cells: by the numbers of their columns, offsets of start and end in the file.
+            key: of the sample; None for its number.
+        """
+        samples = self.samples
+        self._begin(key)
+        samples.extension_ids.extend(cells)
+        for start, end in cells.values():
+            samples.starts.append(start)
+            samples.ends.append(end)
+        samples.end()
+        if len(samples.starts) > self._max_cells:
+            raise self._too_many(self._max_cells, "values")
+
+    def add_fault(self, fault: Fault, column: str, key: bytes | None = None) -> None:
+        """Add a sample that is unusable. Raises UnsupportedShardError for too many.
+
+        Args:
+            fault: why it is.
+            column: the one that the fault is about.
+            key: of the sample; None for its number.
+        """
+        samples = self.samples
+        samples.faults[len(samples)] = (fault, self.column(column))
+        self._begin(key)
+        samples.end()
+
+    def _begin(self, key: bytes | None) -> None:
+        samples = self.samples
+        if len(samples) == self._max_samples:
+            raise self._too_many(self._max_samples, "samples")
+        samples.begin(_KEY % len(samples) if key is None else key)
+
+    def _too_many(self, count: int, what: str) -> UnsupportedShardError:
+        return UnsupportedShardError(
+            f"the shard has more than {count:,} {what}, whose index would take too much memory",
+            url=self._url,
+            remedy="write smaller shards",
+        )

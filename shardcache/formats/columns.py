@@ -1,0 +1,137 @@
+"""Columns of formats whose samples all have the same ones, stored one after another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+
+from shardcache.errors import CorruptShardError, UnsupportedShardError
+from shardcache.formats.offset_table import U32_BYTES, BytesAt, key_of_number
+from shardcache.tarindex.tables import Samples
+
+_RESERVED = frozenset({"__key__", "__url__", "__bad__"})
+_MAX_COLUMNS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names of columns, and how their values are stored.
+
+    Attributes:
+        names: of the columns, as the writer spelt them.
+        encodings: of their values.
+        sizes: of values in bytes; None for those whose sizes come before each sample's values.
+    """
+
+    names: Sequence[str]
+    encodings: Sequence[str]
+    sizes: Sequence[int | None]
+
+    def fault(self) -> str | None:
+        """Return what is wrong with the columns; None if nothing is."""
+        lists: tuple[object, ...] = (self.names, self.encodings, self.sizes)
+        if not all(isinstance(each, list) for each in lists):
+            return "its columns are no lists"
+        if not self.names or len(self.names) > _MAX_COLUMNS:
+            return f"it has {len(self.names)} columns"
+        if not len(self.names) == len(self.encodings) == len(self.sizes):
+            return "its columns have not as many names as encodings and sizes"
+        if not all(type(each) is str for each in (*self.names, *self.encodings)):
+            return "a column's name or encoding is not text"
+        if not all(_is_size(each) for each in self.sizes):
+            return "a column's size is not a positive number"
+        if len(set(self.names)) < len(self.names):
+            return "two of its columns have the same name"
+        return None
+
+    def check(self, url: str) -> None:
+        """Raise CorruptShardError for columns that contradict each other.
+
+        UnsupportedShardError for names that samples have anyway.
+        """
+        fault = self.fault()
+        if fault is not None:
+            raise CorruptShardError(f"its description of columns is damaged: {fault}", url=url)
+        taken = _RESERVED.intersection(self.names)
+        if taken:
+            raise UnsupportedShardError(
+                f"a column has the name {min(taken)!r}, which every sample has",
+                url=url,
+                remedy="write the dataset with another name for it",
+            )
+
+
+def _is_size(size_bytes: object) -> bool:
+    return size_bytes is None or (type(size_bytes) is int and size_bytes > 0)
+
+
+class ColumnWalk:
+    """The samples of a shard with an offset table and the same columns in each; see `Walk`.
+
+    A sample has the sizes of its values of no fixed size, then all values.
+    """
+
+    def __init__(
+        self,
+        bytes_at: BytesAt,
+        offsets: Sequence[int],
+        columns: Columns,
+        url: str,
+    ) -> None:
+        columns.check(url)
+        self.samples = Samples(
+            extensions=list(columns.names),
+            encodings=list(columns.encodings),
+        )
+        self._bytes_at = bytes_at
+        self._offsets = offsets
+        self._url = url
+        self._fixed = list(columns.sizes)
+        self._sized = [nth for nth, size in enumerate(columns.sizes) if size is None]
+        self._head = Struct(f"<{len(self._sized)}I")
+        assert self._head.size == U32_BYTES * len(self._sized)
+        self._ids = range(len(columns.names))
+        self._number = 0  # of the next sample
+
+    def advance(self) -> bool:
+        """Add the next sample; return False at the end of the shard."""
+        number = self._number
+        if number + 1 >= len(self._offsets):
+            return False
+        begin = self._offsets[number]
+        end = self._offsets[number + 1]
+        head_bytes = self._head.size
+        if begin + head_bytes > end:
+            raise self._damaged(number, "it is too short for the sizes of its columns")
+        # The sample before has arrived once this one's first byte has.
+        sizes = self._head.unpack(self._bytes_at(begin, head_bytes))
+
+        samples = self.samples
+        samples.begin(key_of_number(number))
+        values = self._fixed.copy()
+        for nth, size_bytes in zip(self._sized, sizes, strict=True):
+            values[nth] = size_bytes
+        at = begin + head_bytes
+        for value_bytes in values:
+            samples.starts.append(at)
+            at += value_bytes or 0
+            samples.ends.append(at)
+        samples.extension_ids.extend(self._ids)
+        if at != end:
+            raise self._damaged(
+                number, f"its columns end at byte {at}, but the sample at byte {end}"
+            )
+        self._number = number + 1
+        return True
+
+    def finish(self) -> Samples:
+        """Return the samples of the whole shard."""
+        while self.advance():
+            pass
+        self.samples.end()
+        return self.samples
+
+    def _damaged(self, number: int, what: str) -> CorruptShardError:
+        at = self._offsets[number]
+        return CorruptShardError(
+            f"the sample {number} at byte {at} is damaged: {what}", url=self._url
+        )

@@ -1,0 +1,51 @@
+"""Files that are no shards of a format that is read: which one they are, and what to do."""
+
+from typing import NamedTuple
+
+from shardcache.errors import NotATarError
+from shardcache.tarindex.members import Read
+
+_BEGIN_BYTES = 64
+_WRITER = "write its samples as tars by `shardcache_client`'s ShardWriter"
+
+
+class _Foreign(NamedTuple):
+    """A format, recognised by the bytes at an offset."""
+
+    what: str
+    magic: bytes
+    remedy: str
+    at: int = 0
+
+
+def _renamed(suffix: str) -> str:
+    return f"if it is one, rename it to end in {suffix}: then it is read as it is"
+
+
+_FOREIGN = (
+    _Foreign("a zip", b"PK\3\4", _renamed(".zip")),
+    _Foreign("a parquet file", b"PAR1", _renamed(".parquet")),
+    _Foreign(
+        "an Arrow file",
+        b"ARROW1",
+        "write its rows as parquet, which is read as it is; a data set of Hugging Face's that "
+        "`save_to_disk` has written: `shardcache write FOLDER`",
+    ),
+    _Foreign("an HDF5 file", b"\x89HDF\r\n\x1a\n", _WRITER),
+    _Foreign("a SQLite database", b"SQLite format 3\0", _WRITER),
+    _Foreign("an LMDB database", b"\xde\xc0\xef\xbe", _WRITER, 16),
+    _Foreign("a RecordIO file of MXNet", b"\x0a\x23\xd7\xce", _WRITER),
+    _Foreign("a NumPy file", b"\x93NUMPY", _WRITER),
+    _Foreign("a web page", b"<!DOCTYPE", "check the url: it leads to a page, not to the file"),
+    _Foreign("a web page", b"<html", "check the url: it leads to a page, not to the file"),
+    _Foreign("a pointer of Git LFS", b"version https://git-lfs", "upload the file itself"),
+)
+
+
+def explained(exn: NotATarError, read: Read) -> NotATarError:
+    """Return the error for a file that is no tar, with the format that it has, if it is known."""
+    begin = read(0, 0, _BEGIN_BYTES)
+    for each in _FOREIGN:
+        if begin.startswith(each.magic, each.at):
+            return NotATarError(f"not a tar but {each.what}", url=exn.url, remedy=each.remedy)
+    return exn

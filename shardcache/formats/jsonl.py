@@ -1,0 +1,177 @@
+"""JSON Lines: each line is an object, and a sample; its fields are the columns.
+
+The index has where the value of each field lies, so that a reader decodes those that it wants. An
+empty line is no sample. A field `__key__` is the sample's key; without one, its number is. A field
+`__url__` is left out. As with `json.loads`, the last of two fields of the same name counts.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shardcache.errors import UnsupportedShardError
+from shardcache.formats.cells import BAD, KEY, RESERVED, CellTable
+from shardcache.formats.format import Decoder, Format, IndexOptions, with_compressions
+from shardcache.tarindex.tables import Fault, Samples
+
+MAX_LINE_BYTES = 256 * 1024 * 1024
+"""Limit for a line, of which the memory that its indexing takes is a small multiple."""
+
+_BUFFER_BYTES = 1024 * 1024
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_JSON = "json"
+
+# An object's beginning, as far as its end if it is empty; the name of a field; what follows one.
+_begin_object = re.compile(r"[ \t\r\n]*\{(?:[ \t\r\n]*(\}))?").match
+_name_of_field = re.compile(r'[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*').match
+_sign_behind = re.compile(r"[ \t\r\n]*([,}])").match
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+def index(path: Path, url: str) -> Samples:
+    """Return the samples of the lines of the file at `path`. Blocks.
+
+    A line that is no JSON object, or has a reserved field, is recorded as a fault.
+
+    Raises OSError; UnsupportedShardError for too many lines or values, or too long a line.
+    """
+    lines = _Lines(url)
+    with open(path, "rb", buffering=_BUFFER_BYTES) as file:
+        lines.read(file)
+    samples = lines.table.samples
+    samples.encodings = [_JSON] * len(samples.extensions)
+    return samples
+
+
+def value(cell: bytes) -> Any:
+    """Return the value of a field, as `json.loads` does. Raises ValueError."""
+    text = str(cell, "utf-8")
+    if text[:1] == '"' and "\\" not in text:
+        return text[1:-1]
+    try:
+        return _scan(text, 0)[0]
+    except (StopIteration, RecursionError) as exn:
+        raise ValueError("not a JSON value") from exn
+
+
+class JsonLinesFormat(Format):
+    """JSON Lines."""
+
+    name = "JSONL"
+    suffixes = with_compressions(".jsonl", ".ndjson")
+    is_often_a_file = True
+
+    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
+        """As `Format.index`."""
+        return index(path, url)
+
+    def decoder(self, encoding: str) -> Decoder | None:
+        """As `Format.decoder`."""
+        return value if encoding == _JSON else super().decoder(encoding)
+
+
+class _Lines:
+    """Indexes lines one by one.
+
+    Attributes:
+        table: the samples so far.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.table = CellTable(url)
+        self._url = url
+        self._columns: dict[str, int] = {}  # by the name as written in the file
+        self._reserved: dict[int, str] = {}  # names of columns that are no members
+
+    def read(self, file: BinaryIO) -> None:
+        start = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise UnsupportedShardError(
+                    f"the line at byte {start} has more than {MAX_LINE_BYTES >> 20} MiB",
+                    url=self._url,
+                    remedy="write one JSON object per line",
+                )
+            end = start + len(line)
+            if start == 0 and line.startswith(_BYTE_ORDER_MARK):
+                start = len(_BYTE_ORDER_MARK)
+                line = line[start:]
+            if line.strip(b" \t\r\n"):
+                self._add(line, start)
+            start = end
+
+    def _add(self, line: bytes, start: int) -> None:
+        try:
+            if not line.isascii():
+                line.decode()  # UnicodeDecodeError is a ValueError
+            # A character a byte: what is not ASCII lies inside strings, which may hold anything.
+            fields = self._fields(line.decode("latin-1"), start)
+        except (ValueError, StopIteration, RecursionError):
+            self.table.add_fault(Fault.JSON, _JSON)
+            return
+
+        key = None
+        for column in self._reserved.keys() & fields.keys():
+            name = self._reserved[column]
+            first, last = fields.pop(column)
+            if name == KEY:
+                key = _key_in(line[first - start : last - start])
+            if name == BAD or (name == KEY and key is None):
+                self.table.add_fault(Fault.RESERVED, name)
+                return
+        self.table.add(fields, key)
+
+    def _fields(self, text: str, start: int) -> dict[int, tuple[int, int]]:
+        """Return where the values of an object lie in the file, by the numbers of their columns.
+
+        Raises ValueError, StopIteration or RecursionError if it is none.
+        """
+        fields: dict[int, tuple[int, int]] = {}
+        begin = _begin_object(text)
+        if begin is None:
+            raise ValueError("no object")
+        at = begin.end()
+        sign = begin[1]
+        while sign != "}":
+            name = _name_of_field(text, at)
+            if name is None:
+                raise ValueError("no name of a field")
+            at = name.end()
+            _, end = _scan(text, at)
+            fields[self._column(name[1])] = (start + at, start + end)
+
+            behind = _sign_behind(text, end)
+            if behind is None:
+                raise ValueError("no end of a field")
+            at = behind.end()
+            sign = behind[1]
+        if text[at:].strip(" \t\r\n"):
+            raise ValueError("data after the object")
+        return fields
+
+    def _column(self, written: str) -> int:
+        """Return the number of a field's column, given its name as written in the file."""
+        column = self._columns.get(written)
+        if column is None:
+            name = json.loads(written.encode("latin-1"))
+            column = self.table.column(name)
+            self._columns[written] = column
+            if name in RESERVED:
+                self._reserved[column] = name
+        return column
+
+
+def _key_in(cell: bytes) -> bytes | None:
+    """Return the key that a field has, in UTF-8; None if that is no key."""
+    found = value(cell)
+    if not isinstance(found, str) or not found:
+        return None
+    try:
+        return found.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return None
+
+
+JSON_LINES = JsonLinesFormat()

@@ -1,0 +1,232 @@
+"""Chunks of LitData: samples with typed leaves, and an index.json that alone describes them.
+
+A chunk has the offsets of its samples (`offset_table`), and in each sample the size of every leaf,
+then the leaves. What the leaves are is said by the index.json beside the chunks, in `config`, so a
+chunk cannot be indexed without it. Values are those that `litdata` gives.
+
+Chunks of texts, numbers and nested values hold rows in Arrow's format instead; what is cached of
+them are these rows, as of parquet files. Chunks whose samples are compressed by hundreds inside are
+cached as plain ones (`litdata_frames`).
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shardcache.errors import CorruptShardError, UnsupportedShardError
+from shardcache.formats import arrow_rows, cell_values, litdata_values
+from shardcache.formats.arrow_process import rows_of
+from shardcache.formats.columns import Columns, ColumnWalk
+from shardcache.formats.files import opened
+from shardcache.formats.format import Decoder, Format, IndexOptions, ListedShard
+from shardcache.formats.litdata_frames import is_framed, plain_chunk
+from shardcache.formats.offset_table import U32_BYTES, ForwardReader, read_offsets, u32s
+from shardcache.tarindex.members import Read
+from shardcache.tarindex.tables import Samples
+
+_NAME = re.compile(r"chunk-[0-9]+-[0-9]+(?:\.zstd(?::[0-9]+)?)?\.bin")
+_ZSTD_LEVELS = range(1, 23)
+_ARROW_MAGIC = b"LDARW01\0"  # at the end of a chunk with rows in Arrow's format
+_CELL = "cell:"  # before the encodings of rows' cells
+_ARROW_STREAM = b"\xff\xff\xff\xff"  # at the beginning of rows that are cached
+
+_REWRITE = "write the dataset again with litdata.optimize(…) without "
+_OTHERS_REMEDY = "read it with litdata, or write shards with `shardcache write`"
+_USED = (
+    "compression",
+    "compression_level",
+    "data_format",
+    "data_spec",
+    "encryption",
+    "item_loader",
+)
+
+
+class LitDataFormat(Format):
+    """Chunks that `litdata.optimize` writes, each plain or compressed as a whole."""
+
+    name = "litdata"
+    suffixes = {  # noqa: RUF012  # a Mapping
+        ".bin": None,
+        ".zstd.bin": "zstd",
+        **{f".zstd:{level}.bin": "zstd" for level in _ZSTD_LEVELS},
+    }
+    needs = "index.json"
+    lists = True
+    repacks = True
+
+    def has_name(self, name: str) -> bool:
+        """Return whether a file is named as chunks are: many others end in .bin."""
+        return _NAME.fullmatch(name) is not None
+
+    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
+        """Return the samples of a chunk. Blocks.
+
+        Raises CorruptShardError, TruncatedShardError, UnsupportedShardError, OSError.
+        """
+        with opened(path) as (read, size_bytes):
+            if read(0, 0, len(_ARROW_STREAM)) == _ARROW_STREAM:
+                return _with_prefix(arrow_rows.index(path, url))
+            columns = _columns(options.companion or "", url)
+            bytes_at = ForwardReader(read, size_bytes, url)
+            offsets = read_offsets(bytes_at, size_bytes, url)
+            # Earlier releases of LitData have written rows behind the same samples.
+            if offsets[-1] != size_bytes and rows_span(read, size_bytes, url) is None:
+                raise CorruptShardError(
+                    f"the last sample ends at byte {offsets[-1]}, but the file at byte "
+                    f"{size_bytes}",
+                    url=url,
+                )
+            samples = ColumnWalk(bytes_at, offsets, columns, url).finish()
+        return samples
+
+    def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
+        """Return the rows of a chunk of rows, or a plain chunk for a compressed one. Blocks.
+
+        Raises CorruptShardError, TruncatedShardError; MissingPackageError without pyarrow, OSError.
+        """
+        with opened(path) as (read, size_bytes):
+            if is_framed(read):
+                return plain_chunk(path, url)
+            span = rows_span(read, size_bytes, url)
+            if span is None or not _has_rows_alone(read, size_bytes, url):
+                return None
+        return rows_of("chunk of rows", path, url, *span)
+
+    def decoder(self, encoding: str) -> Decoder | None:
+        """Return the decoder of a leaf by its entry in `data_format`; see `litdata_values`."""
+        if encoding.startswith(_CELL):
+            return cell_values.DECODERS.get(encoding.removeprefix(_CELL))
+        return litdata_values.decoder(encoding)
+
+    def companion_of(self, data: bytes, url: str) -> str:
+        """Return the part of an index.json's `config` that says what leaves are, as JSON."""
+        try:
+            config = json.loads(data)["config"]
+            used = {name: config.get(name) for name in _USED}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exn:
+            raise CorruptShardError(
+                f"it does not describe chunks of LitData ({exn!r})",
+                url=url,
+                remedy="upload the index.json that litdata.optimize wrote with the chunks",
+            ) from exn
+        return json.dumps(used)
+
+    def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
+        """Return the chunks in an index.json of LitData; None if it is of another format."""
+        rows = index.get("chunks")
+        config = index.get("config")
+        if not isinstance(rows, list) or not isinstance(config, dict):
+            return None
+        if config.get("format") == "mds":
+            raise ValueError("it is an index by LitData of MDS shards: use the index.json of MDS")
+        fault = _unsupported(config)
+        if fault is not None:
+            raise ValueError(f"{fault[0]}: {fault[1]}")
+        return map(_listed, rows)
+
+
+def _listed(row: Any) -> ListedShard:
+    """Return a chunk of an index.json. Raises ValueError."""
+    fields = row if isinstance(row, dict) else {}
+    name = fields.get("filename")
+    samples = fields.get("chunk_size")
+    if type(name) is not str or type(samples) is not int or samples < 0:
+        raise ValueError(f"a chunk has no filename, or no chunk_size: {str(row)[:100]}")
+    # `chunk_bytes` is the size before compression: the size in the object store is asked for.
+    return ListedShard(name, samples, None)
+
+
+def _unsupported(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return why chunks of a description are not supported, and a remedy; None if they are."""
+    if config.get("encryption"):
+        return "its chunks are encrypted", _REWRITE + "encryption="
+    loader = config.get("item_loader") or "PyTreeLoader"
+    if loader != "PyTreeLoader":
+        return f"chunks for the item loader {loader} are not supported", _OTHERS_REMEDY
+    if config.get("compression_level") == "sample":
+        return (
+            "each of its samples is compressed by itself (compression_level='sample')",
+            _REWRITE + "it",
+        )
+    return None
+
+
+def _columns(companion: str, url: str) -> Columns:
+    """Return the columns that a part of an index.json describes; see `companion_of`."""
+    try:
+        config = json.loads(companion)
+        encodings = config["data_format"]
+        names = _names_of(json.loads(config["data_spec"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as exn:
+        raise CorruptShardError(
+            f"the config in its index.json is damaged ({exn!r})",
+            url=url,
+            remedy="upload the index.json that litdata.optimize wrote with the chunks",
+        ) from exn
+    fault = _unsupported(config)
+    if fault is None and names is None:
+        fault = "samples of nested dicts or lists are not supported", _OTHERS_REMEDY
+    if fault is not None:
+        what, remedy = fault
+        raise UnsupportedShardError(what, url=url, remedy=remedy)
+    assert names is not None
+    return Columns(names, encodings, [None] * len(names))
+
+
+def _names_of(spec: Any) -> list[str] | None:
+    """Return the names of a sample's leaves: keys of a dict, else numbers; None if it is nested.
+
+    Args:
+        spec: as `litdata` writes it: a version, and a tree of types, contexts and children.
+
+    Raises KeyError, TypeError, ValueError, IndexError for one that is not a tree.
+    """
+    _version, root = spec
+    children = root["children_spec"]
+    if root["type"] is None:
+        return ["0"]
+    if any(child["children_spec"] for child in children):
+        return None
+    if root["type"].endswith("dict"):
+        context = root["context"]
+        names = json.loads(context) if isinstance(context, str) else context
+        return [str(name) for name in names]
+    return [str(nth) for nth in range(len(children))]
+
+
+def _with_prefix(samples: Samples) -> Samples:
+    """Return rows whose encodings are not taken for leaves': "float" has other bytes there."""
+    samples.encodings = [_CELL + encoding if encoding else "" for encoding in samples.encodings]
+    return samples
+
+
+def rows_span(read: Read, size_bytes: int, url: str) -> tuple[int, int] | None:
+    """Return start and end of the rows at the end of a chunk; None if it has none.
+
+    Raises CorruptShardError for rows that would begin before the chunk.
+    """
+    tail_bytes = U32_BYTES + len(_ARROW_MAGIC)
+    if size_bytes < tail_bytes:
+        return None
+    tail = read(size_bytes - tail_bytes, tail_bytes, tail_bytes)
+    if tail[U32_BYTES:] != _ARROW_MAGIC:
+        return None
+    end = size_bytes - tail_bytes
+    start = end - u32s(tail[:U32_BYTES])[0]
+    if start < 0:
+        raise CorruptShardError(
+            f"the rows at its end would begin {-start} bytes before the file", url=url
+        )
+    return start, end
+
+
+def _has_rows_alone(read: Read, size_bytes: int, url: str) -> bool:
+    """Return whether a chunk has rows in place of samples."""
+    offsets = read_offsets(ForwardReader(read, size_bytes, url), size_bytes, url)
+    return offsets[0] == offsets[-1]
+
+
+LITDATA = LitDataFormat()

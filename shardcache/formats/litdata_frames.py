@@ -1,0 +1,136 @@
+"""Chunks of LitData whose samples are compressed by hundreds, in frames of zstd.
+
+    magic           8 bytes
+    version, flags  u16
+    count           u32, of samples; samples of a frame u32; number of frames u32
+    offsets         u32[count + 1], of each sample in all frames put together
+    frames          first sample u32, samples u32, offset u64, compressed u32, plain u32: each
+
+They are cached as plain chunks, whose samples are ranges of bytes.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+from operator import le
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.formats.files import opened
+from shardcache.formats.offset_table import U32_BYTES, ForwardReader, u32s
+from shardcache.formats.streams import stream_of
+from shardcache.tarindex.members import Read
+
+_MAGIC = b"LDFZ01\0\0"
+_VERSION = 1
+_PREFIX = struct.Struct("<8sHHIII")
+_FRAME = struct.Struct("<IIQII")
+_MAX_FRAME_BYTES = 1024**3  # decompressed at once; LitData's default is 256 samples
+
+
+class _Frame(NamedTuple):
+    first: int  # number of its first sample
+    samples: int
+    start: int  # offset in the file
+    stored_bytes: int
+    plain_bytes: int
+
+
+def is_framed(read: Read) -> bool:
+    """Return whether a chunk has frames."""
+    return read(0, 0, len(_MAGIC)) == _MAGIC
+
+
+def plain_chunk(path: Path, url: str) -> BinaryIO:
+    """Return the plain chunk that a chunk of frames holds. Blocks.
+
+    Raises CorruptShardError, TruncatedShardError, UnsupportedShardError, OSError, also when it is
+    read.
+    """
+    with opened(path) as (read, size_bytes):
+        bytes_at = ForwardReader(read, size_bytes, url)
+        _, version, _, count, _, frames = _PREFIX.unpack(bytes_at(0, _PREFIX.size))
+        if version != _VERSION:
+            raise UnsupportedShardError(
+                f"zstd frames of version {version} are not supported, only {_VERSION}",
+                url=url,
+                remedy="update shardcache, or write the dataset without compression=",
+            )
+        table_start = _PREFIX.size + U32_BYTES * (count + 1)
+        table_end = table_start + _FRAME.size * frames
+        if table_end > size_bytes:
+            raise TruncatedShardError(
+                f"the file has {size_bytes} bytes, too few for {count:,} samples in {frames:,} "
+                "frames",
+                url=url,
+            )
+        offsets = u32s(bytes_at(_PREFIX.size, U32_BYTES * (count + 1)))
+        found = [
+            *map(_Frame._make, _FRAME.iter_unpack(bytes_at(table_start, table_end - table_start)))
+        ]
+    _check(offsets, found, size_bytes, url)
+    return stream_of(_pieces(path, offsets, found, url))
+
+
+def _check(offsets: "array[int]", frames: list[_Frame], size_bytes: int, url: str) -> None:
+    """Raise CorruptShardError unless the frames hold all samples, one after another."""
+    fault = None
+    if offsets[0] or not all(map(le, offsets, islice(offsets, 1, None))):
+        fault = "the offsets of its samples are not ascending"
+    at = 0
+    for nth, frame in enumerate(frames):
+        end = frame.first + frame.samples
+        if frame.first != at or end >= len(offsets):
+            fault = f"its frame {nth} does not begin with sample {at}"
+        elif frame.plain_bytes != offsets[end] - offsets[at]:
+            fault = f"its frame {nth} has not the size of its samples"
+        elif frame.plain_bytes > _MAX_FRAME_BYTES:
+            fault = f"its frame {nth} claims {frame.plain_bytes:,} bytes"
+        elif frame.start + frame.stored_bytes > size_bytes:
+            fault = f"its frame {nth} ends behind the file"
+        if fault is not None:
+            break
+        at = end
+    if fault is None and at + 1 != len(offsets):
+        fault = f"its frames hold {at} of {len(offsets) - 1} samples"
+    if fault is not None:
+        raise CorruptShardError(fault, url=url)
+
+
+def _pieces(path: Path, offsets: "array[int]", frames: list[_Frame], url: str) -> Iterator[bytes]:
+    """Yield the plain chunk: the header, then the samples of each frame."""
+    count = len(offsets) - 1
+    head_bytes = U32_BYTES * (count + 2)
+    if offsets[-1] + head_bytes >= 2**32:
+        raise CorruptShardError("it would have more than 4 GiB as a plain chunk", url=url)
+    header = array("I", [count, *(offset + head_bytes for offset in offsets)])
+    if sys.byteorder == "big":
+        header.byteswap()
+    yield header.tobytes()
+    with opened(path) as (read, _):
+        for nth, frame in enumerate(frames):
+            stored = read(frame.start, frame.stored_bytes, frame.stored_bytes)
+            yield _decompressed(stored, frame.plain_bytes, nth, url)
+
+
+def _decompressed(data: bytes, plain_bytes: int, nth: int, url: str) -> bytes:
+    zstd = _zstd()
+    decoder = zstd.ZstdDecompressor()
+    try:
+        found: bytes = decoder.decompress(data, plain_bytes + 1)
+    except zstd.ZstdError as exn:
+        raise CorruptShardError(f"its frame {nth} cannot be decompressed ({exn})", url=url) from exn
+    if len(found) != plain_bytes or not decoder.eof:
+        raise CorruptShardError(f"its frame {nth} has not the size that it claims", url=url)
+    return found
+
+
+def _zstd() -> Any:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd

@@ -1,0 +1,186 @@
+"""Values of LitData's leaves, by the names in its `data_format`; as `litdata` decodes them."""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from shardcache.formats.format import Decoder, needs_package
+from shardcache.formats.plain_values import (
+    check_numpy,
+    check_pillow,
+    image_file,
+    items_of,
+    number_decoder,
+    pickled,
+    raw_image,
+    text,
+    unknown,
+)
+
+# LitData writes the numbers of types, by the order in which it lists them.
+_TORCH_DTYPES = (
+    "float32",
+    "float32",
+    "float64",
+    "float64",
+    "complex64",
+    "complex64",
+    "complex128",
+    "complex128",
+    "float16",
+    "float16",
+    "bfloat16",
+    "uint8",
+    "int8",
+    "int16",
+    "int16",
+    "int32",
+    "int32",
+    "int64",
+    "int64",
+    "bool",
+    "uint16",
+)
+_NUMPY_DTYPES = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "bool",
+)
+_TENSOR_HEAD = struct.Struct(">2I")  # number of the type, of dimensions
+_ARRAY_HEAD = struct.Struct("<2I")
+_MAX_DIMENSIONS = 64
+_PICKLED = frozenset(("pickle", "graph", "graph:pickle"))
+
+
+def _flag(data: bytes) -> bool:
+    return data[0] != 0
+
+
+_PLAIN: dict[str, Decoder] = {
+    "str": text,
+    "text": text,
+    "int": number_decoder("q"),
+    "float": number_decoder("d"),
+    "bool": _flag,
+}
+
+
+def decoder(encoding: str) -> Decoder | None:
+    """Return the decoder of a leaf; None for bytes.
+
+    Raises UnsupportedShardError, ConfigError for a missing library.
+    """
+    kind, _, details = encoding.partition(":")
+    if kind in ("bytes", "file"):
+        return None
+    if encoding in _PLAIN:
+        return _PLAIN[encoding]
+    if encoding in _PICKLED:
+        raise pickled(encoding)
+    if encoding == "pil":
+        check_pillow()
+        return raw_image
+    if kind in ("jpeg", "image", "jpeg_array"):
+        check_pillow()
+        _check_torch()
+        return _images if kind == "jpeg_array" else _image
+    found = _of_numbers(kind, details)
+    if found is None:
+        raise unknown(encoding, "litdata")
+    return found
+
+
+def _of_numbers(kind: str, details: str) -> Callable[[bytes], Any] | None:
+    """Return the decoder of arrays or tensors; None for any other kind."""
+    if kind == "numpy":
+        check_numpy()
+        return _array
+    if kind == "tensor":
+        _check_torch()
+        return _tensor
+    if not details.isdecimal():
+        return None
+    number = int(details)
+    if kind == "no_header_numpy" and number < len(_NUMPY_DTYPES):
+        check_numpy()
+        return partial(_plain_array, _NUMPY_DTYPES[number])
+    if kind == "no_header_tensor" and number < len(_TORCH_DTYPES):
+        _check_torch()
+        return partial(_plain_tensor, _TORCH_DTYPES[number])
+    return None
+
+
+def _check_torch() -> None:
+    check_numpy()
+    try:
+        import torch  # noqa: F401
+    except ImportError as exn:
+        raise needs_package("torch", "making tensors") from exn
+
+
+def _image(data: bytes) -> Any:
+    """Return the RGB tensor of an image file, colors first, turned as its EXIF data says."""
+    import numpy as np
+    import torch
+    from PIL import ImageOps
+
+    with image_file(data) as image:
+        turned = ImageOps.exif_transpose(image) if image.format == "JPEG" else image
+        pixels = np.array(turned.convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def _images(data: bytes) -> list[Any]:
+    return [_image(each) for each in items_of(data)]
+
+
+def _plain_tensor(dtype: str, data: bytes) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    if not data:
+        return torch.empty((0,), dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=kind)
+
+
+def _tensor(data: bytes) -> Any:
+    number, dimensions = _TENSOR_HEAD.unpack_from(data)
+    shape, values = _shape_of(data, _TENSOR_HEAD.size, dimensions, ">")
+    return _plain_tensor(_TORCH_DTYPES[number], values).reshape(shape)
+
+
+def _plain_array(dtype: str, data: bytes) -> Any:
+    import numpy as np
+
+    return np.frombuffer(data, dtype).copy()
+
+
+def _array(data: bytes) -> Any:
+    number, dimensions = _ARRAY_HEAD.unpack_from(data)
+    shape, values = _shape_of(data, _ARRAY_HEAD.size, dimensions, "<")
+    return _plain_array(_NUMPY_DTYPES[number], values).reshape(shape)
+
+
+def _shape_of(
+    data: bytes,
+    at: int,
+    dimensions: int,
+    order: str,
+) -> tuple[tuple[int, ...], bytes]:
+    """Return the shape at an offset, and the values behind it."""
+    if dimensions > _MAX_DIMENSIONS:
+        raise ValueError(f"{dimensions} dimensions")
+    shape = struct.unpack_from(f"{order}{dimensions}I", data, at)
+    return shape, data[at + 4 * dimensions :]

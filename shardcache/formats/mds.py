@@ -1,0 +1,133 @@
+"""MDS, the format of MosaicML Streaming: shards with typed columns, and an index.json of them.
+
+A shard describes itself: behind the offsets of its samples (`offset_table`) comes a JSON object
+with the names, encodings and fixed sizes of its columns. Values are those that `streaming` gives.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardcache.errors import CorruptShardError, UnsupportedShardError
+from shardcache.formats import mds_values
+from shardcache.formats.columns import Columns, ColumnWalk
+from shardcache.formats.files import opened
+from shardcache.formats.format import (
+    Decoder,
+    Format,
+    IndexOptions,
+    ListedShard,
+    Walk,
+    with_compressions,
+)
+from shardcache.formats.offset_table import U32_BYTES, BytesAt, ForwardReader, read_offsets
+from shardcache.tarindex.members import Read
+from shardcache.tarindex.tables import Samples
+
+_VERSION = 2
+_MAX_CONFIG_BYTES = 16 * 1024 * 1024
+_OTHERS_REMEDY = "read it with the library that wrote it, or write shards with `shardcache write`"
+
+
+class MdsFormat(Format):
+    """MDS shards, each plain or compressed as a whole."""
+
+    name = "mds"
+    suffixes = with_compressions(".mds") | {".mds.br": "brotli", ".mds.snappy": "snappy"}
+    reads_early = True
+    lists = True
+
+    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
+        """Return the samples of a shard. Blocks.
+
+        Raises CorruptShardError, TruncatedShardError, UnsupportedShardError, OSError.
+        """
+        with opened(path) as (read, size_bytes):
+            walk = _walk(read, size_bytes, url)
+            samples = walk.finish()
+        return samples
+
+    def walk(self, read: Read, size_bytes: int, url: str) -> Walk:
+        """Return the walk over a shard that is still arriving."""
+        return _walk(read, size_bytes, url)
+
+    def decoder(self, encoding: str) -> Decoder | None:
+        """Return the decoder of an encoding as MDS names it; see `mds_values`."""
+        return mds_values.decoder(encoding)
+
+    def listed(self, index: Mapping[str, Any]) -> Iterator[ListedShard] | None:
+        """Return the shards in an index.json of MDS; None if it is of another format."""
+        rows = index.get("shards")
+        if not isinstance(rows, list) or "version" not in index:
+            return None
+        return map(_listed, rows)
+
+
+def _walk(read: Read, size_bytes: int, url: str) -> ColumnWalk:
+    bytes_at = ForwardReader(read, size_bytes, url)
+    offsets = read_offsets(bytes_at, size_bytes, url)
+    if offsets[-1] != size_bytes:
+        raise CorruptShardError(
+            f"the last sample ends at byte {offsets[-1]}, but the file at byte {size_bytes}",
+            url=url,
+        )
+    columns = _columns(bytes_at, U32_BYTES * (len(offsets) + 1), offsets[0], url)
+    return ColumnWalk(bytes_at, offsets, columns, url)
+
+
+def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> Columns:
+    """Return the columns that the JSON object between two offsets describes."""
+    if end - start > _MAX_CONFIG_BYTES:
+        raise CorruptShardError(
+            f"its description of columns claims {end - start:,} bytes",
+            url=url,
+        )
+    try:
+        config = json.loads(bytes_at(start, end - start))
+        columns = Columns(
+            config["column_names"],
+            config["column_encodings"],
+            [size or None for size in config["column_sizes"]],
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as exn:
+        raise CorruptShardError(
+            f"its description of columns at byte {start} is damaged ({exn!r})",
+            url=url,
+        ) from exn
+    fault = _unsupported(config)
+    if fault is not None:
+        raise UnsupportedShardError(fault, url=url, remedy=_OTHERS_REMEDY)
+    return columns
+
+
+def _unsupported(config: Mapping[str, Any]) -> str | None:
+    """Return why shards of a description are not supported; None if they are."""
+    format_ = config.get("format", "mds")
+    version = config.get("version", _VERSION)
+    if format_ != "mds":
+        return f"shards of the format {format_!r} are not supported, only MDS"
+    if version != _VERSION:
+        return f"MDS of version {version!r} is not supported, only version {_VERSION}"
+    return None
+
+
+def _listed(row: Any) -> ListedShard:
+    """Return a shard of an index.json. Raises ValueError."""
+    fields = row if isinstance(row, dict) else {}
+    fault = _unsupported(fields)
+    if fault is not None:
+        raise ValueError(fault)
+    file = fields.get("zip_data") or fields.get("raw_data")
+    stored = file if isinstance(file, dict) else {}
+    name = stored.get("basename")
+    samples = fields.get("samples")
+    if type(name) is not str or type(samples) is not int or samples < 0:
+        raise ValueError(f"a row has no basename, or no number of samples: {str(row)[:100]}")
+    size_bytes = stored.get("bytes")
+    if type(size_bytes) is not int or size_bytes < 0:
+        size_bytes = None
+    return ListedShard(name, samples, size_bytes)
+
+
+MDS = MdsFormat()

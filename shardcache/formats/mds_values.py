@@ -1,0 +1,167 @@
+"""Values of MDS columns, by the names that MDS gives their encodings, as `streaming` gives them."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+from shardcache.formats.format import Decoder
+from shardcache.formats.plain_values import (
+    check_numpy,
+    check_pillow,
+    image_file,
+    items_of,
+    number_decoder,
+    pickled,
+    raw_image,
+    text,
+    unknown,
+)
+
+_PLACEHOLDER_BYTES = 4  # before the number of items of a list
+
+_SCALARS = frozenset(
+    (
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    ),
+)
+
+_SHAPE_DTYPES = ("<u1", "<u2", "<u4", "<u8")
+_DTYPES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
+    64: "uint64",
+    65: "int64",
+    66: "float64",
+}
+
+
+def _json(data: bytes) -> Any:
+    return json.loads(data)
+
+
+def _int_text(data: bytes) -> int:
+    return int(text(data))
+
+
+def _float_text(data: bytes) -> float:
+    return float(text(data))
+
+
+def _decimal_text(data: bytes) -> Decimal:
+    return Decimal(text(data))
+
+
+def _list_of(item: Callable[[bytes], Any], data: bytes) -> list[Any]:
+    return [item(each) for each in items_of(data, _PLACEHOLDER_BYTES)]
+
+
+def _image_files(data: bytes) -> list[Any]:
+    return [image_file(each) for each in items_of(data)]
+
+
+_PLAIN: dict[str, Decoder] = {
+    "str": text,
+    "int": number_decoder("q"),
+    "str_int": _int_text,
+    "str_float": _float_text,
+    "str_decimal": _decimal_text,
+    "json": _json,
+}
+_IMAGES: dict[str, Decoder] = {
+    "pil": raw_image,
+    "jpeg": image_file,
+    "png": image_file,
+    "jpeg_array": _image_files,
+    "jpegarray": _image_files,
+    "list[pil]": partial(_list_of, raw_image),
+    "list[jpeg]": partial(_list_of, image_file),
+    "list[png]": partial(_list_of, image_file),
+}
+
+
+def decoder(encoding: str) -> Decoder | None:
+    """Return the decoder of an encoding; None for bytes.
+
+    Raises UnsupportedShardError, ConfigError for a missing library.
+    """
+    if encoding == "bytes":
+        return None
+    if encoding in _PLAIN:
+        return _PLAIN[encoding]
+    if encoding in _IMAGES:
+        check_pillow()
+        return _IMAGES[encoding]
+    if encoding == "pkl":
+        raise pickled(encoding)
+    kind, _, details = encoding.partition(":")
+    if kind == "ndarray":
+        check_numpy()
+        found = _array_decoder(details)
+        if found is not None:
+            return found
+    elif encoding in _SCALARS:
+        check_numpy()
+        return partial(_scalar, encoding)
+    raise unknown(encoding, "streaming")
+
+
+def _scalar(dtype: str, data: bytes) -> Any:
+    import numpy as np
+
+    (value,) = np.frombuffer(data, dtype)
+    return value
+
+
+def _array_decoder(details: str) -> Decoder | None:
+    """Return the decoder of arrays by what their encoding fixes: `DTYPE:DIM,DIM`, each optional.
+
+    None for details that are not these.
+    """
+    dtype, _, dimensions = details.partition(":")
+    if dtype and dtype not in _SCALARS:
+        return None
+    shape: tuple[int, ...] = ()
+    if dimensions:
+        parts = dimensions.split(",")
+        if not all(each.isdecimal() and len(each) < 19 for each in parts):
+            return None
+        shape = tuple(map(int, parts))
+    return partial(_array, dtype, shape)
+
+
+def _array(dtype: str, shape: Sequence[int], data: bytes) -> Any:
+    """Return an array over the bytes, which is read-only as that of `streaming`."""
+    import numpy as np
+
+    at = 0
+    if not dtype:
+        dtype = _DTYPES[data[0]]
+        at = 1
+    if not shape:
+        dimensions, kind = divmod(data[at], 4)
+        sizes = np.frombuffer(data, _SHAPE_DTYPES[kind], dimensions, at + 1)
+        shape = tuple(map(int, sizes))
+        at += 1 + sizes.nbytes
+    values = np.frombuffer(data, dtype, offset=at)
+    if math.prod(shape) != values.size:
+        raise ValueError(f"{values.size} values do not fill the shape {tuple(shape)}")
+    return values.reshape(shape)

@@ -1,0 +1,135 @@
+"""Columns of a parquet file, in the form in which they are cached: each cell a range of bytes.
+
+=====================================  =========================================================
+type                                   value of a cell
+=====================================  =========================================================
+integers, floats, bool, string         as `to_pylist` gives it
+binary                                 bytes
+struct of `bytes` and `path`           the bytes: an image or a sound of Hugging Face's datasets;
+                                       its path is a column of its own, `NAME.path`
+dictionary                             as its values' type
+timestamp, decimal, list, struct, …    as `to_pylist` gives it, in JSON (`cell_values.tagged`)
+=====================================  =========================================================
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardcache.formats import cell_values
+from shardcache.formats.arrow_rows import ENCODING
+
+_FILE_FIELDS = {"bytes", "path"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A column of the cached table.
+
+    Attributes:
+        field: its name and type, with the encoding of its cells.
+        source: name of the column of the parquet file.
+        convert: makes the cells of a batch.
+    """
+
+    field: pa.Field
+    source: str
+    convert: Callable[[pa.Array], pa.Array]
+
+
+def stored_columns(schema: pa.Schema) -> list[StoredColumn]:
+    """Return the columns of the table that is cached of a parquet file's. Raises ValueError."""
+    found: list[StoredColumn] = []
+    for field in schema:
+        if schema.names.count(field.name) > 1:
+            raise ValueError(f"two columns have the name {field.name!r}")
+        found += _stored(field.name, field.type, schema.names)
+    return found
+
+
+def _stored(name: str, type_: pa.DataType, names: list[str]) -> Iterator[StoredColumn]:
+    if not _is_file(type_):
+        yield _column(name, name, type_, _same)
+        return
+    contents = type_.field("bytes").type
+    yield _column(name, name, contents, _bytes_of_files)
+    paths = f"{name}.path"
+    if paths not in names:
+        yield _column(paths, name, type_.field("path").type, _paths_of_files)
+
+
+def _column(
+    name: str, source: str, type_: pa.DataType, part: Callable[[pa.Array], pa.Array]
+) -> StoredColumn:
+    encoding, stored, convert = _form(type_)
+    field = pa.field(name, stored, metadata={ENCODING: encoding.encode()})
+
+    def converted(values: pa.Array) -> pa.Array:
+        return convert(part(values))
+
+    return StoredColumn(field, source, converted)
+
+
+def _form(type_: pa.DataType) -> tuple[str, pa.DataType, Callable[[pa.Array], pa.Array]]:
+    """Return encoding and type of cells, and what makes them."""
+    types = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        encoding, stored, convert = _form(type_.storage_type)
+        return encoding, stored, lambda values: convert(values.storage)
+    if types.is_dictionary(type_):
+        encoding, stored, convert = _form(type_.value_type)
+        return encoding, stored, lambda values: convert(values.dictionary_decode())
+    if types.is_boolean(type_):
+        return cell_values.BOOL, pa.uint8(), _cast_to(pa.uint8())
+    if str(type_) in cell_values.NUMBERS:
+        return str(type_), type_, _same
+    if str(type_) in _TEXTS:
+        return cell_values.TEXT, _TEXTS[str(type_)], _cast_to(_TEXTS[str(type_)])
+    if str(type_) in _STRINGS_OF_BYTES:
+        stored = _STRINGS_OF_BYTES[str(type_)]
+        return cell_values.BYTES, stored, _cast_to(stored)
+    if types.is_fixed_size_binary(type_) and not types.is_decimal(type_):
+        return cell_values.BYTES, pa.binary(), _cast_to(pa.binary())
+    return cell_values.TAGGED, pa.binary(), _tagged
+
+
+_TEXTS: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "string_view": pa.large_string(),
+}
+_STRINGS_OF_BYTES: Mapping[str, pa.DataType] = {
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "binary_view": pa.large_binary(),
+}
+
+
+def _is_file(type_: pa.DataType) -> bool:
+    return pa.types.is_struct(type_) and {field.name for field in type_} == _FILE_FIELDS
+
+
+def _same(values: pa.Array) -> pa.Array:
+    return values
+
+
+def _cast_to(type_: pa.DataType) -> Callable[[pa.Array], pa.Array]:
+    def cast(values: pa.Array) -> pa.Array:
+        return values if values.type == type_ else values.cast(type_)
+
+    return cast
+
+
+def _bytes_of_files(values: pa.Array) -> pa.Array:
+    return pc.struct_field(values, "bytes")
+
+
+def _paths_of_files(values: pa.Array) -> pa.Array:
+    return pc.struct_field(values, "path")
+
+
+def _tagged(values: pa.Array) -> pa.Array:
+    cells = [None if value is None else cell_values.tagged(value) for value in values.to_pylist()]
+    return pa.array(cells, pa.binary())

@@ -1,0 +1,40 @@
+"""Parquet files: a row is a sample. What is cached is a stream of Arrow's record batches.
+
+In a parquet file, values are compressed by thousands; in the stream each is a range of the file, as
+a member of a tar is. So a process decodes the file once, when it arrives (`parquet_program`), and
+readers need no pyarrow.
+"""
+
+from pathlib import Path
+from typing import BinaryIO
+
+from shardcache.formats import arrow_rows, cell_values
+from shardcache.formats.arrow_process import rows_of
+from shardcache.formats.format import Decoder, Format, IndexOptions
+from shardcache.tarindex.tables import Samples
+
+
+class ParquetFormat(Format):
+    """Parquet files."""
+
+    name = "parquet"
+    suffixes = {".parquet": None}  # noqa: RUF012  # a Mapping
+    is_often_a_file = True
+    magic = b"PAR1"
+    repacks = True
+
+    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
+        """As `Format.index`."""
+        return arrow_rows.index(path, url)
+
+    def decoder(self, encoding: str) -> Decoder | None:
+        """As `Format.decoder`."""
+        found = cell_values.DECODERS.get(encoding)
+        return found or super().decoder(encoding)
+
+    def stored_copy(self, path: Path, url: str) -> BinaryIO:
+        """As `Format.stored_copy`."""
+        return rows_of("parquet file", path, url)
+
+
+PARQUET = ParquetFormat()

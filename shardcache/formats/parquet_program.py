@@ -1,0 +1,96 @@
+"""Program that writes a parquet file to its standard output as the stream of rows that is cached.
+
+A process of its own, since the decoder is much C++ code that reads what anybody may have written:
+a fault of it must not end the daemon. What is wrong with the file is its standard error. It only
+reads, and ends with whoever reads its output.
+"""
+
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardcache.formats.parquet_columns import StoredColumn, stored_columns
+
+_BATCH_BYTES = 16 * 1024 * 1024
+_ARROW_FILE = b"ARROW1"
+_MAX_BATCH_ROWS = 64 * 1024
+
+
+def copy(path: Path, out: BinaryIO) -> None:
+    """Write the rows of a parquet file, in batches of some megabytes.
+
+    Raises OSError, ValueError (which pyarrow's errors are), TypeError, KeyError, MemoryError.
+    """
+    with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as parquet:
+        columns = stored_columns(parquet.schema_arrow)
+        schema = pa.schema([column.field for column in columns])
+        with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as stream:
+            for group in range(parquet.num_row_groups):
+                facts = parquet.metadata.row_group(group)
+                batches = parquet.iter_batches(
+                    _batch_rows(facts.num_rows, facts.total_byte_size),
+                    row_groups=[group],
+                    use_threads=False,
+                )
+                for batch in batches:
+                    stream.write_batch(_stored(batch, columns, schema))
+
+
+def copy_arrow(path: Path, start: int, end: int, out: BinaryIO) -> None:
+    """Write the rows of an Arrow file, or stream, that lies in a file between two offsets.
+
+    Raises as `copy`.
+    """
+    with pa.memory_map(str(path)) as file:
+        data = file.read_buffer()[start:end]
+        if data[: len(_ARROW_FILE)].to_pybytes() != _ARROW_FILE:
+            with pa.ipc.open_stream(data) as stream:
+                _write(stream.schema, stream, out)
+            return
+        with pa.ipc.open_file(data) as whole:
+            batches = map(whole.get_batch, range(whole.num_record_batches))
+            _write(whole.schema, batches, out)
+
+
+def _write(source: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
+    columns = stored_columns(source)
+    schema = pa.schema([column.field for column in columns])
+    with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as stream:
+        for batch in batches:
+            stream.write_batch(_stored(batch, columns, schema))
+
+
+def _batch_rows(rows: int, size_bytes: int) -> int:
+    row_bytes = max(1, size_bytes // max(1, rows))
+    return min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
+
+
+def _stored(
+    batch: pa.RecordBatch, columns: list[StoredColumn], schema: pa.Schema
+) -> pa.RecordBatch:
+    arrays = [column.convert(batch.column(column.source)) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def main() -> None:
+    """Write the file at the path that is the first argument; see `copy_arrow` for two more."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        path = Path(sys.argv[1])
+        span = [int(each) for each in sys.argv[2:]]
+        if span:
+            start, end = span
+            copy_arrow(path, start, end, sys.stdout.buffer)
+        else:
+            copy(path, sys.stdout.buffer)
+    except (OSError, ValueError, TypeError, KeyError, MemoryError, pa.ArrowException) as exn:
+        sys.exit(str(exn))
+
+
+if __name__ == "__main__":
+    main()

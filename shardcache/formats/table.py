@@ -1,0 +1,96 @@
+"""The table of formats, and what a file's name says of its format and compression."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+from shardcache.formats.array_record import ARRAY_RECORD
+from shardcache.formats.format import Format
+from shardcache.formats.jsonl import JSON_LINES
+from shardcache.formats.litdata_chunks import LITDATA
+from shardcache.formats.mds import MDS
+from shardcache.formats.parquet_file import PARQUET
+from shardcache.formats.tar import TAR
+from shardcache.formats.tfrecord import TFRECORD
+from shardcache.formats.zips import ZIP
+
+FORMATS: tuple[Format, ...] = (
+    TAR,
+    MDS,
+    LITDATA,
+    ZIP,
+    JSON_LINES,
+    TFRECORD,
+    ARRAY_RECORD,
+    PARQUET,
+)
+"""All formats. The first is that of shards whose name says nothing."""
+
+_BY_NAME: Mapping[str, Format] = {each.name: each for each in FORMATS}
+_ROWS = [(suffix, each) for each in FORMATS for suffix in each.suffixes]
+_ROWS.sort(key=lambda row: -len(row[0]))  # ".zstd.bin" before ".bin"
+
+_NUMBER_BEHIND = re.compile(r"-[0-9]+-of-[0-9]+\Z")
+
+SUFFIXES = tuple(suffix for suffix, _ in _ROWS)
+"""Endings of the names of shards, in lower case."""
+
+
+def suffix_of(name: str) -> tuple[str, Format] | None:
+    """Return the ending that makes a file's name that of a shard, and its format.
+
+    Args:
+        name: in any case; a folder may come before it.
+    """
+    lowered = name.lower()
+    unnumbered = _NUMBER_BEHIND.sub("", lowered)
+    if unnumbered != lowered:
+        found = suffix_of(unnumbered)
+        if found is not None and found[1].is_numbered_behind and not _is_compressed(*found):
+            return found
+    if not lowered.endswith(SUFFIXES):
+        return None
+    file_name = lowered.rpartition("/")[2]
+    for suffix, each in _ROWS:
+        if lowered.endswith(suffix) and each.has_name(file_name):
+            return suffix, each
+    return None
+
+
+def _is_compressed(suffix: str, format_: Format) -> bool:
+    return format_.suffixes[suffix] is not None
+
+
+def format_of(name: str) -> Format:
+    """Return the format of a shard with this name; tar if the name says nothing."""
+    found = suffix_of(name)
+    if found is None:
+        return TAR
+    return found[1]
+
+
+def compression_of(name: str) -> str | None:
+    """Return the compression that a shard's name states; None for any other file."""
+    found = suffix_of(name)
+    if found is None:
+        return None
+    suffix, each = found
+    return each.suffixes[suffix]
+
+
+def plain_suffixes() -> tuple[str, ...]:
+    """Return the endings of plain shards of all formats."""
+    return tuple(
+        suffix for each in FORMATS for suffix, packed in each.suffixes.items() if packed is None
+    )
+
+
+@cache
+def plain_suffix(format_: Format) -> str:
+    """Return the ending of a format's plain files."""
+    return next(suffix for suffix, compression in format_.suffixes.items() if not compression)
+
+
+def format_named(name: str) -> Format | None:
+    """Return the format with a name in a sidecar; None if this release does not know it."""
+    return _BY_NAME.get(name)

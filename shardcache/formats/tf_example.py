@@ -1,0 +1,168 @@
+"""The features of a `tf.train.Example`, read from its protobuf encoding without TensorFlow.
+
+    message Example   { Features features = 1; }
+    message Features  { map<string, Feature> feature = 1; }
+    message Feature   { oneof kind { BytesList = 1; FloatList = 2; Int64List = 3; } }
+    message BytesList { repeated bytes value = 1; }       // FloatList and Int64List: packed, or not
+
+Anything else in a message is refused: it is no Example then, but a SequenceExample, for example.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from shardcache.errors import ConfigError
+from shardcache.formats.wire import FIXED_32, LENGTH, MAX_VARINT_BYTES, VARINT, fields, varint
+
+BYTES_LIST = 1
+FLOAT_LIST = 2
+INT64_LIST = 3
+
+_FLOAT = struct.Struct("<f")
+
+
+class Feature(NamedTuple):
+    """Place of a feature in a record.
+
+    Attributes:
+        name: in UTF-8.
+        start: of its message, in bytes.
+        end: of the same, exclusive.
+        content: start and end of its only value, if it is a list of one string of bytes.
+    """
+
+    name: bytes
+    start: int
+    end: int
+    content: tuple[int, int] | None
+
+
+def features_of(record: bytes) -> Iterator[Feature]:
+    """Yield the features of an Example. Raises ValueError if the record is none."""
+    for number, kind, start, end in fields(record, 0, len(record)):
+        _expect(number == 1 and kind == LENGTH)
+        for entry_number, entry_kind, entry_start, entry_end in fields(record, start, end):
+            _expect(entry_number == 1 and entry_kind == LENGTH)
+            yield _feature(record, entry_start, entry_end)
+
+
+def _feature(record: bytes, start: int, end: int) -> Feature:
+    """Return the feature of an entry of the map."""
+    name = (start, start)
+    message = (end, end)
+    for number, kind, first, last in fields(record, start, end):
+        _expect(number in (1, 2) and kind == LENGTH)
+        if number == 1:
+            name = (first, last)
+        else:
+            message = (first, last)
+    text = record[slice(*name)]
+    text.decode()  # UnicodeDecodeError is a ValueError
+    return Feature(text, *message, _only_content(record, *message))
+
+
+def _only_content(record: bytes, start: int, end: int) -> tuple[int, int] | None:
+    kind, first, last = _list_in(record, start, end)
+    if kind != BYTES_LIST:
+        return None
+    found = list(_strings(record, first, last))
+    return found[0] if len(found) == 1 else None
+
+
+def value(message: bytes | memoryview) -> Any:
+    """Return the value of a feature, given its message.
+
+    A list of one value is that value: bytes, float or int, as `FixedLenFeature([])` would have it.
+    Other lists are a list of bytes, or a numpy array of float32 or int64, as
+    `FixedLenFeature([n])`. None for a feature without a list.
+
+    Raises ValueError for another message, ConfigError if numpy is needed and missing.
+    """
+    data = bytes(message)
+    kind, start, end = _list_in(data, 0, len(data))
+    match kind:
+        case 0:
+            return None
+        case 1:
+            strings = [data[first:last] for first, last in _strings(data, start, end)]
+            return strings[0] if len(strings) == 1 else strings
+        case 2:
+            return _floats(data, start, end)
+        case _:
+            return _integers(data, start, end)
+
+
+def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
+    """Return kind, start and end of the list in a Feature; kind 0 without one."""
+    found = (0, start, end)
+    for number, kind, first, last in fields(data, start, end):
+        _expect(number in (BYTES_LIST, FLOAT_LIST, INT64_LIST) and kind == LENGTH)
+        _expect(found[0] == 0)
+        found = (number, first, last)
+    return found
+
+
+def _strings(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    for number, kind, first, last in fields(data, start, end):
+        _expect(number == 1 and kind == LENGTH)
+        yield first, last
+
+
+def _floats(data: bytes, start: int, end: int) -> Any:
+    packed = b""
+    for number, kind, first, last in fields(data, start, end):
+        _expect(number == 1 and kind in (LENGTH, FIXED_32))
+        packed += data[first:last]
+    _expect(len(packed) % _FLOAT.size == 0)
+    if len(packed) == _FLOAT.size:
+        return _FLOAT.unpack(packed)[0]
+    return _numpy().frombuffer(packed, dtype="<f4").copy()
+
+
+def _integers(data: bytes, start: int, end: int) -> Any:
+    packed = b""
+    for number, kind, first, last in fields(data, start, end):
+        _expect(number == 1 and kind in (LENGTH, VARINT))
+        packed += data[first:last]
+    if packed and len(packed) <= MAX_VARINT_BYTES:
+        number, at = varint(packed, 0, len(packed))
+        if at == len(packed):
+            return _signed(number)
+    return _varints(packed)
+
+
+def _varints(packed: bytes) -> Any:
+    """Return varints that follow one another, as an array of int64."""
+    numpy = _numpy()
+    data = numpy.frombuffer(packed, dtype=numpy.uint8)
+    lasts = numpy.flatnonzero(data < 0x80)  # the last byte of each
+    _expect(len(data) == 0 or (len(lasts) > 0 and int(lasts[-1]) == len(data) - 1))
+    if not len(lasts):
+        return numpy.zeros(0, dtype=numpy.int64)
+    starts = numpy.concatenate(([0], lasts[:-1] + 1))
+    lengths = lasts - starts + 1
+    _expect(int(lengths.max()) <= MAX_VARINT_BYTES)
+    places = numpy.arange(len(data)) - numpy.repeat(starts, lengths)
+    bits = (data & 0x7F).astype(numpy.uint64) << (7 * places).astype(numpy.uint64)
+    return numpy.add.reduceat(bits, starts).view(numpy.int64)
+
+
+def _signed(number: int) -> int:
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _expect(is_so: bool) -> None:
+    if not is_so:
+        raise ValueError("not a tf.train.Example")
+
+
+def _numpy() -> Any:
+    try:
+        import numpy
+    except ImportError as exn:
+        raise ConfigError(
+            "features of several numbers need the Python package numpy", remedy="pip install numpy"
+        ) from exn
+    return numpy

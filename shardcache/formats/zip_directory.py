@@ -1,0 +1,296 @@
+"""Members of a zip by its central directory, with every number checked.
+
+Format: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 to 4.5. Names are read like the standard library's
+zipfile does.
+"""
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import BinaryIO, NamedTuple
+
+from shardcache.errors import CorruptShardError, ShardError, UnsupportedShardError
+
+STORED = 0
+DEFLATED = 8
+
+_METHODS = {
+    1: "shrink",
+    6: "implode",
+    9: "deflate64",
+    12: "bzip2",
+    14: "lzma",
+    93: "zstd",
+    95: "xz",
+    98: "PPMd",
+    99: "AES encryption",
+}
+
+_IS_ENCRYPTED = 1 << 0
+_IS_UTF_8 = 1 << 11
+_UNIX = 3  # system that has made a member, whose attributes then are a file's mode
+
+# signature, number of this disk, disk of the directory, entries on this disk, entries, size of the
+# directory, its offset, size of the comment
+_END = struct.Struct("<4s4H2LH")
+_END_SIGNATURE = b"PK\5\6"
+_MAX_COMMENT_BYTES = 0xFFFF
+# signature, disk of the record, its offset, number of disks
+_LOCATOR = struct.Struct("<4sLQL")
+_LOCATOR_SIGNATURE = b"PK\6\7"
+# signature, size of the rest, versions, disks, entries on this disk, entries, size and offset of
+# the directory
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_END_64_SIGNATURE = b"PK\6\6"
+# signature, version, system, version needed, flags, method, time, date, CRC-32, compressed size,
+# size, sizes of name, extra and comment, disk, internal and external attributes, offset
+_ENTRY = struct.Struct("<4s2B5H3L5H2L")
+_ENTRY_SIGNATURE = b"PK\1\2"
+# signature, version, flags, method, time, date, CRC-32, sizes, sizes of name and extra
+_LOCAL = struct.Struct("<4s5H3L2H")
+_LOCAL_SIGNATURE = b"PK\3\4"
+
+_EXTRA = struct.Struct("<2H")
+_ZIP_64 = 1
+_IN_ZIP_64_SHORT = 0xFFFF
+_IN_ZIP_64 = 0xFFFFFFFF
+
+# A directory is read at once: some 50 bytes and a name for each member.
+_MAX_DIRECTORY_BYTES = 2 * 1024 * 1024 * 1024
+_SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ZipMember:
+    """A regular file in a zip.
+
+    Attributes:
+        name: in UTF-8.
+        method: of compression.
+        crc: CRC-32 of the content.
+        start: of the stored bytes, their offset in the zip.
+        end: of the same, exclusive.
+        size_bytes: of the content.
+    """
+
+    name: bytes
+    method: int
+    crc: int
+    start: int
+    end: int
+    size_bytes: int
+
+    @property
+    def shown_name(self) -> str:
+        """The name for messages."""
+        return self.name.decode(errors="replace")[:_SHOWN_CHARS]
+
+
+class _Entry(NamedTuple):
+    """An entry of the directory: a member without the place of its bytes."""
+
+    name: bytes
+    raw_name: bytes
+    method: int
+    crc: int
+    header: int  # offset of its local header
+    stored_bytes: int
+    size_bytes: int
+
+
+class _Directory(NamedTuple):
+    """The place of the directory; `base` is what precedes the zip in its file."""
+
+    start: int
+    size_bytes: int
+    entries: int
+    base: int
+
+
+def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
+    """Return the files in a zip, in the order of its directory. Blocks.
+
+    Folders and symbolic links are left out.
+
+    Raises OSError; CorruptShardError for a file that is no zip, or a damaged one;
+    UnsupportedShardError if it is encrypted, or compressed by an unusual method.
+    """
+    size_bytes = os.fstat(file.fileno()).st_size
+    return _Zip(file, size_bytes, url).members()
+
+
+class _Zip:
+    def __init__(self, file: BinaryIO, size_bytes: int, url: str) -> None:
+        self._fd = file.fileno()
+        self._size_bytes = size_bytes
+        self._url = url
+
+    def members(self) -> list[ZipMember]:
+        directory = self._directory()
+        found = [self._member(entry, directory.start) for entry in self._entries(directory)]
+        # Members that share bytes would make a small file a large one.
+        end = 0
+        for member in sorted(found, key=attrgetter("start", "end")):
+            if member.start < end:
+                raise self._corrupt(f"the member {member.shown_name!r} lies in another one")
+            end = member.end
+        return found
+
+    # The directory
+
+    def _directory(self) -> _Directory:
+        tail_start = max(0, self._size_bytes - _END.size - _MAX_COMMENT_BYTES)
+        tail = self._read(tail_start, self._size_bytes - tail_start)
+        at = tail.rfind(_END_SIGNATURE)
+        while at >= 0:
+            if at + _END.size <= len(tail):
+                fields = _END.unpack_from(tail, at)
+                if at + _END.size + fields[-1] == len(tail):
+                    return self._directory_by(tail_start + at, fields)
+            at = tail.rfind(_END_SIGNATURE, 0, at)
+        raise CorruptShardError(
+            "the file has no end of a zip's directory: it is no zip, or not a whole one",
+            url=self._url,
+        )
+
+    def _directory_by(self, end: int, fields: tuple[int, ...]) -> _Directory:
+        """Return the directory of which the record at `end` says where it is."""
+        _, disk, first_disk, _, entries, size_bytes, start, _ = fields
+        behind = end  # of the directory
+        is_long = entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start)
+        locator = self._read(max(0, end - _LOCATOR.size), _LOCATOR.size)
+        if is_long and locator.startswith(_LOCATOR_SIGNATURE):
+            behind = end - _LOCATOR.size - _END_64.size
+            record = self._read(max(0, behind), _END_64.size)
+            if not record.startswith(_END_64_SIGNATURE):
+                raise self._corrupt("its zip64 record is not where it should be")
+            _, _, _, _, disk, first_disk, _, entries, size_bytes, start = _END_64.unpack(record)
+        if disk or first_disk:
+            raise UnsupportedShardError(
+                "the zip is one of several parts",
+                url=self._url,
+                remedy="join the parts: zip -s 0 parts.zip --out whole.zip",
+            )
+        base = behind - size_bytes - start
+        if base < 0:
+            raise self._corrupt("its directory is larger than the file")
+        if size_bytes > _MAX_DIRECTORY_BYTES:
+            raise UnsupportedShardError(
+                f"the zip's directory has {size_bytes:,} bytes, which would take too much memory",
+                url=self._url,
+                remedy="write smaller shards",
+            )
+        return _Directory(base + start, size_bytes, entries, base)
+
+    def _entries(self, directory: _Directory) -> Iterator[_Entry]:
+        data = self._read(directory.start, directory.size_bytes)
+        at = 0
+        count = 0
+        while at < len(data):
+            if at + _ENTRY.size > len(data) or data[at : at + 4] != _ENTRY_SIGNATURE:
+                raise self._corrupt(f"its directory's entry {count} is none")
+            fields = _ENTRY.unpack_from(data, at)
+            name_bytes, extra_bytes, comment_bytes = fields[11:14]
+            at += _ENTRY.size
+            name = data[at : at + name_bytes]
+            extra = data[at + name_bytes : at + name_bytes + extra_bytes]
+            at += name_bytes + extra_bytes + comment_bytes
+            if at > len(data):
+                raise self._corrupt(f"its directory ends inside of entry {count}")
+            count += 1
+            if self._is_file(fields, name):
+                yield self._entry(fields, name, extra, directory.base)
+        if count != directory.entries:
+            raise self._corrupt(f"its directory has {count} entries instead of {directory.entries}")
+
+    def _is_file(self, fields: tuple[int, ...], name: bytes) -> bool:
+        if name.endswith(b"/"):
+            return False
+        mode = fields[16] >> 16
+        is_link = fields[2] == _UNIX and stat.S_ISLNK(mode)
+        return not is_link
+
+    def _entry(self, fields: tuple[int, ...], raw_name: bytes, extra: bytes, base: int) -> _Entry:
+        flags = fields[4]
+        method = fields[5]
+        name = raw_name
+        if not flags & _IS_UTF_8:
+            name = raw_name.decode("cp437").encode()
+        shown = name.decode(errors="replace")[:_SHOWN_CHARS]
+        if flags & _IS_ENCRYPTED:
+            raise UnsupportedShardError(
+                f"the member {shown!r} of the zip is encrypted",
+                url=self._url,
+                remedy="write the zip again without a password",
+            )
+        if method not in (STORED, DEFLATED):
+            called = _METHODS.get(method, f"method {method}")
+            raise UnsupportedShardError(
+                f"the member {shown!r} of the zip is compressed by {called}",
+                url=self._url,
+                remedy="write the zip again with deflate, or stored: zip -0",
+            )
+        if b"\0" in name:
+            raise self._corrupt(f"the name {shown!r} has a NUL")
+        size_bytes, stored_bytes, header = self._long_numbers(
+            (fields[10], fields[9], fields[17]), extra, shown
+        )
+        if method == STORED and stored_bytes != size_bytes:
+            raise self._corrupt(f"the member {shown!r} is stored in another size than its own")
+        return _Entry(name, raw_name, method, fields[8], base + header, stored_bytes, size_bytes)
+
+    def _long_numbers(self, numbers: tuple[int, int, int], extra: bytes, shown: str) -> list[int]:
+        """Return numbers with those that are too large for an entry, from its extra field."""
+        longs = iter(_longs_in(extra))
+        found = []
+        for number in numbers:
+            long = next(longs, None) if number == _IN_ZIP_64 else number
+            if long is None:
+                raise self._corrupt(f"the entry of {shown!r} lacks a zip64 number")
+            found.append(long)
+        return found
+
+    # Local headers
+
+    def _member(self, entry: _Entry, limit: int) -> ZipMember:
+        """Return the member of an entry; all members lie before the offset `limit`."""
+        shown = entry.name.decode(errors="replace")[:_SHOWN_CHARS]
+        local = self._read(entry.header, _LOCAL.size + len(entry.raw_name))
+        if not local.startswith(_LOCAL_SIGNATURE) or len(local) < _LOCAL.size:
+            raise self._corrupt(f"the member {shown!r} is not at byte {entry.header}")
+        fields = _LOCAL.unpack_from(local)
+        name_bytes, extra_bytes = fields[-2:]
+        if local[_LOCAL.size :] != entry.raw_name or name_bytes != len(entry.raw_name):
+            raise self._corrupt(
+                f"the member at byte {entry.header} has another name than {shown!r}"
+            )
+        start = entry.header + _LOCAL.size + name_bytes + extra_bytes
+        end = start + entry.stored_bytes
+        if end > limit:
+            raise self._corrupt(f"the member {shown!r} reaches beyond the members")
+        return ZipMember(entry.name, entry.method, entry.crc, start, end, entry.size_bytes)
+
+    def _read(self, at: int, size_bytes: int) -> bytes:
+        if at >= self._size_bytes:
+            return b""
+        return os.pread(self._fd, size_bytes, at)
+
+    def _corrupt(self, what: str) -> ShardError:
+        return CorruptShardError(f"the zip is damaged: {what}", url=self._url)
+
+
+def _longs_in(extra: bytes) -> list[int]:
+    """Return the numbers of eight bytes in the zip64 field of an entry, if it has one."""
+    at = 0
+    while at + _EXTRA.size <= len(extra):
+        kind, size_bytes = _EXTRA.unpack_from(extra, at)
+        at += _EXTRA.size
+        if kind == _ZIP_64:
+            data = extra[at : at + size_bytes]
+            whole = data[: len(data) // 8 * 8]
+            return [number for (number,) in struct.iter_unpack("<Q", whole)]
+        at += size_bytes
+    return []

@@ -1,0 +1,161 @@
+"""Zips: members make samples by the rules of tars, wherever in the zip they lie.
+
+Stored members are ranges of the file. A zip with compressed ones becomes a tar in the cache, as a
+compressed tar does, so that they are inflated once.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from tarfile import PAX_FORMAT, TarInfo
+from typing import BinaryIO
+
+from shardcache.errors import CorruptShardError
+from shardcache.formats.format import Format, IndexOptions
+from shardcache.formats.streams import stream_of
+from shardcache.formats.zip_directory import DEFLATED, STORED, ZipMember, members_of
+from shardcache.tarindex.grouping import group, index_tar, split_name
+from shardcache.tarindex.members import BLOCK_BYTES, padded, parse_header
+from shardcache.tarindex.tables import Samples
+
+_PIECE_BYTES = 256 * 1024
+_RAW_DEFLATE = -15  # zlib's largest window, without a header
+
+
+def index(path: Path, url: str) -> Samples:
+    """Return the samples of the zip at `path`, whose members are stored. Blocks.
+
+    Raises OSError; what `members_of` raises; CorruptShardError for a member with another checksum.
+    """
+    with open(path, "rb", buffering=0) as file:
+        members = members_of(file, url)
+        for member in sorted(members, key=attrgetter("start")):
+            _check_content(file, member, url)
+    grouped = _by_sample(members)
+    return group((member.name, member.start, member.end, None) for member in grouped)
+
+
+def is_stored(path: Path, url: str) -> bool:
+    """Return True if no member of the zip at `path` is compressed. Blocks.
+
+    Raises OSError, and what `members_of` raises.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return all(member.method == STORED for member in members_of(file, url))
+
+
+def as_tar(path: Path, url: str) -> Iterator[bytes]:
+    """Yield the zip at `path` as a tar, in pieces. Blocks.
+
+    Raises OSError; what `members_of` raises; CorruptShardError for a member with another size or
+    checksum than the zip says.
+    """
+    with open(path, "rb", buffering=0) as file:
+        for member in _by_sample(members_of(file, url)):
+            info = TarInfo(member.name.decode("utf-8", "surrogateescape"))
+            info.size = member.size_bytes
+            yield info.tobuf(PAX_FORMAT, "utf-8", "surrogateescape")
+            yield from _content(file, member, url)
+            yield bytes(padded(member.size_bytes) - member.size_bytes)
+    yield bytes(2 * BLOCK_BYTES)
+
+
+class ZipFormat(Format):
+    """Zips."""
+
+    name = "zip"
+    suffixes = {".zip": None}  # noqa: RUF012  # a Mapping
+    is_often_a_file = True
+    magic = b"PK\3\4"
+    repacks = True
+
+    def index(self, path: Path, url: str, options: IndexOptions) -> Samples:
+        """As `Format.index`."""
+        if _is_tar(path):
+            return index_tar(path, url, require_adjacent=False)
+        return index(path, url)
+
+    def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
+        """As `Format.stored_copy`."""
+        if is_stored(path, url):
+            return None
+        return stream_of(as_tar(path, url))
+
+
+ZIP = ZipFormat()
+
+
+def _is_tar(path: Path) -> bool:
+    """Return True for what `as_tar` has made. Blocks. Raises OSError."""
+    with open(path, "rb") as file:
+        block = file.read(BLOCK_BYTES)
+    try:
+        parse_header(block)
+    except (ValueError, struct.error):
+        return False
+    return True
+
+
+def _by_sample(members: Iterable[ZipMember]) -> list[ZipMember]:
+    """Return members with those of the same sample side by side.
+
+    Samples have the order of their first members.
+    """
+    samples: dict[bytes, list[ZipMember]] = {}
+    for member in members:
+        key, _ = split_name(member.name)
+        samples.setdefault(key, []).append(member)
+    return [member for found in samples.values() for member in found]
+
+
+def _check_content(file: BinaryIO, member: ZipMember, url: str) -> None:
+    for _ in _content(file, member, url):
+        pass
+
+
+def _content(file: BinaryIO, member: ZipMember, url: str) -> Iterator[bytes]:
+    """Yield the content of a member in pieces; its size and checksum are compared at the end."""
+    pieces = _stored(file, member)
+    if member.method == DEFLATED:
+        pieces = _inflated(pieces, member, url)
+    crc = 0
+    left_bytes = member.size_bytes
+    for piece in pieces:
+        left_bytes -= len(piece)
+        if left_bytes < 0:  # before it is written: a bomb may be larger than any disk
+            raise _damaged(member, f"has more than {member.size_bytes} bytes", url)
+        crc = zlib.crc32(piece, crc)
+        yield piece
+    if left_bytes:
+        raise _damaged(member, f"has {left_bytes} bytes fewer than the zip says", url)
+    if crc != member.crc:
+        raise _damaged(member, "does not have its checksum", url)
+
+
+def _stored(file: BinaryIO, member: ZipMember) -> Iterator[bytes]:
+    for at in range(member.start, member.end, _PIECE_BYTES):
+        yield os.pread(file.fileno(), min(_PIECE_BYTES, member.end - at), at)
+
+
+def _inflated(pieces: Iterable[bytes], member: ZipMember, url: str) -> Iterator[bytes]:
+    stream = zlib.decompressobj(_RAW_DEFLATE)
+    try:
+        for piece in pieces:
+            rest = piece
+            while rest and not stream.eof:
+                yield stream.decompress(rest, _PIECE_BYTES)
+                rest = stream.unconsumed_tail
+        yield stream.flush()
+    except zlib.error as exn:
+        raise _damaged(member, f"cannot be inflated ({exn})", url) from exn
+    if not stream.eof:
+        raise _damaged(member, "ends early", url)
+
+
+def _damaged(member: ZipMember, what: str, url: str) -> CorruptShardError:
+    return CorruptShardError(
+        f"the zip is damaged: its member {member.shown_name!r} {what}", url=url
+    )

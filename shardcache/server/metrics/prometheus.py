@@ -1,0 +1,235 @@
+"""`/metrics`: the status page in Prometheus' format."""
+
+import asyncio
+import math
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
+
+from aiohttp import web
+from prometheus_client import ProcessCollector
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
+
+from shardcache import __version__
+from shardcache.cache.waiting.stages import Stage
+from shardcache.cache.waiting.waits import Class
+from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
+from shardcache.server.metrics import metric_rows as rows
+from shardcache.server.metrics.metric_rows import COUNTER, GAUGE, Kind, Row
+from shardcache.server.peer import peer_of
+from shardcache.server.process.process_load import process_stats
+from shardcache.server.service import SERVICE
+from shardcache.shared.protocol import Json
+from shardcache.telemetry.metrics import Histogram, Measures
+
+Labels = Sequence[str]
+
+_PREFIX = "shardcache_"
+_MAX_ORIGINS = 64
+_MAX_JOBS = 256
+
+
+def page_metrics(page: Json) -> Iterator[Metric]:
+    """Yield the metrics made from the status page."""
+    yield _build_info()
+    yield from _table(rows.DAEMON, [((), page["process"] | {"draining": page["draining"]})])
+    yield from _table(rows.CACHE, [((), page["cache"])])
+    yield from _table(rows.COUNTERS, [((), page["counters"])])
+    yield from _table(rows.BILL, [((), page["bill"])])
+    yield from _table(rows.DISK, [((), page["disk"] | {"healthy": page["disk"]["state"] == "ok"})])
+    yield from _table(rows.PINS, [((), page["pins"])])
+    yield from _table(rows.SCRUB, [((), page["scrub"])])
+
+    origins = page["origins"][:_MAX_ORIGINS]
+    yield from _table(rows.ORIGIN, [((each["name"],), each) for each in origins], ("origin",))
+    yield _limits(page["limits"])
+    tiers = [((tier["address"],), _with_expiry(tier)) for tier in page["tiers"]]
+    yield from _table(rows.TIER, tiers, ("tier",))
+    yield from _jobs(page["jobs"][:_MAX_JOBS])
+    yield _transfers(page["transfers"])
+
+
+def _build_info() -> Metric:
+    build = {"version": __version__, "python": platform.python_version()}
+    sample = (list(build.values()), 1)
+    return _family(GAUGE, "build_info", "Release and Python version.", [sample], list(build))
+
+
+def _limits(limits: list[Json]) -> Metric:
+    held = sorted((limit["name"], limit["holds"]) for limit in limits)
+    by_name = dict(held)  # of equal names, the last one counts
+    return _family(
+        GAUGE,
+        "limit_holding",
+        "1 while a limit holds transfers back: bandwidth, connections, throttling, space, disk, "
+        "or errors.",
+        [((name,), holds) for name, holds in by_name.items()],
+        ("limit",),
+    )
+
+
+def _with_expiry(tier: Json) -> Json:
+    """Return a tier whose certificates, if it has none, expire infinitely far away."""
+    return tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf}
+
+
+def _jobs(found: list[Json]) -> Iterator[Metric]:
+    # Not `job`: that is Prometheus' own label for its scrape targets.
+    jobs = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in found]
+    yield from _table(rows.JOB, jobs, ("job_name", "uid"))
+
+    waits = []
+    for labels, job in jobs:
+        for cause, waited_s in job["waited"].items():
+            waits.append(((*labels, cause.removesuffix("_s")), waited_s))
+    yield _family(
+        COUNTER,
+        "job_wait_seconds",
+        "Time that readers spent waiting for data, summed over readers, by cause.",
+        waits,
+        ("job_name", "uid", "cause"),
+    )
+
+
+def _with_ahead(job: Json) -> Json:
+    """Return a job whose `ahead_s` is infinite if nothing is missing, and None if it has no
+    readers.
+    """
+    if job["ahead_s"] is not None:
+        return job
+    return job | {"ahead_s": math.inf if job["sessions"] else None}
+
+
+def _transfers(transfers: list[Json]) -> Metric:
+    found = Counter((transfer["class"], transfer["stage"]) for transfer in transfers)
+    counts = []
+    for klass in Class:
+        for stage in Stage:
+            name = klass.name.lower()
+            counts.append(((name, stage.name.lower()), found[name, stage.value]))
+    return _family(GAUGE, "transfers", "Shards being fetched.", counts, ("class", "stage"))
+
+
+def _table(
+    table: Iterable[Row],
+    things: Sequence[tuple[Labels, Json]],
+    names: Labels = (),
+) -> Iterator[Metric]:
+    for row in table:
+        samples = [(labels, thing[row.key]) for labels, thing in things]
+        yield _family(row.kind, row.name, row.text, samples, names)
+
+
+def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
+    """Yield the metrics that are not on the status page.
+
+    Call on the event loop, which updates the measures.
+    """
+    yield _histogram(
+        "transfer_seconds",
+        "Duration of a transfer, from its first request to publication.",
+        [((), measures.transfer)],
+    )
+    yield _histogram(
+        "lease_wait_seconds",
+        "Duration of each wait of a reader for data.",
+        [((), measures.wait)],
+    )
+    yield _histogram(
+        "event_loop_lag_seconds",
+        "Lag of the event loop's timers.",
+        [((), loop_lag)],
+    )
+    yield _histogram(
+        "transfer_stage_seconds",
+        "Time that a transfer spent in each stage.",
+        measures.stage.by_label(),
+        ("stage",),
+    )
+    yield _histogram(
+        "first_byte_seconds",
+        "Time from a request for parts to its first byte.",
+        measures.first_byte.by_label(),
+        ("origin",),
+    )
+    yield _histogram(
+        "part_seconds",
+        "Time from a request for parts to its last byte.",
+        measures.part.by_label(),
+        ("origin",),
+    )
+    yield from _failures(measures)
+
+
+def _failures(measures: Measures) -> Iterator[Metric]:
+    yield _family(
+        COUNTER,
+        "origin_errors",
+        "Requests to origins that failed permanently.",
+        _by_code(measures.given_up, OriginError),
+        ("code",),
+    )
+    yield _family(
+        COUNTER,
+        "failed_transfers",
+        "Shards that could not be fetched.",
+        _by_code(measures.failed, OriginError, ShardError, CacheError),
+        ("code",),
+    )
+
+
+def _by_code(counts: Counter[str], *kinds: type[ShardcacheError]) -> list[tuple[Labels, float]]:
+    # Include codes that never occurred: Prometheus misses a counter's first increment if its series
+    # begins with it.
+    known = set(counts)
+    for kind in kinds:
+        known |= codes(kind)
+    return [((code,), counts[code]) for code in sorted(known)]
+
+
+def _family(
+    kind: Kind,
+    name: str,
+    text: str,
+    samples: Iterable[tuple[Labels, float | None]],
+    names: Labels = (),
+) -> Metric:
+    """Return a metric family; values that are None get no sample."""
+    family = kind(_PREFIX + name, text, labels=names)
+    for labels, value in samples:
+        if value is not None:
+            family.add_metric(labels, value)
+    return family
+
+
+def _histogram(
+    name: str,
+    text: str,
+    samples: Iterable[tuple[Labels, Histogram]],
+    names: Labels = (),
+) -> Metric:
+    family = HistogramMetricFamily(_PREFIX + name, text, labels=names)
+    for labels, histogram in samples:
+        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+        buckets = list(zip(bounds, histogram.cumulative(), strict=True))
+        family.add_metric(labels, buckets, histogram.total)
+    return family
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Return every metric as text, or as OpenMetrics if the request asks for it."""
+    service = request.app[SERVICE]
+    page = service.status(peer_of(request)) | {"process": process_stats()}
+    measures = list(measured(service.cache.measures, service.loop_lag.since_start))
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+
+    def written() -> bytes:
+        families = [*page_metrics(page), *measures, *ProcessCollector(registry=None).collect()]
+        return encode(SimpleNamespace(collect=lambda: families))
+
+    # In a thread: writing a thousand lines takes too long for the event loop.
+    body = await asyncio.get_running_loop().run_in_executor(service.writer, written)
+    return web.Response(body=body, headers={"Content-Type": content_type})

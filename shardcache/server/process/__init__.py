@@ -1,0 +1,1 @@
+"""The daemon's process: its takeover, its load, its service manager and its end."""

@@ -1,0 +1,71 @@
+"""The load of the daemon's process: its event loop's lag, files, threads and memory."""
+
+import asyncio
+import math
+import os
+import time
+from collections import deque
+from pathlib import Path
+
+from shardcache.telemetry.metrics import Histogram
+
+_LAG_PERIOD_S = 0.05
+_REMEMBERED_S = 600.0
+_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class LoopLag:
+    """Distribution of the event loop's timer lag over the last ten minutes.
+
+    Attributes:
+        since_start: the same as a histogram, of the whole time.
+    """
+
+    def __init__(self) -> None:
+        self.since_start = Histogram(_BOUNDS_S)
+        self._late_s: deque[float] = deque(maxlen=int(_REMEMBERED_S / _LAG_PERIOD_S))
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            # Not the loop's own clock, which stands still while the loop is blocked.
+            due_s = time.monotonic() + _LAG_PERIOD_S
+            await asyncio.sleep(_LAG_PERIOD_S)
+            self.note(time.monotonic() - due_s)
+
+    def note(self, late_s: float) -> None:
+        """Add one measurement, in seconds, and drop the oldest."""
+        self._late_s.append(late_s)
+        self.since_start.observe(late_s)
+
+    def to_json(self) -> dict[str, float]:
+        """Return the median, 99th percentile and maximum in seconds; 0 before the first."""
+        late_s = sorted(self._late_s) or [0.0]
+        return {
+            "p50_s": _quantile(late_s, 0.5),
+            "p99_s": _quantile(late_s, 0.99),
+            "max_s": _quantile(late_s, 1.0),
+        }
+
+
+def _quantile(ascending: list[float], share: float) -> float:
+    """Return the smallest value that the given share of all values does not exceed, rounded."""
+    place = math.ceil(share * len(ascending)) - 1
+    return round(ascending[place], 5)
+
+
+def process_stats() -> dict[str, int]:
+    """Return the process's figures, from proc(5).
+
+    Open file descriptors, threads, tasks of the running event loop, and resident memory in bytes.
+    """
+    # Lists of names, without a Path object per entry: this runs on the event loop.
+    fds = os.listdir("/proc/self/fd")  # noqa: PTH208
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "fds": len(fds) - 1,  # without the one that lists the folder
+        "threads": len(threads),
+        "tasks": len(asyncio.all_tasks()),
+        "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+    }

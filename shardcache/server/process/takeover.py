@@ -1,0 +1,58 @@
+"""Takeover of the socket and the folder from a previous daemon that is stopping."""
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from shardcache.shared.unix_socket import connected, credentials, health
+
+log = structlog.get_logger()
+
+_ASK_TIMEOUT_S = 2.0
+
+
+async def predecessor_gone(path: Path, limit_s: float) -> None:
+    """Wait until a stopping daemon at the socket has ended.
+
+    So the next one can be started at any time. Returns immediately if none is stopping, and after
+    `limit_s` in any case: binding the socket or locking the folder then fails with its own error. A
+    daemon in another PID namespace cannot be watched and is not waited for.
+    """
+    with suppress(ProcessLookupError, TimeoutError):
+        async with asyncio.timeout(limit_s):
+            pid = await asyncio.to_thread(_stopping, path)
+            if pid is not None:
+                log.info("waiting for the previous daemon to stop", pid=pid)
+                await _ended(pid)
+
+
+def _stopping(path: Path) -> int | None:
+    """Return the process id of the daemon at the socket, if it is stopping.
+
+    None in another PID namespace. Blocks.
+    """
+    # Suppressed: no daemon, or something else, which binding the socket reports.
+    with suppress(OSError, ValueError):
+        if health(path, _ASK_TIMEOUT_S)["status"] == "draining":
+            with connected(path, _ASK_TIMEOUT_S) as sock:
+                return credentials(sock)[0] or None
+    return None
+
+
+async def _ended(pid: int) -> None:
+    """Wait for a process that is not our child (pidfd_open(2)).
+
+    Raises ProcessLookupError if there is none.
+    """
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    fd = os.pidfd_open(pid)
+    try:
+        loop.add_reader(fd, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

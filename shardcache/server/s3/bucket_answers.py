@@ -1,0 +1,185 @@
+"""Answers about buckets: their names, and the objects in them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from aiohttp import web
+
+from shardcache.access.rules import Peer
+from shardcache.cache.objects.objects import Objects
+from shardcache.errors import NotFoundError
+from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
+from shardcache.server.s3.requests import S3Request
+from shardcache.server.s3.s3_errors import S3Error, in_xml
+
+_XML = '<?xml version="1.0" encoding="UTF-8"?>\n'
+_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+_MAX_KEYS = 1000
+# Buckets have no time of their own here.
+_CREATED = "1970-01-01T00:00:00.000Z"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketAnswers:
+    """Answers requests for buckets."""
+
+    _objects: Objects
+
+    async def buckets(self, peer: Peer) -> web.Response:
+        """Answer ListBuckets: those that the rules of access name for a user."""
+        names = {_bucket_in(prefix) for prefix in self._objects.prefixes(peer)}
+        rows = [
+            f"<Bucket><Name>{in_xml(name)}</Name><CreationDate>{_CREATED}</CreationDate></Bucket>"
+            for name in sorted(names)
+            if name
+        ]
+        owner = f"<Owner><ID>{peer.uid}</ID></Owner>"
+        return _document(
+            "ListAllMyBucketsResult",
+            f"{owner}<Buckets>{''.join(rows)}</Buckets>",
+        )
+
+    async def head(self, request: S3Request, peer: Peer) -> web.Response:
+        """Answer HeadBucket. Raises S3Error, ShardcacheError."""
+        await self._check(request, peer)
+        return web.Response(headers={"x-amz-bucket-region": "us-east-1"})
+
+    async def location(self, request: S3Request, peer: Peer) -> web.Response:
+        """Answer GetBucketLocation: any region's signature will do. As `head`."""
+        await self._check(request, peer)
+        return _document("LocationConstraint", "")
+
+    async def exists(self, request: S3Request, peer: Peer) -> bool:
+        """Return whether a bucket exists, as far as its user may know. Raises ShardcacheError."""
+        try:
+            return await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
+        except NotFoundError:
+            return False
+
+    async def _check(self, request: S3Request, peer: Peer) -> None:
+        try:
+            is_there = await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
+        except NotFoundError:
+            raise _no_bucket(request) from None
+        if not is_there:
+            raise S3Error("AccessDenied", "the daemon's allow rules do not name this bucket")
+
+    async def list_v2(self, request: S3Request, peer: Peer) -> web.Response:
+        """Answer ListObjectsV2. Raises S3Error, ShardcacheError."""
+        params = request.params
+        token = params.get("continuation-token", "")
+        after = params.get("start-after", "")
+        page = await self._page(request, peer, after=after, token=token)
+        fields = _fields(request, page)
+        if "continuation-token" in params:
+            fields.append(("ContinuationToken", token))
+        if page.next_token:
+            fields.append(("NextContinuationToken", page.next_token))
+        if after:
+            fields.append(("StartAfter", _encoding(request)(after)))
+        fields.append(("KeyCount", str(len(page.objects) + len(page.folders))))
+        return _listing(request, page, fields)
+
+    async def list_v1(self, request: S3Request, peer: Peer) -> web.Response:
+        """Answer ListObjects. Raises S3Error, ShardcacheError."""
+        marker = request.params.get("marker", "")
+        page = await self._page(request, peer, after=marker, token="")
+        encoded = _encoding(request)
+        fields = [*_fields(request, page), ("Marker", encoded(marker))]
+        names = [_key_in(request, obj.url) for obj in page.objects]
+        names += [_key_in(request, folder) for folder in page.folders]
+        if page.next_token and names:
+            fields.append(("NextMarker", encoded(max(names))))
+        return _listing(request, page, fields)
+
+    async def _page(self, request: S3Request, peer: Peer, *, after: str, token: str) -> ListedPage:
+        params = request.params
+        max_keys = request.number("max-keys", lowest=0, highest=2**31 - 1)
+        if max_keys == 0:
+            return ListedPage([], [], "")
+        wanted = PageRequest(
+            f"s3://{request.bucket}/{params.get('prefix', '')}",
+            delimiter=params.get("delimiter", ""),
+            after=after,
+            token=token,
+            max_keys=min(_MAX_KEYS, max_keys or _MAX_KEYS),
+        )
+        try:
+            return await self._objects.page(wanted, peer)
+        except NotFoundError:
+            raise _no_bucket(request) from None
+
+
+def _no_bucket(request: S3Request) -> S3Error:
+    return S3Error("NoSuchBucket", f"there is no bucket {request.bucket}")
+
+
+def _bucket_in(prefix: str) -> str:
+    """Return the bucket that a canonical prefix is in; empty if it may be in several."""
+    protocol, _, place = prefix.partition("://")
+    bucket, slash, _ = place.partition("/")
+    return bucket if protocol == "s3" and (slash or bucket) else ""
+
+
+def _key_in(request: S3Request, url: str) -> str:
+    return url.removeprefix(f"s3://{request.bucket}/")
+
+
+def _encoding(request: S3Request) -> Callable[[str], str]:
+    """Return how keys are written: percent-encoded if the request wants that."""
+    kind = request.params.get("encoding-type")
+    if kind not in (None, "url"):
+        raise S3Error("InvalidArgument", "the only encoding-type is url")
+    if kind is None:
+        return str
+    return lambda text: quote(text, safe="/~*")
+
+
+def _fields(request: S3Request, page: ListedPage) -> list[tuple[str, str]]:
+    params = request.params
+    encoded = _encoding(request)
+    fields = [
+        ("Name", request.bucket),
+        ("Prefix", encoded(params.get("prefix", ""))),
+        ("MaxKeys", str(min(_MAX_KEYS, int(params.get("max-keys", _MAX_KEYS))))),
+        ("IsTruncated", "true" if page.next_token else "false"),
+    ]
+    if params.get("delimiter"):
+        fields.append(("Delimiter", encoded(params["delimiter"])))
+    if "encoding-type" in params:
+        fields.append(("EncodingType", "url"))
+    return fields
+
+
+def _listing(
+    request: S3Request,
+    page: ListedPage,
+    fields: list[tuple[str, str]],
+) -> web.Response:
+    parts = [f"<{name}>{in_xml(text)}</{name}>" for name, text in fields]
+    parts += _contents(request, page.objects)
+    encoded = _encoding(request)
+    for folder in page.folders:
+        prefix = in_xml(encoded(_key_in(request, folder)))
+        parts.append(f"<CommonPrefixes><Prefix>{prefix}</Prefix></CommonPrefixes>")
+    return _document("ListBucketResult", "".join(parts))
+
+
+def _contents(request: S3Request, objects: list[RemoteObject]) -> Iterator[str]:
+    encoded = _encoding(request)
+    for obj in objects:
+        key = in_xml(encoded(_key_in(request, obj.url)))
+        stored = datetime.fromtimestamp(obj.modified_s or 0.0, UTC)
+        yield (
+            f"<Contents><Key>{key}</Key>"
+            f"<LastModified>{stored:%Y-%m-%dT%H:%M:%S}.{stored.microsecond // 1000:03}Z"
+            f"</LastModified><ETag>&quot;{in_xml(obj.version)}&quot;</ETag>"
+            f"<Size>{obj.size_bytes}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        )
+
+
+def _document(name: str, content: str) -> web.Response:
+    text = f'{_XML}<{name} xmlns="{_NAMESPACE}">{content}</{name}>'
+    return web.Response(body=text.encode(), content_type="application/xml")

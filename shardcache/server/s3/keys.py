@@ -1,0 +1,176 @@
+"""Keys of users for the S3 endpoint, given to whom the Unix socket knows."""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from shardcache.access.rules import Peer
+
+log = structlog.get_logger()
+
+_ID_BYTES = 10
+_SECRET_BYTES = 30
+_ID_BEGINNING = "SHARDCACHE"
+# A key is not given again once less of its life is left than this share.
+_MIN_SHARE_LEFT = 0.5
+# How long expired keys are remembered: their users are told that they are.
+_REMEMBERED_S = 7 * 24 * 3600
+_MAX_KEYS = 10_000
+_MODE = 0o600
+_OTHERS = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class S3Key:
+    """A key of a user.
+
+    Attributes:
+        access_key: its public id.
+        secret_key: what requests are signed with.
+        peer: the user and the groups that the user was in.
+        expires_s: in seconds since the Unix epoch.
+    """
+
+    access_key: str
+    secret_key: str
+    peer: Peer
+    expires_s: float
+
+    def to_line(self) -> str:
+        """Return the key's line in the file, a JSON array."""
+        peer = self.peer
+        fields = [self.access_key, self.secret_key, peer.uid, sorted(peer.gids), self.expires_s]
+        return json.dumps(fields) + "\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "S3Key | None":
+        """Return the key of a line; None if it is damaged."""
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            return None
+        match fields:
+            case [str(access_key), str(secret_key), int(uid), list(gids), int() | float() as end]:
+                if all(type(gid) is int for gid in gids):
+                    return cls(access_key, secret_key, Peer(uid, frozenset(gids)), float(end))
+        return None
+
+
+class S3Keys:
+    """The keys of all users, which outlive the daemon by a file that only its user can read.
+
+    Args:
+        path: of that file.
+        unfinished: of a file of the same filesystem that is about to replace it.
+        life_s: how long a new key is valid.
+    """
+
+    def __init__(self, path: Path, unfinished: Path, life_s: float) -> None:
+        self._path = path
+        self._unfinished = unfinished
+        self._life_s = life_s
+        self._keys: dict[str, S3Key] = {}  # by id, oldest first
+        self._latest: dict[Peer, S3Key] = {}
+        self._saving = asyncio.Lock()
+
+    def restore(self) -> None:
+        """Take over the keys that an earlier daemon gave. Blocks."""
+        for line in _lines(self._path):
+            key = S3Key.from_line(line)
+            if key is not None:
+                self._add(key)
+        self._forget_old(time.time())
+
+    async def give(self, peer: Peer) -> S3Key:
+        """Return a key of a user that is valid for half of a new one's life at least."""
+        now_s = time.time()
+        key = self._latest.get(peer)
+        if key is not None and self._is_lasting(key.expires_s - now_s):
+            return key
+        key = S3Key(
+            _ID_BEGINNING + secrets.token_hex(_ID_BYTES).upper(),
+            secrets.token_urlsafe(_SECRET_BYTES),
+            peer,
+            now_s + self._life_s,
+        )
+        self._add(key)
+        self._forget_old(now_s)
+        await self._save()
+        return key
+
+    def _is_lasting(self, left_s: float) -> bool:
+        """Return whether to give a key again; none that an earlier daemon let live longer."""
+        return self._life_s * _MIN_SHARE_LEFT < left_s <= self._life_s
+
+    def get(self, access_key: str) -> S3Key | None:
+        """Return a key by its id, which may have expired; None if it was never given."""
+        return self._keys.get(access_key)
+
+    def _add(self, key: S3Key) -> None:
+        self._keys[key.access_key] = key
+        self._latest[key.peer] = key
+
+    def _forget_old(self, now_s: float) -> None:
+        old = [key for key in self._keys.values() if now_s - key.expires_s > _REMEMBERED_S]
+        surplus = len(self._keys) - len(old) - _MAX_KEYS
+        if surplus > 0:
+            old += list(self._keys.values())[:surplus]
+        for key in old:
+            self._keys.pop(key.access_key, None)
+            if self._latest.get(key.peer) is key:
+                del self._latest[key.peer]
+
+    async def _save(self) -> None:
+        """Write the keys, so that they survive this daemon; log it if they cannot be written."""
+        async with self._saving:
+            lines = [key.to_line() for key in self._keys.values()]
+            try:
+                await asyncio.to_thread(_write_for_owner, self._path, self._unfinished, lines)
+            except OSError as exn:
+                log.warning(
+                    "cannot write the keys of the S3 endpoint; a restart will make them invalid",
+                    file=str(self._path),
+                    cause=exn.strerror,
+                )
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Return the lines of a file that nobody but its owner can read or write. Blocks."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return []
+    except OSError as exn:
+        log.warning("cannot read the keys of the S3 endpoint", file=str(path), cause=exn.strerror)
+        return []
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(file.fileno())
+        is_own = found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & _OTHERS
+        if not is_own:
+            log.warning(
+                "the keys of the S3 endpoint could be read or written by others; they are invalid",
+                file=str(path),
+            )
+            return []
+        return file.read().splitlines()
+
+
+def _write_for_owner(path: Path, unfinished: Path, lines: Iterable[str]) -> None:
+    """Replace a file with one that only its owner can read or write. Blocks. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        unfinished.unlink()  # which others may have open
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

@@ -1,0 +1,345 @@
+"""GetObject and HeadObject: bytes of an object, from the cache or as they arrive there."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from functools import lru_cache
+
+import structlog
+from aiohttp import web
+
+from shardcache.access.rules import Peer
+from shardcache.cache.objects.object_reads import HeldBytes
+from shardcache.cache.objects.objects import Objects, parts_of
+from shardcache.cache.waiting.waits import JobKey
+from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
+from shardcache.origin.objects import RemoteObject
+from shardcache.server.s3.requests import S3Request, Span, check_conditions, range_wanted, span_of
+from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.sending import Sender, Sending, StalledError, in_memory
+
+log = structlog.get_logger()
+
+JOB = "s3"
+"""Name of the job that what S3 clients read is charged to, one for each user."""
+
+# Shorter bodies are sent with their head; longer ones by the kernel.
+_SHORT_BYTES = 64 * 1024
+# Ranges of an object that is not cached are fetched in such pieces, one ahead of the client.
+_PIECE_BYTES = 8 * 1024 * 1024
+_TRIES = 3
+_MAX_PARTS = 10_000
+_OVERRIDES = {
+    "response-cache-control": "Cache-Control",
+    "response-content-disposition": "Content-Disposition",
+    "response-content-encoding": "Content-Encoding",
+    "response-content-language": "Content-Language",
+    "response-content-type": "Content-Type",
+    "response-expires": "Expires",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Part of an object that one request gets.
+
+    Attributes:
+        span: start and end of its bytes.
+        is_range: whether the answer says that these are not all.
+        headers: of the answer.
+    """
+
+    obj: RemoteObject
+    span: Span
+    is_range: bool
+    headers: dict[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        start, end = self.span
+        return end - start
+
+    @property
+    def status(self) -> int:
+        return 206 if self.is_range else 200
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectAnswers:
+    """Answers requests for objects."""
+
+    _objects: Objects
+    _sender: Sender
+
+    async def head(self, request: S3Request, peer: Peer) -> web.StreamResponse:
+        """Answer HeadObject. Raises S3Error, ShardcacheError."""
+        wanted = await self._wanted(request, peer)
+        headers = {**wanted.headers, "Content-Length": str(wanted.size_bytes)}
+        return web.Response(status=wanted.status, headers=headers)
+
+    def at_once(self, request: S3Request, peer: Peer) -> web.Response | None:
+        """Answer GetObject if nothing has to be waited for: the bytes are few, and in memory.
+
+        None if that is not so. Raises S3Error, ShardcacheError.
+        """
+        if "partNumber" in request.params:
+            return None
+        obj = self._objects.known(request.url, peer)
+        if obj is None:
+            return None
+        wanted = _range_wanted(request, obj)
+        if wanted.size_bytes > _SHORT_BYTES:
+            return None
+        body = self._in_memory(wanted)
+        if body is None:
+            return None
+        return self._short(wanted, (JOB, peer.uid), body)
+
+    async def get(
+        self,
+        http: web.BaseRequest,
+        request: S3Request,
+        peer: Peer,
+        headers: dict[str, str],
+    ) -> web.StreamResponse:
+        """Answer GetObject. Raises S3Error, ShardcacheError; once bytes are sent, the connection
+        is cut off instead.
+
+        Args:
+            headers: that all answers have.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            wanted = await self._wanted(request, peer)
+            wanted.headers.update(headers)
+            try:
+                return await self._answer(http, wanted, (JOB, peer.uid))
+            except (OutdatedError, ShardChangedError):
+                # The store has another version than it lately said.
+                self._objects.forget(request.url)
+                if not tries_left:
+                    raise
+            except _LostFileError:
+                if not tries_left:
+                    message = "the cached object was removed repeatedly while it was read"
+                    raise S3Error("ServiceUnavailable", f"{message}; try again") from None
+        raise AssertionError  # the last try returns or raises
+
+    async def _wanted(self, request: S3Request, peer: Peer) -> _Wanted:
+        """Return what a request gets. Raises S3Error, ShardcacheError."""
+        obj = await self._objects.stat(request.url, peer)
+        number = request.number("partNumber", lowest=1, highest=_MAX_PARTS)
+        if number is None:
+            return _range_wanted(request, obj)
+
+        headers = _headers(request, obj)
+        if request.header("range") is not None:
+            raise S3Error("InvalidRequest", "ask for a range or for a part, not for both")
+        span = await self._objects.part_span(obj, number)
+        if span is None:
+            raise S3Error("InvalidPartNumber", f"the object has no part {number}")
+        parts = parts_of(obj)
+        if parts is not None:
+            headers["x-amz-mp-parts-count"] = str(parts)
+        return _wanted(obj, span if obj.size_bytes else None, headers)
+
+    async def _answer(
+        self,
+        http: web.BaseRequest,
+        wanted: _Wanted,
+        client: JobKey,
+    ) -> web.StreamResponse:
+        if wanted.size_bytes <= _SHORT_BYTES:
+            return self._short(wanted, client, await self._read(wanted, client))
+        response = web.StreamResponse(status=wanted.status, headers=wanted.headers)
+        response.content_length = wanted.size_bytes
+        try:
+            await self._stream(http, response, wanted, client)
+        except (ShardcacheError, OSError, StalledError, _LostFileError) as exn:
+            if not response.prepared:
+                raise
+            _cut_off(http, wanted, exn)
+        self._objects.reads.sent(wanted.obj, wanted.size_bytes, client)
+        return response
+
+    def _short(self, wanted: _Wanted, client: JobKey, body: bytes | bytearray) -> web.Response:
+        """Return an answer with its body."""
+        self._objects.reads.sent(wanted.obj, wanted.size_bytes, client)
+        return web.Response(status=wanted.status, headers=wanted.headers, body=body)
+
+    async def _read(self, wanted: _Wanted, client: JobKey) -> bytes | bytearray:
+        start, _ = wanted.span
+        async with self._objects.reads.span(wanted.obj, wanted.span, client) as held:
+            with _open(held) as fd:
+                return await self._sender.read(fd, start, wanted.size_bytes)
+
+    def _in_memory(self, wanted: _Wanted) -> bytearray | None:
+        """Return the bytes if they are cached, and in memory."""
+        path = self._objects.reads.at_hand(wanted.obj, wanted.span)
+        if path is None:
+            return None
+        start, _ = wanted.span
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return in_memory(fd, start, wanted.size_bytes)
+        finally:
+            os.close(fd)
+
+    async def _stream(
+        self,
+        http: web.BaseRequest,
+        response: web.StreamResponse,
+        wanted: _Wanted,
+        client: JobKey,
+    ) -> None:
+        """Send head and body, the body by the kernel."""
+        assert http.transport is not None
+        with self._sender.sending(http.transport) as sending:
+            stream = _Stream(http, response, wanted, sending, self._is_whole(wanted))
+            while not stream.is_at_end:
+                async with self._held(stream, client) as held:
+                    await stream.send(held)
+
+    def _held(self, stream: "_Stream", client: JobKey) -> AbstractAsyncContextManager[HeldBytes]:
+        """Hold the bytes that are sent next: the whole object, or a piece of it."""
+        reads = self._objects.reads
+        obj = stream.wanted.obj
+        if stream.is_whole:
+            return reads.whole(obj, client)
+        _, end = stream.wanted.span
+        start = stream.sent_to
+        beyond = min(end, start + _PIECE_BYTES)
+        ahead = None if beyond == end else (beyond, min(end, beyond + _PIECE_BYTES))
+        return reads.span(obj, (start, beyond), client, ahead)
+
+    def _is_whole(self, wanted: _Wanted) -> bool:
+        """Return whether a request is one for the object as a whole, which can be cached."""
+        is_all = wanted.size_bytes == wanted.obj.size_bytes
+        return is_all and self._objects.reads.fits(wanted.obj)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A body that is being sent.
+
+    Attributes:
+        is_whole: whether it is held as a whole, and not by pieces.
+        sent_to: where the bytes end that were sent.
+    """
+
+    _http: web.BaseRequest
+    _response: web.StreamResponse
+    wanted: _Wanted
+    _sending: Sending
+    is_whole: bool
+    sent_to: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sent_to, _ = self.wanted.span
+
+    @property
+    def is_at_end(self) -> bool:
+        """True once everything was sent."""
+        _, end = self.wanted.span
+        return self.sent_to >= end
+
+    async def send(self, held: HeldBytes) -> None:
+        """Send what is held: of a whole object that arrives, until it has arrived."""
+        with _open(held) as fd:
+            await self._send_ready(held, fd)
+            while self.is_whole and not self.is_at_end:
+                await self._send_ready(held, fd)
+
+    async def _send_ready(self, held: HeldBytes, fd: int) -> None:
+        _, end = self.wanted.span
+        ready = min(end, await held.beyond(self.sent_to))
+        if not self._response.prepared:
+            await self._response.prepare(self._http)
+            await self._sending.flushed()
+        await self._sending.send(fd, self.sent_to, ready)
+        self.sent_to = ready
+
+
+def _range_wanted(request: S3Request, obj: RemoteObject) -> _Wanted:
+    """Return what a request for an object, or for a range of it, gets. Raises S3Error."""
+    headers = _headers(request, obj)
+    text = range_wanted(request, obj.version, obj.modified_s or 0.0)
+    return _wanted(obj, span_of(text, obj.size_bytes), headers)
+
+
+def _wanted(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> _Wanted:
+    """Return what a request for some bytes of an object gets; all of them for None."""
+    if span is None:
+        return _Wanted(obj, (0, obj.size_bytes), is_range=False, headers=headers)
+    start, end = span
+    headers["Content-Range"] = f"bytes {start}-{end - 1}/{obj.size_bytes}"
+    return _Wanted(obj, span, is_range=True, headers=headers)
+
+
+def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
+    """Return the headers that say what an object is. Raises S3Error if a condition is not met."""
+    modified_s = obj.modified_s or 0.0
+    check_conditions(request, obj.version, modified_s)
+    headers = {
+        "ETag": f'"{obj.version}"',
+        "Last-Modified": _http_date(int(modified_s)),
+        "Accept-Ranges": "bytes",
+        "Content-Type": "binary/octet-stream",
+    }
+    if not request.params:
+        return headers
+    for name, header in _OVERRIDES.items():
+        if name in request.params:
+            headers[header] = _of_header(request.params[name])
+    return headers
+
+
+@lru_cache(1024)
+def _http_date(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
+
+
+class _LostFileError(Exception):
+    """A file was removed by others than the cache."""
+
+
+@contextmanager
+def _open(held: HeldBytes) -> Iterator[int]:
+    """Open the file of held bytes. Raises OSError; _LostFileError if others have removed it."""
+    try:
+        fd = os.open(held.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        held.lost()
+        raise _LostFileError from None
+    try:
+        yield fd
+    except (ShardcacheError, ConnectionError):
+        raise
+    except OSError:  # of the file
+        held.lost()
+        raise
+    finally:
+        os.close(fd)
+
+
+def _cut_off(http: web.BaseRequest, wanted: _Wanted, exn: Exception) -> None:
+    """End the connection in the middle of a body: the client sees that some of it is missing."""
+    if not isinstance(exn, ConnectionError):
+        log.warning(
+            "an S3 client was cut off",
+            url=wanted.obj.url,
+            cause=str(exn) or "it has read nothing for too long",
+        )
+    if http.transport is not None:
+        http.transport.abort()
+
+
+def _of_header(text: str) -> str:
+    """Return a text that a header may have. Raises S3Error."""
+    if not text.isprintable() or not text.isascii():
+        raise S3Error("InvalidArgument", "a header of the answer has to be printable ASCII")
+    return text

@@ -1,0 +1,201 @@
+"""Requests of S3: what one names, which range and under which conditions."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from urllib.parse import unquote_plus, unquote_to_bytes
+
+from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.signatures import SignedRequest
+
+Span = tuple[int, int]
+"""Start and end of a range of bytes."""
+
+# More digits than any size has, and fewer than Python refuses to convert.
+_RANGE = re.compile(r"bytes=(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))")
+_MAX_KEY_BYTES = 1024
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Request:
+    """One request, as HTTP brought it.
+
+    Attributes:
+        signed: as its signature covers it.
+        bucket: empty for the service itself.
+        key: of the object; empty for the bucket.
+        params: of the query, by name; a name without a value has an empty one.
+    """
+
+    signed: SignedRequest
+    bucket: str
+    key: str
+    params: Mapping[str, str]
+
+    @classmethod
+    def of(cls, method: str, target: str, headers: Mapping[str, str]) -> "S3Request":
+        """Parse a request. Raises S3Error.
+
+        Args:
+            target: path and query as they were sent.
+            headers: by name in lower case.
+        """
+        path, _, query = target.partition("?")
+        if not path.startswith("/"):
+            raise S3Error("InvalidURI", "the request's target has to begin with /")
+        signed = SignedRequest(method, path, query, headers)
+        place = _decoded(path)[1:]
+        bucket = _bucket_of_host(headers.get("host", ""))
+        if not bucket:
+            bucket, _, place = place.partition("/")
+        if (bucket or place) and _BUCKET.fullmatch(bucket) is None:
+            raise S3Error("InvalidBucketName", f"{bucket[:80]!a} is no name of a bucket")
+        if len(place.encode()) > _MAX_KEY_BYTES:
+            raise S3Error("KeyTooLongError", f"a key has at most {_MAX_KEY_BYTES} bytes")
+        return cls(signed, bucket, place, _params(query))
+
+    @property
+    def url(self) -> str:
+        """The url of the object, or the prefix of all urls in the bucket."""
+        return f"s3://{self.bucket}/{self.key}"
+
+    def header(self, name: str) -> str | None:
+        """Return a header by its name in lower case."""
+        return self.signed.headers.get(name)
+
+    def number(self, name: str, *, lowest: int, highest: int) -> int | None:
+        """Return a number in the query; None without it. Raises S3Error for any other value."""
+        text = self.params.get(name)
+        if text is None:
+            return None
+        if not text.isascii() or not text.isdecimal() or len(text) > 18:
+            raise S3Error("InvalidArgument", f"{name} has to be a number, not {text[:40]!a}")
+        if not lowest <= int(text) <= highest:
+            raise S3Error("InvalidArgument", f"{name} has to be from {lowest} to {highest}")
+        return int(text)
+
+
+def check_host(host: str) -> None:
+    """Raise S3Error unless a host is a name of the loopback, or a bucket's name below it.
+
+    A page of a site that gives its own name the address of the loopback sends that name.
+    """
+    name = _without_port(host)
+    if name not in _LOCAL_HOSTS and not name.endswith(".localhost"):
+        raise S3Error(
+            "AccessDenied",
+            f"{host[:80]!a} is not a loopback name of this node; use the address of --s3",
+        )
+
+
+def span_of(text: str | None, size_bytes: int) -> Span | None:
+    """Return the range that a header asks for; None for the whole object, as S3 reads it.
+
+    Raises S3Error for a range beyond the object's end.
+    """
+    found = _RANGE.fullmatch((text or "").strip())
+    if found is None:
+        return None  # none, several, or one that is malformed: S3 sends everything
+    first, last, suffix = found.groups()
+    if suffix is not None:
+        start = max(0, size_bytes - int(suffix))
+        end = size_bytes
+        is_empty = int(suffix) == 0 or not size_bytes
+    else:
+        start = int(first)
+        end = min(int(last) + 1 if last else size_bytes, size_bytes)
+        if last and int(last) < start:
+            return None
+        is_empty = start >= size_bytes
+    if is_empty:
+        raise S3Error(
+            "InvalidRange",
+            f"the object has {size_bytes} bytes; ask for some of those",
+            {"Content-Range": f"bytes */{size_bytes}"},
+        )
+    return start, end
+
+
+def range_wanted(request: S3Request, etag: str, modified_s: float) -> str | None:
+    """Return the range that a request asks for; None if it does so of another version (If-Range).
+
+    A client that resumes a download sends the version that it has the beginning of.
+    """
+    validator = request.header("if-range")
+    if validator is None or validator.strip().strip('"') == etag:
+        return request.header("range")
+    if _time_in(validator) == int(modified_s):
+        return request.header("range")
+    return None
+
+
+def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
+    """Raise S3Error if the request wants the object only in another version.
+
+    Args:
+        etag: of the present version, without quotes.
+        modified_s: when it was stored.
+    """
+    tag = {"ETag": f'"{etag}"'}
+    if_match = request.header("if-match")
+    unmodified_s = _time_in(request.header("if-unmodified-since"))
+    if if_match is not None:
+        if not _names(if_match, etag, is_strong=True):
+            raise S3Error("PreconditionFailed", "the object has another ETag than If-Match", tag)
+    elif unmodified_s is not None and int(modified_s) > unmodified_s:
+        raise S3Error("PreconditionFailed", "the object was stored after If-Unmodified-Since", tag)
+
+    if_none_match = request.header("if-none-match")
+    modified_since_s = _time_in(request.header("if-modified-since"))
+    if if_none_match is not None:
+        if _names(if_none_match, etag):
+            raise S3Error("NotModified", "the object has the ETag of If-None-Match", tag)
+    elif modified_since_s is not None and int(modified_s) <= modified_since_s:
+        raise S3Error("NotModified", "the object was not stored after If-Modified-Since", tag)
+
+
+def _names(header: str, etag: str, *, is_strong: bool = False) -> bool:
+    """Return whether a header names an ETag, or any.
+
+    Args:
+        is_strong: whether an ETag marked as weak is none: its object may have other bytes.
+    """
+    tags = [tag.strip() for tag in header.split(",")]
+    if not is_strong:
+        tags = [tag.removeprefix("W/") for tag in tags]
+    return "*" in tags or etag in [tag.strip('"') for tag in tags]
+
+
+def _time_in(header: str | None) -> float | None:
+    try:
+        return None if header is None else parsedate_to_datetime(header).timestamp()
+    except (ValueError, OverflowError):
+        return None  # as of S3, a time that is none is no condition
+
+
+def _decoded(path: str) -> str:
+    try:
+        return unquote_to_bytes(path.encode("utf-8", "surrogateescape")).decode()
+    except UnicodeDecodeError:
+        raise S3Error("InvalidURI", "the path has to be percent-encoded UTF-8") from None
+
+
+def _params(query: str) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    return {unquote_plus(name): unquote_plus(value) for name, _, value in pairs}
+
+
+def _bucket_of_host(host: str) -> str:
+    """Return the bucket that a virtual host names: `BUCKET.localhost`; empty for none."""
+    name = _without_port(host)
+    return name.removesuffix(".localhost") if name.endswith(".localhost") else ""
+
+
+def _without_port(host: str) -> str:
+    name = host
+    if ":" in host and not host.endswith("]"):
+        name, _, _ = host.rpartition(":")
+    return name.lower()

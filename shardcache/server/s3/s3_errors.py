@@ -1,0 +1,102 @@
+"""Errors as S3 answers them: a status, a code that clients know, and what to do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+from shardcache import errors
+from shardcache.errors import ShardcacheError
+
+_STATUS = {
+    "AccessDenied": 403,
+    "AuthorizationHeaderMalformed": 400,
+    "AuthorizationQueryParametersError": 400,
+    "ExpiredToken": 403,
+    "InternalError": 500,
+    "InvalidAccessKeyId": 403,
+    "InvalidArgument": 400,
+    "InvalidBucketName": 400,
+    "InvalidPartNumber": 416,
+    "InvalidRange": 416,
+    "InvalidRequest": 400,
+    "InvalidToken": 400,
+    "InvalidURI": 400,
+    "KeyTooLongError": 400,
+    "MethodNotAllowed": 405,
+    "NoSuchBucket": 404,
+    "NoSuchKey": 404,
+    "NotImplemented": 501,
+    "NotModified": 304,
+    "PreconditionFailed": 412,
+    "RequestTimeTooSkewed": 403,
+    "ServiceUnavailable": 503,
+    "SignatureDoesNotMatch": 403,
+    "SlowDown": 503,
+}
+_CODES: dict[type[ShardcacheError], str] = {
+    errors.NotFoundError: "NoSuchKey",
+    errors.AccessDeniedError: "AccessDenied",
+    errors.NotAllowedError: "AccessDenied",
+    errors.OutdatedError: "PreconditionFailed",
+    errors.ConfigError: "InvalidRequest",
+    errors.ProtocolError: "InvalidRequest",
+    errors.StoppingError: "SlowDown",
+    errors.ExhaustedError: "SlowDown",
+    errors.OriginUnavailableError: "ServiceUnavailable",
+    errors.ShardChangedError: "ServiceUnavailable",
+    errors.CacheError: "ServiceUnavailable",
+    errors.OriginError: "InvalidRequest",  # the store refuses the request, and would do so again
+}
+
+
+@dataclass(slots=True)
+class S3Error(Exception):
+    """A request that S3 would refuse.
+
+    Attributes:
+        code: one of those that S3's clients know.
+        message: what is wrong, and what to do.
+        headers: of the answer, beyond those that all have.
+    """
+
+    code: str
+    message: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        """The status of HTTP."""
+        return _STATUS[self.code]
+
+    @classmethod
+    def of(cls, exn: ShardcacheError) -> "S3Error":
+        """Return the answer for one of the daemon's own errors."""
+        codes = (code for kind, code in _CODES.items() if isinstance(exn, kind))
+        message = exn.message
+        if exn.remedy:
+            message = f"{message}; {exn.remedy}"
+        return cls(next(codes, "InternalError"), message)
+
+    def document(self, resource: str, request_id: str) -> bytes:
+        """Return S3's error document."""
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            f"<Error><Code>{self.code}</Code><Message>{in_xml(self.message)}</Message>"
+            f"<Resource>{in_xml(resource)}</Resource><RequestId>{request_id}</RequestId></Error>"
+        ).encode()
+
+
+def in_xml(text: str) -> str:
+    """Return text as XML may have it, without the characters that it may not."""
+    sound = "".join(char if _is_of_xml(char) else "\ufffd" for char in text)
+    return escape(sound)
+
+
+def _is_of_xml(char: str) -> bool:
+    """Return whether XML 1.0 may hold a character."""
+    return (
+        char in "\t\n\r"
+        or "\x20" <= char <= "\ud7ff"
+        or "\ue000" <= char <= "\ufffd"
+        or char > "\uffff"
+    )

@@ -1,0 +1,166 @@
+"""Bytes of files to sockets, by the kernel: they pass neither the event loop nor this process.
+
+A step sends what a socket takes, in a thread, since a file may have to be read from the disk. While
+a client does not read, no thread waits for it: the event loop does, for as long as it may.
+"""
+
+import asyncio
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_THREADS = 8
+# A step ends after so many bytes, or once the client has not read for this time: others have their
+# turn.
+_STEP_BYTES = 32 * 1024 * 1024
+_PATIENCE_MS = 20
+_PAUSE_S = 0.005
+
+
+class StalledError(Exception):
+    """The client has read nothing for too long."""
+
+
+@dataclass(slots=True)
+class Sending:
+    """One response's way from files to its client.
+
+    Attributes:
+        stall_s: how long the client may read nothing.
+    """
+
+    _transport: asyncio.Transport
+    _socket: socket.socket  # a duplicate: the event loop keeps its own for the transport
+    _threads: ThreadPoolExecutor
+    stall_s: float
+
+    async def flushed(self) -> None:
+        """Wait until the socket has all that the transport was given. Raises StalledError."""
+        deadline_s = time.monotonic() + self.stall_s
+        pause_s = 0.0
+        while self._transport.get_write_buffer_size():
+            if time.monotonic() > deadline_s:
+                raise StalledError
+            await asyncio.sleep(pause_s)
+            pause_s = _PAUSE_S
+
+    async def send(self, fd: int, start: int, end: int) -> None:
+        """Send bytes of a file.
+
+        Raises StalledError, ConnectionError if the client is gone, and OSError if the file cannot
+        be read.
+        """
+        while start < end:
+            if self._transport.is_closing():
+                raise ConnectionResetError("the client disconnected")
+            size_bytes = min(end - start, _STEP_BYTES)
+            sent = await self._in_thread(partial(self._step, fd, start, size_bytes))
+            start += sent
+            if not sent:
+                await self._writable()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Return the result of work in a thread, which has ended even if the caller is cancelled:
+        it uses descriptors that others may have afterwards.
+        """
+        job = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await ended(job)
+
+    def _step(self, fd: int, start: int, size_bytes: int) -> int:
+        """Send what the socket takes, up to `size_bytes`; return how many bytes that were."""
+        out = self._socket.fileno()
+        sent = 0
+        poll = select.poll()
+        poll.register(out, select.POLLOUT)
+        while sent < size_bytes:
+            try:
+                some = os.sendfile(out, fd, start + sent, size_bytes - sent)
+            except BlockingIOError:
+                if not poll.poll(_PATIENCE_MS):
+                    break
+                continue
+            if not some:
+                raise OSError("the file is shorter than it was")
+            sent += some
+        return sent
+
+    async def _writable(self) -> None:
+        """Wait until the client has read something. Raises StalledError."""
+        loop = asyncio.get_running_loop()
+        writable = asyncio.Event()
+        fd = self._socket.fileno()
+        loop.add_writer(fd, writable.set)
+        try:
+            async with asyncio.timeout(self.stall_s):
+                await writable.wait()
+        except TimeoutError:
+            raise StalledError from None
+        finally:
+            loop.remove_writer(fd)
+
+
+class Sender:
+    """Sends files; its threads are shared by all responses.
+
+    Args:
+        stall_s: how long a client may read nothing.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._threads = ThreadPoolExecutor(_THREADS, "s3-send")
+
+    @contextmanager
+    def sending(self, transport: asyncio.Transport) -> Iterator[Sending]:
+        """Provide a response's way to the client at the other end of a transport."""
+        sock: socket.socket = transport.get_extra_info("socket")
+        with socket.socket(fileno=os.dup(sock.fileno())) as own:
+            yield Sending(transport, own, self._threads, self._stall_s)
+
+    async def read(self, fd: int, start: int, size_bytes: int) -> bytes | bytearray:
+        """Return bytes of a file: at once if they are in memory. Raises OSError."""
+        found = in_memory(fd, start, size_bytes)
+        if found is not None:
+            return found
+        read = partial(os.pread, fd, size_bytes, start)
+        data = await ended(asyncio.get_running_loop().run_in_executor(self._threads, read))
+        if len(data) < size_bytes:
+            raise OSError("the file is shorter than it was")
+        return data
+
+    def close(self) -> None:
+        """End the threads, once they have nothing more to do."""
+        self._threads.shutdown(wait=False)
+
+
+def in_memory(fd: int, start: int, size_bytes: int) -> bytearray | None:
+    """Return bytes of a file if none of them has to be read from the disk."""
+    buffer = bytearray(size_bytes)
+    try:
+        found = os.preadv(fd, [buffer], start, os.RWF_NOWAIT)
+    except OSError:  # none of them is, or the filesystem cannot tell
+        return None
+    return buffer if found == size_bytes else None
+
+
+async def ended(job: "asyncio.Future[T]") -> T:
+    """Return the result of a thread's work; if the caller is cancelled, once that has ended."""
+    cancelled: asyncio.CancelledError | None = None
+    while not job.done():
+        try:
+            await asyncio.wait([job])
+        except asyncio.CancelledError as exn:
+            cancelled = exn
+    if cancelled is None:
+        return job.result()
+    job.exception()  # nobody else asks for it
+    raise cancelled

@@ -1,0 +1,102 @@
+"""The S3 endpoint's server, and the keys that users get at the Unix socket."""
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+
+from aiohttp import web
+
+from shardcache.cache.facade import Cache
+from shardcache.errors import ExhaustedError
+from shardcache.server.listening.acceptor import Acceptor
+from shardcache.server.listening.limits import Limits
+from shardcache.server.listening.s3_listener import S3Options
+from shardcache.server.peer import peer_of
+from shardcache.server.process.drain import Drain
+from shardcache.server.s3.door import S3Door
+from shardcache.server.s3.keys import S3Keys
+from shardcache.server.s3.s3_errors import S3Error
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_MAX_CONNECTIONS = 4096
+_FILES_SHARE = 8  # one in so many of the files that may be open is for the endpoint's connections
+_FIRST_REQUEST_S = 10.0
+_KEEPALIVE_S = 75.0
+_CLOSE_S = 0.5
+
+
+@asynccontextmanager
+async def serving_s3(
+    cache: Cache,
+    drain: Drain,
+    options: S3Options,
+) -> AsyncIterator[Handler]:
+    """Serve S3 clients until the block exits.
+
+    Yields what answers users who ask for keys at the Unix socket.
+    """
+    layout = cache.layout
+    unfinished = layout.unfinished(layout.s3_keys)
+    keys = S3Keys(layout.s3_keys, unfinished, options.key_life_s)
+    await asyncio.to_thread(keys.restore)
+    door = S3Door(cache, keys, drain, options.stall_s)
+    server = web.Server(
+        door.handle,
+        handler_cancellation=True,  # a client that is gone waits for nothing any longer
+        access_log=None,
+        keepalive_timeout=_KEEPALIVE_S,
+        auto_decompress=False,
+    )
+    acceptor = Acceptor(server, partial(_limits, options.stall_s), _refusal)
+    try:
+        with ExitStack() as accepting:
+            for sock in options.sockets:
+                accepting.enter_context(acceptor.accepting(sock))
+            yield partial(_credentials, keys)
+    finally:
+        await server.shutdown(_CLOSE_S)
+        door.close()
+
+
+async def _credentials(keys: S3Keys, request: web.Request) -> web.Response:
+    """Give the user who asks a key, as AWS' `credential_process` prints it."""
+    key = await keys.give(peer_of(request))
+    expires = datetime.fromtimestamp(key.expires_s, UTC)
+    return web.json_response(
+        {
+            "Version": 1,
+            "AccessKeyId": key.access_key,
+            "SecretAccessKey": key.secret_key,
+            "Expiration": expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        },
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+def _limits(stall_s: float) -> Limits:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = min(_MAX_CONNECTIONS, files // _FILES_SHARE)
+    return Limits(
+        connections,
+        per_user=connections,
+        limit_s=_FIRST_REQUEST_S,
+        first_only=True,
+        stall_s=stall_s,
+    )
+
+
+def _refusal(error: ExhaustedError) -> bytes:
+    """Return the answer to a connection beyond the limit, which clients try again later."""
+    body = S3Error("SlowDown", error.message).document("/", "0")
+    head = (
+        "HTTP/1.1 503 Slow Down",
+        "Content-Type: application/xml",
+        f"Content-Length: {len(body)}",
+        "Retry-After: 1",
+        "Connection: close",
+    )
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body

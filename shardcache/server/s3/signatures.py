@@ -1,0 +1,257 @@
+"""Signatures of AWS, version 4, as the server checks them (SigV4).
+
+A client signs the path and the query as it sends them, or in the form that AWS documents, in which
+all but letters, digits, "-", ".", "_" and "~" are percent-encoded: both are accepted, as they mean
+the same.
+"""
+
+import calendar
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import quote, unquote_to_bytes
+
+from shardcache.server.s3.s3_errors import S3Error
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+_SKEW_S = 15 * 60
+_MAX_VALID_S = 7 * 24 * 3600
+_TIME_FORM = "%Y%m%dT%H%M%SZ"
+_UNSIGNED = "UNSIGNED-PAYLOAD"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRequest:
+    """Parts of a request that its signature is made of.
+
+    Attributes:
+        method: of HTTP.
+        path: as it was sent, percent-encoded.
+        query: as it was sent, without the "?".
+        headers: by name in lower case; several of one name are joined with commas.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A request's signature and what it says of itself.
+
+    Attributes:
+        access_key: id of the key that it was made with.
+        scope: date, region, service and terminator.
+        signed_headers: names of the headers that were signed, in their order.
+        value: in hexadecimal.
+        time: when it was made, in the form of the headers.
+        valid_s: how long it is valid, of a presigned url; None for the clock's skew.
+        token: that of the session; empty without one.
+        payload: hash of the body as it was signed.
+        query: of the request, without the signature itself.
+    """
+
+    access_key: str
+    scope: str
+    signed_headers: str
+    value: str
+    time: str
+    valid_s: int | None
+    token: str
+    payload: str
+    query: str
+
+    @classmethod
+    def of(cls, request: SignedRequest) -> "Signature":
+        """Return the signature that a request has. Raises S3Error if there is none, or several."""
+        stated = request.headers.get("authorization")
+        is_presigned = "X-Amz-Signature=" in request.query
+        if stated is None and is_presigned:
+            return cls._in_query(request)
+        if stated is None:
+            raise S3Error(
+                "AccessDenied",
+                "the request is not signed; give the client keys: shardcache credentials",
+            )
+        if is_presigned:
+            raise S3Error("InvalidArgument", "sign the header or the url, not both")
+        return cls._in_header(request, stated)
+
+    @classmethod
+    def _in_header(cls, request: SignedRequest, stated: str) -> "Signature":
+        algorithm, _, rest = stated.partition(" ")
+        if algorithm != ALGORITHM:
+            raise _malformed(f"only {ALGORITHM} is known here, not {algorithm[:40]!r}")
+        fields = dict(_field(each) for each in rest.split(","))
+        access_key, scope = _credential(fields.get("Credential", ""))
+        headers = request.headers
+        return cls(
+            access_key,
+            scope,
+            fields.get("SignedHeaders", ""),
+            fields.get("Signature", ""),
+            headers.get("x-amz-date", ""),
+            None,
+            headers.get("x-amz-security-token", ""),
+            headers.get("x-amz-content-sha256", _UNSIGNED),
+            request.query,
+        )
+
+    @classmethod
+    def _in_query(cls, request: SignedRequest) -> "Signature":
+        pairs = request.query.split("&")
+        fields = {name: _unquoted(value) for name, value in map(_field, pairs)}
+        if fields.get("X-Amz-Algorithm") != ALGORITHM:
+            raise _malformed_query(f"only {ALGORITHM} is known here")
+        access_key, scope = _credential(fields.get("X-Amz-Credential", ""))
+        unsigned = [pair for pair in pairs if not pair.startswith("X-Amz-Signature=")]
+        return cls(
+            access_key,
+            scope,
+            fields.get("X-Amz-SignedHeaders", ""),
+            fields.get("X-Amz-Signature", ""),
+            fields.get("X-Amz-Date", ""),
+            _valid_s(fields.get("X-Amz-Expires", "")),
+            fields.get("X-Amz-Security-Token", ""),
+            request.headers.get("x-amz-content-sha256", _UNSIGNED),
+            "&".join(unsigned),
+        )
+
+    def check(self, request: SignedRequest, secret_key: str, now_s: float) -> None:
+        """Raise S3Error unless the request was signed with this key, lately, as it is."""
+        if "host" not in self.signed_headers.split(";"):
+            raise S3Error("AccessDenied", "the header Host has to be signed")
+        made_s = _seconds(self.time)
+        if not self.scope.startswith(f"{self.time[:8]}/"):
+            raise S3Error(
+                "SignatureDoesNotMatch",
+                "the date of the credential is not that of the request; sign with today's key",
+            )
+        if not self._is_valid(request, secret_key):
+            raise S3Error(
+                "SignatureDoesNotMatch",
+                "the signature is not that of this request with the key's secret; run "
+                "shardcache credentials again, and let nothing rewrite the request",
+            )
+        if self.valid_s is None:
+            if abs(now_s - made_s) > _SKEW_S:
+                raise S3Error(
+                    "RequestTimeTooSkewed",
+                    "the request was signed more than 15 minutes from now; set the clock",
+                )
+            return
+        if made_s - now_s > _SKEW_S:
+            raise S3Error("AccessDenied", "the presigned url is not valid yet; set the clock")
+        if now_s > made_s + self.valid_s:
+            raise S3Error("AccessDenied", "the presigned url has expired; sign another")
+
+    def _is_valid(self, request: SignedRequest, secret_key: str) -> bool:
+        """Return whether the signature is that of the request with a key, in one of both forms."""
+        path = request.path
+        pairs = [_with_value(pair) for pair in self.query.split("&") if pair]
+        query = sorted(pairs, key=_field)
+        if self._is_of(request, path, query, secret_key):
+            return True
+        normal_path = _normal(path, safe="/~")
+        normal_query = sorted(map(_normal_pair, query), key=_field)
+        if (normal_path, normal_query) == (path, query):
+            return False
+        return self._is_of(request, normal_path, normal_query, secret_key)
+
+    def _is_of(
+        self,
+        request: SignedRequest,
+        path: str,
+        query: Sequence[str],
+        secret_key: str,
+    ) -> bool:
+        headers = request.headers
+        lines = [
+            f"{name}:{' '.join(headers.get(name, '').split())}\n"
+            for name in self.signed_headers.split(";")
+        ]
+        canonical = (
+            f"{request.method}\n{path}\n{'&'.join(query)}\n{''.join(lines)}\n"
+            f"{self.signed_headers}\n{self.payload}"
+        )
+        digest = hashlib.sha256(_bytes(canonical)).hexdigest()
+        to_sign = f"{ALGORITHM}\n{self.time}\n{self.scope}\n{digest}"
+        key = _signing_key(secret_key, self.scope)
+        expected = hmac.digest(key, _bytes(to_sign), "sha256").hex()
+        return hmac.compare_digest(expected.encode(), _bytes(self.value))
+
+
+@lru_cache(1024)
+def _signing_key(secret_key: str, scope: str) -> bytes:
+    """Return the key of one day, region and service."""
+    key = f"AWS4{secret_key}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, _bytes(part), "sha256")
+    return key
+
+
+@lru_cache(64)
+def _seconds(text: str) -> float:
+    try:
+        return calendar.timegm(time.strptime(text, _TIME_FORM))
+    except ValueError:
+        raise _malformed("the header x-amz-date has to say when it was signed") from None
+
+
+def _credential(text: str) -> tuple[str, str]:
+    """Return the key's id and the scope, which S3's clients end with `s3/aws4_request`."""
+    access_key, _, scope = text.partition("/")
+    parts = scope.split("/")
+    if len(parts) != 4 or parts[2:] != ["s3", "aws4_request"]:
+        raise _malformed("the credential has to end with DATE/REGION/s3/aws4_request")
+    return access_key, scope
+
+
+def _valid_s(text: str) -> int:
+    is_number = text.isascii() and text.isdecimal()
+    if not is_number or len(text) > 6 or int(text) > _MAX_VALID_S:
+        raise _malformed_query(
+            f"X-Amz-Expires has to be a number of seconds, {_MAX_VALID_S} at most"
+        )
+    return int(text)
+
+
+def _field(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip(), value.strip()
+
+
+def _with_value(pair: str) -> str:
+    return pair if "=" in pair else f"{pair}="
+
+
+def _normal_pair(pair: str) -> str:
+    name, _, value = pair.partition("=")
+    return f"{_normal(name)}={_normal(value)}"
+
+
+def _normal(text: str, safe: str = "~") -> str:
+    """Return text in the percent-encoding that AWS documents."""
+    return quote(unquote_to_bytes(_bytes(text)), safe=safe)
+
+
+def _unquoted(text: str) -> str:
+    return unquote_to_bytes(_bytes(text)).decode(errors="replace")
+
+
+def _bytes(text: str) -> bytes:
+    """Return text of a request's head as it was sent."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _malformed(message: str) -> S3Error:
+    return S3Error("AuthorizationHeaderMalformed", message)
+
+
+def _malformed_query(message: str) -> S3Error:
+    return S3Error("AuthorizationQueryParametersError", message)

@@ -1,0 +1,86 @@
+"""The front of a cluster's tier: the Unix socket at which nginx serves the daemon of its node.
+
+In the standard library alone: a probe runs every few seconds on each node.
+"""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from shardcache.shared.unix_socket import connected, credentials
+
+FRONT = "/run/shardcache-tier/front.sock"
+"""Default path."""
+
+WAITING = "waiting"
+"""File beside the front with the reason for which its nginx has not been started yet.
+
+It is there while `cluster run` waits.
+"""
+
+PEERS = "/.shardcache/peers"
+STATUS = "/.shardcache/status"
+
+
+class StrangerError(OSError):
+    """A front's listener is neither root nor the user whose daemon asks."""
+
+
+def connected_front(path: str, timeout_s: float, uid: int | None = None) -> socket.socket:
+    """Return a connection to a front; `timeout_s` limits each step.
+
+    Args:
+        uid: user whose front it has to be; None for this process's.
+
+    Raises OSError, such as StrangerError.
+    """
+    sock = connected(Path(path), timeout_s)
+    try:
+        check_listener(sock, uid)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def check_listener(sock: socket.socket, uid: int | None = None) -> None:
+    """Raise StrangerError unless a user or root listens at the other end of a Unix socket.
+
+    The listener gets signed urls, and its answers count as the bytes of shards.
+    """
+    expected = os.geteuid() if uid is None else uid
+    _pid, listener, _gid = credentials(sock)
+    if listener not in (0, expected):
+        raise StrangerError(
+            f"user {listener} listens there, which is neither user {expected} nor root"
+        )
+
+
+def page(path: str, target: str, timeout_s: float, uid: int | None = None) -> dict[str, Any] | None:
+    """Return a page of the front at `path`; None if it has no page of this name.
+
+    Arguments as of `connected_front`. Raises OSError, and ValueError if what answers is no tier.
+    """
+    with connected_front(path, timeout_s, uid) as sock:
+        sock.sendall(page_request(target))
+        return page_of(b"".join(iter(lambda: sock.recv(65536), b"")))
+
+
+def page_request(target: str) -> bytes:
+    """Return the request for a page, after whose answer the front closes the connection."""
+    return f"GET {target} HTTP/1.0\r\nHost: tier\r\n\r\n".encode()
+
+
+def page_of(answer: bytes) -> dict[str, Any] | None:
+    """Return the page in an answer to `page_request`, as `page` does."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    version, _, rest = head.partition(b" ")
+    status = rest[:3]
+    if version.startswith(b"HTTP/1.") and status == b"404":
+        return None
+    match json.loads(body) if status == b"200" else None:
+        case dict() as found:
+            return found
+    raise ValueError(f"status {status.decode('latin-1') or 'unknown'}: not this tier")

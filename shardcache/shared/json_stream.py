@@ -1,0 +1,135 @@
+"""Parser of a JSON object that holds a part of its text at a time."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, TextIO
+
+_WINDOW_CHARS = 256 * 1024
+_AT_ONCE = 1_000
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+
+class JsonText:
+    """Incremental parser of a JSON object, with a sliding window over its text.
+
+    No value may exceed the window.
+    """
+
+    def __init__(self, source: TextIO) -> None:
+        self._source = source
+        self._start = 0  # offset of the window in the text, in characters
+        self._at = 0  # position in the window
+        self._window = ""
+        self._is_last = False
+        self._is_read = False  # True once the whole window was read, or that was tried
+        self._slide()
+
+    def begins(self, mark: str) -> bool:
+        """Return True if the rest of the text, after whitespace, begins with `mark`."""
+        self._skip()
+        return self._window.startswith(mark, self._at)
+
+    def members(self) -> Iterator[str]:
+        """Yield each member name of the top-level object; the caller reads its value."""
+        for _ in self._list("{", "}"):
+            name = self.value()
+            self._take(":")
+            yield str(name)
+        self._skip()
+        if self._at < len(self._window):
+            raise self._error("unexpected text after the end")
+
+    def items(self) -> Iterator[list[Any]]:
+        """Yield the values of a list, some at a time."""
+        some: list[Any] = []
+        for _ in self._list("[", "]"):
+            some += self._values() or [self.value()]
+            if len(some) >= _AT_ONCE:
+                yield some
+                some = []
+        if some:
+            yield some
+
+    def _values(self) -> list[Any]:
+        """Read the objects that the window holds whole, if that is all it holds.
+
+        This is much faster than one by one.
+        """
+        stop = None
+        if self._is_last and "]" in self._window:
+            stop = self._window.rfind("]")  # of the list, most likely
+        end = self._window.rfind("}", self._at, stop) + 1
+        if self._is_read or end <= self._at:
+            return []
+        self._is_read = True
+        with suppress(ValueError, RecursionError):
+            values: list[Any] = json.loads(f"[{self._window[self._at : end]}]")
+            self._at = end
+            return values
+        return []
+
+    def value(self) -> Any:
+        """Read one value."""
+        self._skip()
+        try:
+            value, end = _DECODER.raw_decode(self._window, self._at)
+        except json.JSONDecodeError as exn:
+            if self._is_last:
+                raise self._error(exn.msg, exn.pos) from None
+        except RecursionError as exn:
+            raise ValueError("it is nested too deeply") from exn
+        else:
+            # At the end of a window, a number may continue in the next one.
+            if end < len(self._window) or self._is_last:
+                self._at = end
+                return value
+        if not self._at:
+            reason = f"invalid JSON, or a value longer than {_WINDOW_CHARS:,} characters"
+            raise self._error(reason, 0)
+        self._slide()
+        return self.value()
+
+    def _slide(self) -> None:
+        rest = self._window[self._at :]
+        more = self._source.read(_WINDOW_CHARS - len(rest))
+        self._start += self._at
+        self._at = 0
+        self._window = rest + more
+        self._is_read = False
+        self._is_last = len(self._window) < _WINDOW_CHARS
+
+    def _list(self, opening: str, closing: str) -> Iterator[None]:
+        self._take(opening)
+        if self.begins(closing):
+            self._at += 1
+            return
+        while True:
+            yield
+            is_over = self.begins(closing)
+            self._take(closing if is_over else ",")
+            if is_over:
+                return
+
+    def _take(self, mark: str) -> None:
+        if not self.begins(mark):
+            raise self._error(f"{mark!r} is missing")
+        self._at += 1
+
+    def _skip(self) -> None:
+        self._at = self._after_space()
+        while self._at == len(self._window) and not self._is_last:
+            self._slide()
+            self._at = self._after_space()
+
+    def _after_space(self) -> int:
+        space = _SPACE.match(self._window, self._at)
+        assert space is not None  # it also matches ""
+        return space.end()
+
+    def _error(self, reason: str, at: int | None = None) -> ValueError:
+        if at is None:
+            at = self._at
+        return ValueError(f"{reason}, at character {self._start + at:,}")

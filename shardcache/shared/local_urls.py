@@ -1,0 +1,50 @@
+"""Local paths as urls that mean the same to the daemon."""
+
+import os
+from collections.abc import Iterable
+
+
+def patterns_from_here(
+    urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> list[str]:
+    """Return one url or several as a list, each as `from_here` makes it."""
+    if isinstance(urls, str | os.PathLike):
+        return [from_here(urls)]
+    return [from_here(url) for url in urls]
+
+
+def from_here(url: str | os.PathLike[str]) -> str:
+    """Make local paths and patterns, including `file:path`, absolute.
+
+    The daemon has a different working directory. A folder gets a trailing slash, which stands for
+    all shards below it. Other urls are returned unchanged.
+    """
+    text = os.fspath(url)
+    if not text or "://" in text or text.startswith("pipe:"):
+        return text
+    path = text.removeprefix("file:")
+    if not path.startswith("/"):
+        path = _absolute(path)
+    if not path.endswith("/") and os.path.isdir(path):  # noqa: PTH112
+        return f"{path}/"
+    return path
+
+
+def _absolute(path: str) -> str:
+    """Return a path or a list of patterns, which may be too long for a path, as an absolute one."""
+    folder = os.getcwd()  # noqa: PTH109
+    while True:
+        head, _, rest = path.partition("/")
+        if head == "..":
+            folder = os.path.dirname(folder)  # noqa: PTH120
+        elif head != ".":
+            return os.path.join(folder, path)  # noqa: PTH118
+        path = rest
+
+
+def local_path(url: str) -> str | None:
+    """Return the path of a `file://` url or an absolute path; None for any other url."""
+    path = url.removeprefix("file://")
+    if not path.startswith("/"):
+        return None
+    return path

@@ -1,0 +1,347 @@
+"""This user's private daemons: whether one is wanted here, its place, and its credentials.
+
+Where nobody set up a daemon for the node, a reader starts one for its user. All its files are in a
+folder that only this user may enter. A daemon uses the credentials and the Python of the
+environment that started it: the name of its socket is a hash of both, so a process with others
+finds no such socket, and gets another daemon. So does a process that does not see the daemon's
+cache. Temporary keys of AWS are left out of the hash: the daemon gets the newest from its sessions
+(`temporary_keys`). The standard library alone.
+"""
+
+import errno
+import fcntl
+import hmac
+import json
+import os
+import re
+import secrets
+import shlex
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shardcache.errors import DaemonError
+from shardcache.shared.socket_paths import (
+    CONFIG_ENV,
+    DEFAULT_CONFIG,
+    SOCKET_ENV,
+    SYSTEM_SOCKET,
+    may_exist,
+    socket_path,
+)
+from shardcache.shared.store_variables import reaches_stores
+from shardcache.shared.temporary_keys import TEMPORARY, TemporaryKeys
+from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, credentials
+
+_KEY_BYTES = 32
+_MAX_PLACES = 16
+_NAME_CHARS = 16
+_SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS
+_LOCK_POLL_S = 0.02
+_CONNECT_S = 2.0
+
+
+def node_has_daemon() -> bool:
+    """Return True if somebody set up a daemon for this node, whether or not it runs.
+
+    A daemon that listens at this user's own socket counts, too.
+    """
+    if os.environ.get(SOCKET_ENV) or os.environ.get(CONFIG_ENV):
+        return True
+    if may_exist(DEFAULT_CONFIG) or may_exist(SYSTEM_SOCKET.parent):
+        return True
+    with suppress(DaemonError):  # a folder in which another user's daemon might listen
+        return is_listening(socket_path())
+    return False
+
+
+def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool = False) -> Path:
+    """Return the socket for a command: a private daemon's where nobody set up one for the node.
+
+    A command of the admin API starts no daemon. It uses the one with the credentials of its
+    environment; if it fetches nothing, else the user's only one.
+
+    Args:
+        explicit: the socket that the user named, if any.
+        fetches: True if the command has the daemon use its credentials.
+    """
+    if explicit is not None or node_has_daemon() or not _folder().exists():
+        return socket_path(explicit)
+    place = PrivatePlace.find()
+    running = place.running()
+    if not running:
+        return socket_path(explicit)
+    if len(running) == 1 and not fetches:
+        return running[0]
+    return place.socket
+
+
+class PrivatePlace:
+    """The files of the private daemon that has one environment's credentials and Python.
+
+    Their name is the hash of these. Daemons that do not see each other's caches, as in containers,
+    have numbers after that name.
+
+    Attributes:
+        folder: of all private daemons of this user; nobody else may enter it.
+        socket: at which the daemon listens.
+        log: to which it logs.
+        lock: locked while it starts.
+        turn: of all private daemons of this user; locked by the process that has one started.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.socket = folder / f"{name}.sock"
+        self.log = folder / f"{name}.log"
+        self.lock = folder / f"{name}.lock"
+        self.turn = folder / "turn.lock"
+        self._record = folder / f"{name}.cache"  # names its cache folder
+
+    @classmethod
+    def find(cls) -> "PrivatePlace":
+        """Return the place for this process's environment; its folder is created if it is missing.
+
+        The daemon that listens there, if one does, has its cache where this process sees it. Raises
+        DaemonError if the folder could be another user's, or cannot be created.
+        """
+        folder = secured(_folder())
+        name = digest(folder, _python())
+        numbered = [f"{name}.{number}" for number in range(1, _MAX_PLACES)]
+        places = [cls(folder, each) for each in (name, *numbered)]
+        listening = [place for place in places if is_listening(place.socket)]
+        for place in listening:
+            if place.shows_cache():
+                return place
+
+        # The daemon of an earlier number may have ended since a later one was started.
+        for place in places:
+            if place not in listening:
+                return place
+        raise DaemonError(
+            f"none of the {_MAX_PLACES} daemons in {folder} has a cache that this process sees",
+            remedy="shardcache stop; or mount the same cache folder in all of your containers",
+        )
+
+    def record_cache(self, cache: Path) -> None:
+        """Record the cache folder of the daemon that is about to start. Raises DaemonError."""
+        found = cache.stat()
+        record = json.dumps([str(cache), found.st_dev, found.st_ino])
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(self._record, flags, 0o600), "w") as file:
+                file.write(record)
+        except OSError as exn:
+            raise _unusable(self.folder, exn) from exn
+
+    def shows_cache(self) -> bool:
+        """Return True if this process sees the cache folder of the daemon last started here.
+
+        In a mount namespace of its own, its path may be missing or lead to another folder.
+        """
+        try:
+            path, device, inode = json.loads(self._record.read_text())
+        except FileNotFoundError:  # that of an earlier release
+            return True
+        except ValueError:  # it is being written
+            return False
+        try:
+            found = os.stat(path)  # noqa: PTH116
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (device, inode)
+
+    def running(self) -> list[Path]:
+        """Return the sockets of all of this user's private daemons that listen."""
+        return [path for path in sorted(self.folder.glob("*.sock")) if is_listening(path)]
+
+
+def is_listening(path: Path) -> bool:
+    """Return True if a process of this user accepts connections at the socket.
+
+    A frozen daemon still does.
+    """
+    try:
+        with connected(path, _CONNECT_S) as sock:
+            _, uid, _ = credentials(sock)
+            return uid == os.geteuid()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except OSError:
+        return True  # whoever connects next gets the error
+
+
+def secured(folder: Path, denied: int = 0o077) -> Path:
+    """Return a folder of this user's own, created if it is missing.
+
+    Others have none of the rights `denied`, which are bits of a mode, on it.
+
+    Raises DaemonError if it is a link, another user's, or open to others: in a folder such as /tmp,
+    anyone could have created it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as exn:
+        raise _unusable(folder, exn) from exn
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        elsewhere = "export XDG_RUNTIME_DIR=…, a folder of mode 0700 of your own"
+        raise DaemonError(
+            f"{folder} is a link or belongs to another user, who could pose as your daemon",
+            remedy=f"remove it, or choose another place: {elsewhere}",
+        )
+    if found.st_mode & denied:
+        mode = f"mode {stat.S_IMODE(found.st_mode):04o}"
+        raise DaemonError(
+            f"other users have access to {folder} ({mode}), where they could pose as your daemon",
+            remedy=f"chmod 700 {shlex.quote(str(folder))}",
+        )
+    return folder
+
+
+def _unusable(folder: Path, exn: OSError) -> DaemonError:
+    if is_file_limit(exn):
+        return DaemonError(
+            f"this process may write no files, such as one in {folder} ({exn.strerror})",
+            remedy="ulimit -f unlimited; if that is refused, have the job's hard limit raised",
+        )
+    remedy = "export XDG_RUNTIME_DIR=…, a folder of mode 0700 that belongs to you"
+    return DaemonError(f"the folder {folder} cannot be used ({exn.strerror})", remedy=remedy)
+
+
+def is_file_limit(exn: BaseException | None) -> bool:
+    """Return True for the error of a process whose limit of file sizes is too low (`ulimit -f`)."""
+    return isinstance(exn, OSError) and exn.errno == errno.EFBIG
+
+
+def digest(folder: Path, python: str = "") -> str:
+    """Return the hash of the environment's credentials.
+
+    Without the hash's key, the name of a socket or a cache folder says nothing about the
+    credentials.
+
+    Args:
+        folder: one of this user's own, in which the key is kept.
+        python: another fact by which daemons differ, to be hashed as well.
+
+    Raises DaemonError if the key can be neither read nor created, as on a full disk.
+    """
+    try:
+        key = _key(folder)
+    except OSError as exn:
+        raise _unusable(folder, exn) from exn
+    names = {name for name in os.environ if _is_credential(name)}
+    facts = []
+    if TemporaryKeys.of(os.environ) is not None:
+        names.difference_update(TEMPORARY)
+        facts.append("temporary keys")
+    facts += [f"{name}={os.environ[name]}" for name in sorted(names)]
+    if python:
+        facts.append(python)
+    text = "\0".join(facts)
+    return hmac.new(key, text.encode(errors="surrogateescape"), "sha256").hexdigest()[:_NAME_CHARS]
+
+
+def _is_credential(variable: str) -> bool:
+    # Clients also find credentials in files below the home folder.
+    return variable == "HOME" or reaches_stores(variable)
+
+
+def _python() -> str:
+    """Return the identity of the environment whose packages a daemon has.
+
+    One made again at its path is another.
+    """
+    prefix = os.path.realpath(sys.prefix)
+    try:
+        return f"{prefix} {os.stat(prefix).st_ino}"  # noqa: PTH116
+    except OSError:  # removed while this process runs
+        return prefix
+
+
+def is_digest(name: str) -> bool:
+    """Return True if a name has the form of a digest; other files in a folder are never touched."""
+    return re.fullmatch(rf"[0-9a-f]{{{_NAME_CHARS}}}", name) is not None
+
+
+def _key(folder: Path) -> bytes:
+    path = folder / "key"
+    with suppress(FileNotFoundError):
+        return path.read_bytes()
+    with locked(folder):  # two processes must not each use a key of their own
+        if not path.exists():
+            fd, draft = tempfile.mkstemp(dir=folder)
+            with os.fdopen(fd, "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            Path(draft).rename(path)
+        return path.read_bytes()
+
+
+@contextmanager
+def locked(path: Path, limit_s: float = 60.0, *, is_inherited: bool = False) -> Iterator[int]:
+    """Hold the lock of a file, which is created, or of a folder; yield its descriptor.
+
+    A folder is locked for moments only: the folders of sockets and of caches may be the same one.
+
+    It ends here, though another thread may have forked a process that has the descriptor as well,
+    such as a worker of a DataLoader; if it is inherited, with the last process that has the
+    descriptor. Raises DaemonError if another holds it for `limit_s`, or it cannot be created.
+    """
+    flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, 0o600)
+    except OSError as exn:
+        raise _unusable(path.parent, exn) from exn
+    try:
+        deadline_s = time.monotonic() + limit_s
+        while not try_lock(fd):
+            if time.monotonic() > deadline_s:
+                raise DaemonError(
+                    f"another process has been starting a daemon for {limit_s:g} s",
+                    url=str(path),
+                    remedy=f"end the process that `fuser -v {shlex.quote(str(path))}` names",
+                )
+            time.sleep(_LOCK_POLL_S)
+        try:
+            yield fd
+        finally:
+            if not is_inherited:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
+
+
+def try_lock(fd: int) -> bool:
+    """Lock an open file or folder; return False if another process holds its lock."""
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _folder() -> Path:
+    """Return the folder of the sockets.
+
+    The same for all jobs of a user, so not in a job's own temporary directory.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and _is_own(Path(runtime)):
+        folder = Path(runtime) / "shardcache-private"
+        if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES <= MAX_SOCKET_BYTES:
+            return folder
+    shared = Path("/tmp")  # anyone may write there: see `secured`
+    base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"shardcache-private-{os.geteuid()}"
+
+
+def _is_own(folder: Path) -> bool:
+    """Return True for a folder of this user's that nobody else may enter."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077

@@ -1,0 +1,258 @@
+"""Lists of shards in columns, shared by daemon and client.
+
+They take little memory, have no objects to scan, and make short messages.
+"""
+
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from itertools import accumulate, chain, islice, pairwise
+from operator import sub
+from typing import Any, Self, TypeAlias
+
+from shardcache.errors import ProtocolError
+from shardcache.shared.protocol import MAX_MESSAGE_BYTES, ShardRef
+
+_HEAD = struct.Struct("<3Q")  # number of shards, bytes of their urls and of their versions
+_ROW_BYTES = 2 * 4 + 3 * 8  # of a packed shard, besides its texts
+_AT_ONCE = 1_000  # shards of which there are objects at the same time
+_PIECE_SHARDS = 20_000  # packed, they are far below the size of a request that the daemon accepts
+
+Columns: TypeAlias = Sequence[Sequence[Any]]
+"""Urls, versions, sizes, numbers of samples and of tokens of the same shards.
+
+None for what is not known.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts, one after another in UTF-8; an empty one stands for none.
+
+    Attributes:
+        ends: offset in bytes of each text's end, after a 0 for the first one's start.
+        text: all of them.
+    """
+
+    ends: "array[int]"
+    text: bytes
+
+    def __getitem__(self, number: int) -> str:
+        return self.text[self.ends[number] : self.ends[number + 1]].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.text[start:stop].decode() for start, stop in pairwise(self.ends))
+
+    @classmethod
+    def of(cls, lengths: Iterable[int], text: bytes) -> Self:
+        """Build from the texts' lengths in bytes. Raises ValueError unless they are texts."""
+        texts = cls(array("Q", accumulate(lengths, initial=0)), text)
+        if texts.ends[-1] != len(text):
+            raise ValueError("the lengths of texts do not fit their bytes")
+        if not text.isascii():
+            list(texts)  # raises for a text that ends within a character
+        return texts
+
+    @classmethod
+    def joined(cls, some: Sequence[Self]) -> Self:
+        """Return the texts of several sequences, one after another."""
+        lengths = chain.from_iterable(each.lengths for each in some)
+        return cls.of(lengths, b"".join(each.text for each in some))
+
+    def cut(self, some: slice) -> "Texts":
+        """Return some of the texts."""
+        ends = self.ends[some.start : some.stop + 1]
+        first = ends[0]
+        return Texts(array("Q", (end - first for end in ends)), self.text[first : ends[-1]])
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that two sequences share if and only if their texts are equal."""
+        return digest((self.ends.tobytes(), self.text))
+
+    @property
+    def lengths(self) -> "array[int]":
+        """Length of each text in bytes."""
+        return array("I", map(sub, self.ends[1:], self.ends))
+
+
+@dataclass(frozen=True)
+class Shards(Sequence[ShardRef]):
+    """An immutable list of shards; numbers that are not known are -1.
+
+    Attributes:
+        urls: of the shards.
+        versions: in the object store.
+        sizes: in bytes, in the object store.
+        samples: number of each shard's samples.
+        tokens: number of each shard's tokens.
+    """
+
+    urls: Texts
+    versions: Texts
+    sizes: "array[int]"
+    samples: "array[int]"
+    tokens: "array[int]"
+
+    @classmethod
+    def of(cls, refs: Iterable[ShardRef]) -> Self:
+        """Build from shards."""
+        return cls.of_columns(_columns_of(refs))
+
+    @classmethod
+    def of_columns(cls, columns: Iterable[Columns]) -> Self:
+        """Build from the columns of some shards after those of others."""
+        urls = _GrowingTexts()
+        versions = _GrowingTexts()
+        numbers = [array("q"), array("q"), array("q")]
+        for some_urls, some_versions, *counts in columns:
+            urls.extend(some_urls)
+            versions.extend(some_versions)
+            for column, some in zip(numbers, counts, strict=True):
+                column.extend(-1 if count is None else count for count in some)
+        return cls(urls.texts(), versions.texts(), *numbers)
+
+    @classmethod
+    def joined(cls, lists: Sequence["Shards"]) -> "Shards":
+        """Return the shards of several lists, one after another."""
+        if len(lists) == 1:
+            return lists[0]
+        return cls(
+            Texts.joined([each.urls for each in lists]),
+            Texts.joined([each.versions for each in lists]),
+            _joined([each.sizes for each in lists]),
+            _joined([each.samples for each in lists]),
+            _joined([each.tokens for each in lists]),
+        )
+
+    def with_samples(self, counts: Iterable[int]) -> Self:
+        """Return the same shards with other numbers of samples, and none of tokens."""
+        return replace(self, samples=array("q", counts), tokens=array("q", [-1]) * len(self))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
+        number = range(len(self))[index]
+        size_bytes = self.sizes[number]
+        samples = self.samples[number]
+        tokens = self.tokens[number]
+        return ShardRef(
+            self.urls[number],
+            self.versions[number] or None,
+            None if size_bytes < 0 else size_bytes,
+            None if samples < 0 else samples,
+            None if tokens < 0 else tokens,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that two lists share if and only if their shards are equal.
+
+        They are of BLAKE2b, RFC 7693.
+        """
+        return digest(self._columns())
+
+    def _columns(self) -> Iterator[bytes]:
+        yield _HEAD.pack(len(self), len(self.urls.text), len(self.versions.text))
+        for texts in (self.urls, self.versions):
+            yield texts.lengths.tobytes()
+            yield texts.text
+        for numbers in (self.sizes, self.samples, self.tokens):
+            yield bytes(numbers)
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The list as it travels: its columns, compressed. Blocks."""
+        packer = zlib.compressobj(1)
+        pieces = [packer.compress(column) for column in self._columns()]
+        pieces.append(packer.flush())
+        return b"".join(pieces)
+
+    def pieces(self) -> Iterator["Shards"]:
+        """Yield the list in pieces, each small enough for a request."""
+        for first in range(0, max(1, len(self)), _PIECE_SHARDS):
+            some = slice(first, first + _PIECE_SHARDS)
+            yield Shards(
+                self.urls.cut(some),
+                self.versions.cut(some),
+                self.sizes[some],
+                self.samples[some],
+                self.tokens[some],
+            )
+
+    @classmethod
+    def unpack(cls, packed: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Self:
+        """Build from the output of `packed`, unless it is larger than `max_bytes`.
+
+        Raises ProtocolError. Blocks.
+        """
+        unpacker = zlib.decompressobj()
+        rest = packed
+
+        def take(size_bytes: int) -> bytes:
+            nonlocal rest
+            if size_bytes == 0:  # which would mean without a limit
+                return b""
+            data = unpacker.decompress(rest, size_bytes)
+            rest = unpacker.unconsumed_tail
+            return data
+
+        try:
+            count, urls_bytes, versions_bytes = _HEAD.unpack(take(_HEAD.size))
+            if urls_bytes + versions_bytes + _ROW_BYTES * count > max_bytes:
+                raise ValueError("it is too large")
+            urls = Texts.of(array("I", take(4 * count)), take(urls_bytes))
+            versions = Texts.of(array("I", take(4 * count)), take(versions_bytes))
+            sizes = array("q", take(8 * count))
+            samples = array("q", take(8 * count))
+            tokens = array("q", take(8 * count))
+            for column in (sizes, samples, tokens):
+                if len(column) != count or min(column, default=-2) < -1:
+                    raise ValueError("it is empty or cut off, or has negative numbers")
+        except (ValueError, struct.error, zlib.error) as exn:
+            raise ProtocolError(f"not a list of shards: {exn}") from None
+        return cls(urls, versions, sizes, samples, tokens)
+
+
+class _GrowingTexts:
+    """Texts to which others are added."""
+
+    def __init__(self) -> None:
+        self._ends = array("Q", [0])
+        self._text = bytearray()
+
+    def extend(self, some: Sequence[str | None]) -> None:
+        """Add texts; None is an empty one."""
+        encoded = [(each or "").encode() for each in some]
+        ends = accumulate(map(len, encoded), initial=len(self._text))
+        self._ends.extend(islice(ends, 1, None))
+        self._text += b"".join(encoded)
+
+    def texts(self) -> Texts:
+        """Return the texts so far."""
+        return Texts(self._ends, bytes(self._text))
+
+
+def _columns_of(refs: Iterable[ShardRef]) -> Iterator[Columns]:
+    """Yield the columns of some shards after those of others."""
+    rest = iter(refs)
+    while some := list(islice(rest, _AT_ONCE)):
+        *columns, _is_file = zip(*some, strict=True)
+        yield columns
+
+
+def _joined(columns: Sequence["array[int]"]) -> "array[int]":
+    return array("q", b"".join(map(bytes, columns)))
+
+
+def digest(pieces: Iterable[bytes]) -> str:
+    """Return 32 hexadecimal digits (BLAKE2b, RFC 7693) of pieces put end to end."""
+    found = blake2b(digest_size=16)
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()

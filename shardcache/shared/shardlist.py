@@ -1,0 +1,138 @@
+"""Reader and writer for index files in wids format.
+
+They list every shard of a dataset with its number of samples.
+
+The format is that of webdataset 0.2's `wids` package: `{"wids_version": 1, "shardlist": [{"url",
+"nsamples", "filesize"}, ...]}`, with urls absolute or relative to the file. Extra fields, which
+wids ignores: `etag` is the shard version in the object store that the numbers belong to, and
+`ntokens` the number of tokens in the shard, if it has any.
+"""
+
+import io
+import json
+import posixpath
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shardcache.shared.json_stream import JsonText
+from shardcache.shared.protocol import ShardRef
+from shardcache.shared.shard_columns import Columns
+
+KIND = "wids-shard-index-v1"
+WIDS_VERSION = 1
+# A million shards of 100 MB are 100 TB. Each takes about 250 bytes of memory while a manifest is
+# built.
+MAX_SHARDS = 2_000_000
+
+_COUNTS = ("filesize", "nsamples", "ntokens")
+_TEXT = {str, type(None)}
+_MAX_COUNT = 2**63
+
+
+def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
+    """Return an index of completely known shards, one per line.
+
+    Urls are relative to that of a folder, if one is given.
+    """
+    rows = ",\n".join("  " + _row(shard, relative_to) for shard in shards)
+    lines = (
+        "{",
+        f' "__kind__": "{KIND}",',
+        f' "wids_version": {WIDS_VERSION},',
+        ' "shardlist": [',
+        rows,
+        " ]",
+        "}",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _row(shard: ShardRef, relative_to: str | None) -> str:
+    url = shard.url
+    if relative_to is not None:
+        url = _relative(url, relative_to.rstrip("/") + "/")
+    row = {
+        "url": url,
+        "nsamples": shard.samples,
+        "filesize": shard.size_bytes,
+        "etag": shard.version,
+    }
+    if shard.tokens is not None:
+        row["ntokens"] = shard.tokens
+    return json.dumps(row, ensure_ascii=False)
+
+
+def _relative(url: str, folder: str) -> str:
+    path = url.removeprefix(folder)
+    # Readers normalise relative urls, which would change a key that contains `//` or `./`.
+    if path != posixpath.normpath(path) or path.startswith(("/", ".")):
+        return url
+    return path
+
+
+def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[Columns]:
+    """Yield the shards of an index in its order, some at a time, with urls and etags unchanged.
+
+    Parsing the whole file at once would take up to thirty times its size in memory, and block the
+    interpreter. Raises ValueError, with a reason, for a file that is not an index, that lists more
+    than `max_shards`, or that refers to further datasets.
+    """
+    source = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
+    text = JsonText(source)
+    rows = None
+    for name in text.members():
+        if name == "shardlist" and text.begins("["):
+            rows = 0
+            for some in text.items():
+                rows += len(some)
+                if rows > max_shards:
+                    raise ValueError(f"it lists more than {max_shards:,} shards")
+                yield _columns(some)
+            continue
+        value = text.value()
+        if name == "wids_version" and value != WIDS_VERSION:
+            raise ValueError(f"it has wids_version {value!r}; only {WIDS_VERSION} is supported")
+        if name == "datasets" and isinstance(value, list) and value:
+            raise ValueError("it refers to further datasets, which is not supported")
+    if rows is None:
+        raise ValueError('it has no "shardlist"')
+
+
+def _columns(rows: list[Any]) -> Columns:
+    """Return the rows' columns.
+
+    All are checked at once; row by row, for the reason, only if one is at fault.
+    """
+    if {*map(type, rows)} == {dict}:
+        names = ("url", "etag", *_COUNTS)
+        columns = [[row.get(name) for row in rows] for name in names]
+        if _are_sound(columns):
+            return columns
+    raise ValueError(next(filter(None, map(_fault, rows))))
+
+
+def _are_sound(columns: Columns) -> bool:
+    urls, etags, *counts = columns
+    if {*map(type, urls)} != {str} or not {*map(type, etags)} <= _TEXT:
+        return False
+    known = [count for each in counts for count in each if count is not None]
+    if not {*map(type, known)} <= {int}:
+        return False
+    smallest = min(known, default=0)
+    largest = max(known, default=0)
+    return smallest >= 0 and largest < _MAX_COUNT
+
+
+def _fault(row: Any) -> str:
+    """Return what is wrong with a row; empty if nothing is."""
+    url = row.get("url") if isinstance(row, dict) else None
+    if type(url) is not str:
+        return f"a row has no url: {str(row)[:100]}"
+    etag = row.get("etag")
+    if type(etag) not in _TEXT:
+        return f"etag of {url} is {etag!r}"
+    for name in _COUNTS:
+        count = row.get(name)
+        if count is not None and not (type(count) is int and 0 <= count < _MAX_COUNT):
+            return f"{name} of {url} is {count!r}"
+    return ""

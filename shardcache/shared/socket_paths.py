@@ -1,0 +1,79 @@
+"""Path of the daemon's socket, and what says that a daemon is set up for the node."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from shardcache.errors import DaemonError
+
+SOCKET_ENV = "SHARDCACHE_SOCKET"
+CONFIG_ENV = "SHARDCACHE_CONFIG"
+DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
+SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
+
+
+def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
+    """Return the path of the daemon's socket for this node and user.
+
+    In order of precedence: the explicit path; `$SHARDCACHE_SOCKET`;
+    `/run/shardcache/shardcache.sock` if it exists or this user could create it;
+    `$XDG_RUNTIME_DIR/shardcache/`, unless that is another user's, as after `su`; a folder of the
+    user's own in the temporary directory.
+    """
+    if explicit is not None:
+        return Path(explicit)
+    chosen = os.environ.get(SOCKET_ENV)
+    if chosen:
+        return Path(chosen)
+    if may_exist(SYSTEM_SOCKET) or _may_make(SYSTEM_SOCKET.parent):
+        return SYSTEM_SOCKET
+    runtime = runtime_folder()
+    base = _user_tmp() if runtime is None else runtime / "shardcache"
+    return base / SYSTEM_SOCKET.name
+
+
+def runtime_folder() -> Path | None:
+    """Return `$XDG_RUNTIME_DIR`; None if it is unset, or another user's.
+
+    `su` leaves that of the user before.
+    """
+    named = os.environ.get("XDG_RUNTIME_DIR")
+    if not named:
+        return None
+    folder = Path(named)
+    try:
+        is_own = folder.stat().st_uid == os.geteuid()
+    except PermissionError:
+        return None
+    except OSError:
+        return folder  # whoever uses it gets the error
+    if not is_own:
+        return None
+    return folder
+
+
+def may_exist(path: Path) -> bool:
+    """Return True if the file exists, or its folder denies this user access.
+
+    Whoever connects then gets the reason.
+    """
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+
+
+def _may_make(folder: Path) -> bool:
+    nearest = folder if folder.exists() else folder.parent
+    return os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _user_tmp() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"
+    # Anyone can create a folder there; trust only one that this user owns.
+    if folder.exists() and folder.stat().st_uid != os.getuid():
+        raise DaemonError(
+            f"{folder} belongs to another user",
+            remedy="choose another path with --socket",
+        )
+    return folder

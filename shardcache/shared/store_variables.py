@@ -1,0 +1,34 @@
+"""Environment variables by which a process reaches object stores. The standard library alone."""
+
+import re
+
+# From these, the stores' clients take credentials, endpoints, proxies and certificates, and
+# shardcache its options.
+_STORE_VARIABLES = re.compile(
+    "|".join(
+        (
+            r"(?:AWS|AZURE|MSI|IDENTITY|GOOGLE|GCLOUD|CLOUDSDK|GCS|FSSPEC|OCI|OSS|SHARDCACHE)_\w+",
+            r"HF_(?:TOKEN|TOKEN_PATH|HOME|ENDPOINT)",
+            r"HUGGING_FACE_HUB_TOKEN",
+            r"(?:https?|ftp|all|no)_proxy",
+            r"(?:REQUESTS|CURL)_CA_BUNDLE",
+            r"SSL_CERT_(?:FILE|DIR)",
+            r"STORAGE_EMULATOR_HOST",
+            r"BOTO_CONFIG",
+            r"NETRC",
+            r"KRB5CCNAME",
+        ),
+    ),
+    re.IGNORECASE,
+)
+# Of these, the ones that say which job a process belongs to, or that only the client reads.
+_OF_A_JOB = re.compile(
+    r"AWS_(?:BATCH|EXECUTION|LAMBDA)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)",
+)
+
+
+def reaches_stores(variable: str) -> bool:
+    """Return True for a variable that decides which stores a process reaches, and as whom."""
+    if _OF_A_JOB.fullmatch(variable):
+        return False
+    return _STORE_VARIABLES.fullmatch(variable) is not None

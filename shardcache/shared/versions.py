@@ -1,0 +1,68 @@
+"""Versions of the protocol, and the one on which daemon and client agree."""
+
+from dataclasses import dataclass
+
+from shardcache.errors import VersionMismatchError
+from shardcache.shared.protocol import Json, take
+
+PROTOCOL_VERSION = 4
+OLDEST_PROTOCOL_VERSION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """The range of protocol versions that one side speaks, both ends included."""
+
+    oldest: int
+    newest: int
+
+    def __str__(self) -> str:
+        if self.oldest == self.newest:
+            return f"protocol {self.newest}"
+        return f"protocols {self.oldest} to {self.newest}"
+
+
+SPOKEN = Spoken(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A shardcache version and the protocol versions that it speaks."""
+
+    version: str
+    spoken: Spoken
+
+    def __str__(self) -> str:
+        return f"shardcache {self.version}, which speaks {self.spoken}"
+
+    @classmethod
+    def of(cls, hello: Json) -> "Release":
+        """Return the client's release; without `oldest_protocol`, it speaks only the newest.
+
+        Raises ProtocolError.
+        """
+        newest = take(hello, "protocol", int)
+        oldest = hello.get("oldest_protocol")
+        if not isinstance(oldest, int):
+            oldest = newest
+        return cls(str(hello.get("client_version")), Spoken(oldest, newest))
+
+
+def agree(*, daemon: Release, client: Release) -> int:
+    """Return the newest protocol version that both sides speak.
+
+    Raises VersionMismatchError if there is none; it names both releases and says which to upgrade.
+    """
+    newest = min(daemon.spoken.newest, client.spoken.newest)
+    if newest >= max(daemon.spoken.oldest, client.spoken.oldest):
+        return newest
+    if client.spoken.newest == newest:
+        behind = "in the training image"
+        ahead = daemon
+    else:
+        behind = "on the node"
+        ahead = client
+    remedy = (
+        f"install shardcache {ahead.version} {behind}, or any release that speaks {ahead.spoken}"
+    )
+    raise VersionMismatchError(f"the daemon is {daemon}, the client {client}", remedy=remedy)

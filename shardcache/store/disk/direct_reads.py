@@ -1,0 +1,36 @@
+"""Reads of what is on the disk, rather than in memory."""
+
+import errno
+import math
+import mmap
+import os
+from pathlib import Path
+
+
+def read_direct(path: Path, offset: int, size_bytes: int) -> memoryview:
+    """Return `size_bytes` of a file, or less at its end. Blocks. Raises OSError.
+
+    No pages are added to the page cache, and none evicted.
+
+    Args:
+        offset: a multiple of the disk's block size.
+    """
+    try:
+        return _open_and_read(path, os.O_DIRECT, offset, size_bytes)
+    except OSError as exn:
+        if exn.errno != errno.EINVAL:
+            raise
+    # The file system has no O_DIRECT, or the disk larger blocks than memory has pages.
+    return _open_and_read(path, 0, offset, size_bytes)
+
+
+def _open_and_read(path: Path, flags: int, offset: int, size_bytes: int) -> memoryview:
+    # O_DIRECT requires an aligned buffer of whole blocks, so that more may be read than is wanted.
+    pages = math.ceil(size_bytes / mmap.PAGESIZE)
+    buffer = mmap.mmap(-1, pages * mmap.PAGESIZE)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        got_bytes = os.preadv(fd, [buffer], offset)
+    finally:
+        os.close(fd)
+    return memoryview(buffer)[: min(size_bytes, got_bytes)]

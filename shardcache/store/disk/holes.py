@@ -1,0 +1,22 @@
+"""Holes in files: space given back in the middle of one."""
+
+import ctypes
+import os
+
+_KEEP_SIZE = 0x01
+_PUNCH_HOLE = 0x02
+
+# Python has no call for it.
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate64
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_fallocate.restype = ctypes.c_int
+
+
+def punch_hole(fd: int, start: int, size_bytes: int) -> None:
+    """Free the space of a range of a file, which then reads as zeros. Blocks. Raises OSError.
+
+    The filesystem keeps blocks of which the range has only some bytes.
+    """
+    if _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, start, size_bytes):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

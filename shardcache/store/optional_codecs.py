@@ -1,0 +1,106 @@
+"""Compressions whose libraries are optional: those of MDS shards besides gzip, bzip2 and zstd."""
+
+import io
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shardcache.errors import MissingPackageError, UnsupportedShardError
+from shardcache.shared.units import size
+
+_CHUNK_BYTES = 256 * 1024
+
+# A block of Snappy is decompressed at once. MDS shards have 64 MB unless their writer asks for
+# another size.
+_MAX_BLOCK_BYTES = 1024**3
+_LENGTH_BYTES = 5  # of the varint at a block's start
+
+
+class BrotliStream(io.RawIOBase):
+    """Decompressed bytes of a .br file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file. Raises MissingPackageError, OSError."""
+        super().__init__()
+        try:
+            import brotli
+        except ImportError as exn:
+            raise _missing("brotli") from exn
+        self._error = brotli.error
+        self._decoder = brotli.Decompressor()
+        self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
+        self._ready = memoryview(b"")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes. Raises EOFError for a file that is cut short, OSError for a bad one."""
+        view = memoryview(buffer)
+        while not self._ready:
+            if self._decoder.is_finished():
+                return 0
+            self._ready = memoryview(self._next_piece())
+        size_bytes = min(len(view), len(self._ready))
+        view[:size_bytes] = self._ready[:size_bytes]
+        self._ready = self._ready[size_bytes:]
+        return size_bytes
+
+    def _next_piece(self) -> bytes:
+        """Return some decompressed bytes, of which one read could make gigabytes."""
+        data = b""
+        if self._decoder.can_accept_more_data():
+            data = self._file.read(_CHUNK_BYTES)
+            if not data:
+                raise EOFError("the file ends before its end marker")
+        try:
+            piece: bytes = self._decoder.process(data, output_buffer_limit=_CHUNK_BYTES)
+        except self._error as exn:
+            raise OSError(str(exn)) from exn  # without errno, as gzip's
+        return piece
+
+
+def snappy_block(path: Path) -> BinaryIO:
+    """Return the decompressed bytes of a .snappy file, which is one block.
+
+    Raises MissingPackageError, UnsupportedShardError for a block that is too large, OSError.
+    """
+    try:
+        import cramjam
+    except ImportError as exn:
+        raise _missing("cramjam") from exn
+    with open(path, "rb") as file:
+        size_bytes = _length_of(os.pread(file.fileno(), _LENGTH_BYTES, 0))
+        if size_bytes > _MAX_BLOCK_BYTES:
+            raise UnsupportedShardError(
+                f"decompressing the snappy data needs {size(size_bytes)} of memory at once",
+                remedy="write smaller shards, or compress them with zstd",
+            )
+        data = file.read()
+    try:
+        return io.BytesIO(bytes(cramjam.snappy.decompress_raw(data)))
+    except cramjam.DecompressionError as exn:
+        raise OSError(str(exn)) from exn
+
+
+def _length_of(varint: bytes) -> int:
+    length = 0
+    for nth, byte in enumerate(varint):
+        length |= (byte & 0x7F) << (7 * nth)
+        if byte < 0x80:
+            break
+    return length
+
+
+def _missing(package: str) -> MissingPackageError:
+    return MissingPackageError(
+        f"decompressing the shard needs the Python package {package}, which the daemon lacks",
+        remedy=f"pip install {package} for the daemon, and start it again; or compress the "
+        "shards with zstd",
+    )

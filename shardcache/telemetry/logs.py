@@ -1,0 +1,142 @@
+"""Format of the daemon's log lines, and their redaction.
+
+Here is the logger, too, of modules that run in other programs as well.
+"""
+
+import contextlib
+import logging
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, TextIO, cast
+
+import structlog
+from structlog.tracebacks import ExceptionDictTransformer
+from structlog.typing import EventDict, Processor
+
+from shardcache.redact import printable, redact
+
+_MAX_CHARS = 512
+
+
+def about(**facts: object) -> AbstractContextManager[None]:
+    """Add facts such as job, shard or user to the lines logged in a block.
+
+    They are added in the tasks started there, too.
+    """
+    shown = {
+        name: redact(value)[:_MAX_CHARS] if isinstance(value, str) else value
+        for name, value in facts.items()
+    }
+    return structlog.contextvars.bound_contextvars(**shown)
+
+
+def configure(level: str, form: str) -> None:
+    """Write log lines of at least `level` to stderr.
+
+    They are `text` for people, or `json` with one object per line.
+
+    Lines include the facts set by `about`. Secrets in urls are redacted, and tracebacks omit local
+    variables, which may hold credentials.
+    """
+    min_level = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _on_one_line,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    written = [*(_json() if form == "json" else _text()), _redacted]
+    structlog.configure(
+        processors=[*shared, *written],
+        wrapper_class=structlog.make_filtering_bound_logger(min_level),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
+        cache_logger_on_first_use=True,
+    )
+    # Library messages below warning are of no use to a node's operator; some libraries log whole
+    # requests.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
+        )
+    )
+    handler.setLevel(min_level)
+    handler.addFilter(_is_worth_logging)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.captureWarnings(capture=True)
+
+
+def _json() -> list[Processor]:
+    tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+    return [tracebacks, structlog.processors.JSONRenderer()]
+
+
+def _text() -> list[Processor]:
+    formatter = structlog.dev.plain_traceback  # the default formatter shows local variables
+    return [
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=formatter)
+    ]
+
+
+def _on_one_line(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    return {
+        name: printable(value) if isinstance(value, str) else value for name, value in event.items()
+    }
+
+
+def _redacted(_logger: Any, _method: str, line: Any) -> str:
+    return redact(str(line))
+
+
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Drop malformed HTTP requests, which got a 400.
+
+    Anyone who can reach the port could fill the disk with them.
+    """
+    if record.exc_info is None:
+        return True
+    from aiohttp.http import HttpProcessingError  # loaded by then, if there is a server
+
+    return not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+class _Stderr:
+    """Standard error that drops lines it cannot write.
+
+    A full disk under the log must not end the daemon.
+    """
+
+    def write(self, text: str) -> None:
+        """Write a line, ignoring errors."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush standard error, ignoring errors."""
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
+class SharedLogger:
+    """Logger of modules that run in training processes, too.
+
+    In the daemon, which configures it, it is structlog's.
+
+    Elsewhere it writes to the logger `shardcache` of `logging`, as the client does: stdout, where
+    structlog writes by default, belongs to the training program.
+    """
+
+    def __getattr__(self, method: str) -> Any:
+        if structlog.is_configured():
+            return getattr(structlog.get_logger(), method)
+        own = logging.getLogger("shardcache")
+        return getattr(
+            structlog.wrap_logger(own, [_sentence], structlog.stdlib.BoundLogger), method
+        )
+
+
+def _sentence(_logger: Any, _method: str, event: EventDict) -> str:
+    text = redact(str(event.pop("event")))
+    facts = ", ".join(f"{name}={redact(str(value))}" for name, value in event.items())
+    return f"{text} ({facts})" if facts else text

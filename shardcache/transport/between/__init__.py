@@ -1,0 +1,1 @@
+"""Messages, parts and descriptors that pass between the daemon and its workers."""

@@ -1,0 +1,180 @@
+"""Parts of a file on disk: checksummed, written, and recorded in a journal."""
+
+import contextlib
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from shardcache.transport.between.checksums import Data, checksum_function
+
+RECORD = struct.Struct("<II")
+"""Journal record of a finished part: its number and its CRC32C."""
+
+# For one larger write, ext4 allocates larger folios, which takes up to twice the time, and more on
+# a busy machine.
+_WRITE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PartSums:
+    """Checksums of the part number `index`, which is on disk.
+
+    Attributes:
+        checksum: in the algorithm of the origin's checksum; 0 if there is none.
+    """
+
+    index: int
+    crc32c: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Consecutive parts of a file, filled from one body.
+
+    Attributes:
+        path: empty for a file without a name.
+        journal_path: of the finished parts; None for no journal.
+        part_bytes: size of every part but the file's last.
+        start: offset of the first byte, in the object and in the file; the start of a part.
+        size_bytes: size of the body.
+        algorithm: a checksum from `ALGORITHMS` to compute in addition to CRC32C.
+        fd: descriptor, in this process, of a file without a name.
+    """
+
+    path: str
+    journal_path: str | None
+    part_bytes: int
+    start: int
+    size_bytes: int
+    algorithm: str | None = None
+    fd: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of parts."""
+        return -(-self.size_bytes // self.part_bytes)
+
+    @property
+    def stop(self) -> int:
+        """Offset of the byte after the last."""
+        return self.start + self.size_bytes
+
+
+class PartFileError(Exception):
+    """The file or its journal cannot be written; `cause` is the OSError."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+# Writers of one file would only spin on its kernel lock. One lock per process suffices: a file has
+# one worker.
+_turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+_giving_turns = threading.Lock()
+
+
+def _turn_of(file: str) -> threading.Lock:
+    with _giving_turns:
+        return _turns.setdefault(file, threading.Lock())
+
+
+class PartsWriter:
+    """Writes a body into its parts and records each complete part. Blocks; raises PartFileError.
+
+    Args:
+        fd: descriptor of the file.
+
+    Attributes:
+        finished: checksums of the parts written so far.
+    """
+
+    def __init__(self, parts: Parts, fd: int) -> None:
+        self._parts = parts
+        self._fd = fd
+        self._turn = _turn_of(parts.path or f"descriptor {parts.fd}")
+        self._at = parts.start
+        self._crc32c = 0
+        self._checksum = 0
+        self._update_crc32c = checksum_function("crc32c")
+        self._update = None
+        if parts.algorithm is not None and parts.algorithm != "crc32c":
+            self._update = checksum_function(parts.algorithm)
+        self.finished: list[PartSums] = []
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes."""
+        part_bytes = self._parts.part_bytes
+        while data:
+            part_start = self._at - self._at % part_bytes
+            part_stop = min(self._parts.stop, part_start + part_bytes)
+            block = data[: part_stop - self._at]
+
+            self._crc32c = self._update_crc32c(block, self._crc32c)
+            if self._update is not None:
+                self._checksum = self._update(block, self._checksum)
+
+            with self._turn, _errors():
+                write_all(self._fd, block, self._at)
+                self._at += len(block)
+                if self._at == part_stop:
+                    self._finish()
+            data = data[len(block) :]
+
+    def _finish(self) -> None:
+        """Record the part that ends here."""
+        index = (self._at - 1) // self._parts.part_bytes
+        if self._parts.journal_path is not None:
+            with open(self._parts.journal_path, "ab", buffering=0) as journal:
+                journal.write(RECORD.pack(index, self._crc32c))
+
+        checksum = self._crc32c if self._parts.algorithm == "crc32c" else self._checksum
+        self.finished.append(PartSums(index, self._crc32c, checksum))
+        self._crc32c = 0
+        self._checksum = 0
+
+
+@contextlib.contextmanager
+def writing(parts: Parts) -> Iterator[PartsWriter]:
+    """Open the file of the parts during the block. Raises PartFileError."""
+    with _errors():
+        fd = _opened(parts)
+    try:
+        yield PartsWriter(parts, fd)
+    finally:
+        os.close(fd)
+
+
+def _opened(parts: Parts) -> int:
+    """Return a descriptor of the parts' file, to be closed by the caller. Raises OSError."""
+    if parts.fd is None:
+        return os.open(parts.path, os.O_WRONLY | os.O_CLOEXEC)
+    return os.dup(parts.fd)
+
+
+def write_parts(parts: Parts, body: Data) -> list[PartSums]:
+    """Write a whole body. Blocks; raises PartFileError."""
+    with writing(parts) as writer:
+        writer.write(memoryview(body))
+    return writer.finished
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write bytes at an offset of a file. Blocks; raises OSError."""
+    while data:
+        count = os.pwrite(fd, data[:_WRITE_BYTES], offset)
+        data = data[count:]
+        offset += count
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Translate what the disk raises in the block."""
+    try:
+        yield
+    except OSError as exn:
+        raise PartFileError(exn) from exn

@@ -1,0 +1,1 @@
+"""HTTP as a worker speaks it: connections, requests, answers into files."""

@@ -1,0 +1,238 @@
+"""Connections to HTTP servers: direct, through a proxy's tunnel, or to this node's nginx."""
+
+import asyncio
+import re
+import select
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from shardcache.shared.front import connected_front
+from shardcache.transport.between.messages import Request
+from shardcache.transport.http.gate import Gate
+from shardcache.transport.http.http_heads import MAX_HEAD_BYTES, PORTS, HeadError, proxy_headers
+from shardcache.transport.http.sockets import connect, failure
+from shardcache.transport.http.tls import client_context
+
+_LOCAL = "unix"
+
+# For name, connection, tunnel and TLS together.
+_OPEN_LIMIT_S = 10.0
+
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3})\b *([^\r\n]*)")
+_HEAD_END = re.compile(rb"\n\r?\n")
+_MAX_HEAD_END_BYTES = len(b"\n\r\n")
+
+
+@dataclass(slots=True, eq=False)
+class HttpConnection:
+    """One connection, one request at a time.
+
+    Attributes:
+        heard_s: time when its last answer ended; None before the first.
+        is_primed: True once a request has been sent ahead of its exchange, until that begins.
+    """
+
+    socket: socket.socket
+    heard_s: float | None = None
+    is_primed: bool = False
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+    def end_reads(self) -> None:
+        """End a blocking read in any thread.
+
+        Through the base class: after SSLSocket.shutdown the reading thread would take ciphertext
+        for the body.
+        """
+        with suppress(OSError):  # the peer closed it first
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
+    @property
+    def is_readable(self) -> bool:
+        """True if bytes or the stream's end have arrived.
+
+        An idle connection is unusable after that.
+        """
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0:
+            return True
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN)
+        return bool(poller.poll(0))
+
+
+class ProxyError(ConnectionError):
+    """A proxy answered a CONNECT with a status other than 200."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Server(NamedTuple):
+    """A server and the way to connect to it."""
+
+    scheme: str  # "http", "https", or `_LOCAL`
+    netloc: str  # with `_LOCAL`, the path of a tier's front
+    proxy: str | None
+    ca_file: str | None
+    far_only: bool
+
+
+def server_of(request: Request) -> Server:
+    """Return the server of a request."""
+    if request.via is not None:
+        return Server(_LOCAL, request.via, None, None, far_only=False)
+    url = urlsplit(request.url)
+    return Server(url.scheme, url.netloc, request.proxy, request.ca_file, request.far_only)
+
+
+def open_connection(server: Server, gate: Gate) -> HttpConnection:
+    """Return a new connection. Blocks.
+
+    Raises OSError, HeadError, NearHostError, CancelledError.
+    """
+    if server.scheme == _LOCAL:
+        return HttpConnection(_open_front(server.netloc))
+
+    deadline_s = time.monotonic() + _OPEN_LIMIT_S
+    url = urlsplit(f"{server.scheme}://{server.netloc}")
+    host = url.hostname or ""
+    port = url.port or PORTS[url.scheme]
+    try:
+        connection = HttpConnection(_open_socket(server, host, port, gate))
+        if url.scheme == "https":
+            _encrypt(connection, host, server.ca_file, deadline_s, gate)
+    except TimeoutError:
+        message = f"no connection to {host}:{port} within {_OPEN_LIMIT_S:g} s"
+        raise TimeoutError(message) from None
+    connection.socket.settimeout(None)  # the daemon decides how long to wait for an answer
+    return connection
+
+
+def _open_front(path: str) -> socket.socket:
+    """Return a connection to this node's nginx. Raises OSError that names the path."""
+    try:
+        sock = connected_front(path, _OPEN_LIMIT_S)
+    except OSError as exn:
+        raise ConnectionError(failure(exn, path)) from exn
+    sock.settimeout(None)
+    return sock
+
+
+class _OpeningLoop:
+    """Event loop in a thread of its own, in which a process opens all of its connections.
+
+    A request's own thread blocks, but several addresses of a host are tried side by side.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, which is started on first use."""
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                run = self._loop.run_forever
+                threading.Thread(target=run, name="opening", daemon=True).start()
+            return self._loop
+
+
+_opening = _OpeningLoop()
+
+
+def _open_socket(server: Server, host: str, port: int, gate: Gate) -> socket.socket:
+    """Return a socket that is connected to a server, through a proxy's tunnel if it needs one."""
+    opening = asyncio.run_coroutine_threadsafe(_connected(server, host, port), _opening.get())
+    with gate.cancellable(opening.cancel):
+        return opening.result()
+
+
+async def _connected(server: Server, host: str, port: int) -> socket.socket:
+    async with asyncio.timeout(_OPEN_LIMIT_S):  # TimeoutError is an OSError
+        if server.proxy is None:
+            return await connect(host, port, far_only=server.far_only)
+
+        proxy = urlsplit(server.proxy)
+        sock = await connect(proxy.hostname or "", proxy.port or PORTS["http"])
+        if server.scheme != "https":
+            return sock
+        try:
+            await _open_tunnel(sock, _authority(host, port), proxy)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def _authority(host: str, port: int) -> str:
+    """Return a host and port as one text; an IPv6 address is in brackets."""
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"
+
+
+async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> None:
+    """Have a proxy connect to `target`. Raises ProxyError, HeadError, other OSErrors."""
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    lines += [f"{name}: {value}" for name, value in proxy_headers(proxy.geturl()).items()]
+    lines += ["", ""]
+    await asyncio.get_running_loop().sock_sendall(sock, "\r\n".join(lines).encode())
+
+    head = await _head(sock, f"the proxy {proxy.hostname}")
+    answer = _STATUS_LINE.match(head)
+    if answer is None:
+        raise ConnectionError(f"the answer of the proxy {proxy.hostname} is not HTTP")
+    status = int(answer[1])
+    if status != 200:
+        reason = answer[2].decode("latin-1")
+        message = f"the proxy {proxy.hostname} answered {status} {reason}"
+        raise ProxyError(status, message)
+
+
+async def _head(sock: socket.socket, peer: str) -> bytearray:
+    """Return what a peer sends until the end of its answer's head."""
+    loop = asyncio.get_running_loop()
+    head = bytearray()
+    searched_bytes = 0
+    while not _HEAD_END.search(head, max(0, searched_bytes - _MAX_HEAD_END_BYTES + 1)):
+        searched_bytes = len(head)
+        data = await loop.sock_recv(sock, MAX_HEAD_BYTES)
+        if not data:
+            raise ConnectionResetError(f"{peer} closed the connection before its answer's end")
+        head += data
+        if len(head) > MAX_HEAD_BYTES:
+            raise HeadError
+    return head
+
+
+def _encrypt(
+    connection: HttpConnection,
+    host: str,
+    ca_file: str | None,
+    deadline_s: float,
+    gate: Gate,
+) -> None:
+    """Perform the TLS handshake. Closes the connection if it fails."""
+    try:
+        connection.socket = client_context(ca_file).wrap_socket(
+            connection.socket,
+            server_hostname=host,
+            do_handshake_on_connect=False,
+        )
+        left_s = deadline_s - time.monotonic()
+        connection.socket.settimeout(max(0.001, left_s))  # of the whole handshake
+        with gate.cancellable(connection.end_reads):
+            connection.socket.do_handshake()
+    except BaseException:
+        connection.close()
+        raise

@@ -1,0 +1,123 @@
+"""Formats of files without a loader of their own, and the libraries that most programs read them with."""
+
+import json
+import zipfile
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reading.format_contest import Contest, Item
+from support.shards.tf_records import example, framed
+
+_FILE_SAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The samples of the files of a folder, again for each epoch."""
+
+    folder: str
+    read: Callable[[Path], Iterator[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        for path in sorted(Path(self.folder).iterdir()):
+            yield from self.read(path)
+
+
+def _write(folder: Path, items: Iterable[Item], suffix: str, write: Callable[[Path, Iterable[Item]], None]) -> None:
+    folder.mkdir(parents=True)
+    left = iter(items)
+    number = 0
+    while some := list(islice(left, _FILE_SAMPLES)):
+        write(folder / f"{number:05d}{suffix}", some)
+        number += 1
+
+
+def _write_jsonl(path: Path, items: Iterable[Item]) -> None:
+    with path.open("w") as file:
+        for item in items:
+            file.write(json.dumps(item | {"image": b64encode(item["image"]).decode()}) + "\n")
+
+
+def _read_jsonl(path: Path) -> Iterator[Any]:
+    with path.open() as file:
+        yield from map(json.loads, file)
+
+
+def _write_zip(path: Path, items: Iterable[Item]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for item in items:
+            for name, value in item.items():
+                content = value if isinstance(value, bytes) else str(value)
+                archive.writestr(f"{item['label']:08d}.{name}", content)
+
+
+def _read_zip(path: Path) -> Iterator[Any]:
+    with zipfile.ZipFile(path) as archive:
+        for _, names in groupby(archive.namelist(), key=_key):
+            yield {name.partition(".")[2]: archive.read(name) for name in names}
+
+
+def _key(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _write_parquet(path: Path, items: Iterable[Item]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(list(items)), path, row_group_size=1000)
+
+
+def _read_parquet(folder: str) -> Iterable[Any]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    files = [str(path) for path in sorted(Path(folder).iterdir())]
+    return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)  # type: ignore[no-any-return]
+
+
+def _example(item: Item) -> bytes:
+    features = {
+        "image": ("bytes_list", [item["image"]]),
+        "label": ("int64_list", [item["label"]]),
+        "text": ("bytes_list", [item["text"].encode()]),
+    }
+    return example(features)
+
+
+def _write_tfrecord(path: Path, items: Iterable[Item]) -> None:
+    path.write_bytes(framed(*map(_example, items)))
+
+
+def _read_tfrecord(path: Path) -> Iterator[Any]:
+    import tensorflow as tf
+
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+        "text": tf.io.FixedLenFeature([], tf.string),
+    }
+    records = tf.data.TFRecordDataset(str(path))
+    yield from records.map(lambda record: tf.io.parse_single_example(record, features)).as_numpy_iterator()
+
+
+def _contest(
+    library: str,
+    suffix: str,
+    write: Callable[[Path, Iterable[Item]], None],
+    read: Callable[[Path], Iterator[Any]],
+) -> Contest:
+    return Contest(library, partial(_write, suffix=suffix, write=write), "", partial(_Files, read=read))
+
+
+CONTESTS = {
+    "JSON Lines": _contest("json", ".jsonl", _write_jsonl, _read_jsonl),
+    "stored zips": _contest("zipfile", ".zip", _write_zip, _read_zip),
+    "parquet files": Contest("datasets", partial(_write, suffix=".parquet", write=_write_parquet), "", _read_parquet),
+    "TFRecord files": _contest("tensorflow", ".tfrecord", _write_tfrecord, _read_tfrecord),
+}

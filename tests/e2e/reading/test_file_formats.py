@@ -1,0 +1,274 @@
+"""Zips, JSON Lines, TFRecord, ArrayRecord and parquet files, through a daemon: samples as from tars."""
+
+import gzip
+import io
+import json
+import lzma
+import sys
+import zipfile
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardcache.errors import CorruptShardError, SampleError, UnsupportedShardError
+from shardcache_client.dataset import Joined, Mixture, ShardDataset
+from shardcache_client.files.paths import open_cached
+from shardcache_client.handlers import ignore_and_continue
+from support.programs.daemon import Daemon
+from support.shards.reading import keys_of, write_index
+from support.shards.tars import make_tar
+from support.shards.tf_records import example, framed
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+SHARDS = 3
+SAMPLES = 10
+DATA = Path(__file__).parents[2] / "data" / "formats"
+
+Row = dict[str, Any]
+
+
+def rows_of_shard(shard: int) -> list[Row]:
+    numbers = range(shard * SAMPLES, (shard + 1) * SAMPLES)
+    return [
+        {"__key__": f"n{number:03d}", "image": bytes([number]) * 100, "text": f"Text é {number}", "label": number}
+        for number in numbers
+    ]
+
+
+def zipped(rows: list[Row], method: int) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", method) as archive:
+        for name in ("image", "text", "label"):  # members of a sample lie apart
+            for row in rows:
+                value = row[name]
+                archive.writestr(f"{row['__key__']}.{name}", value if name == "image" else str(value))
+    return data.getvalue()
+
+
+def stored_zip(rows: list[Row]) -> bytes:
+    return zipped(rows, zipfile.ZIP_STORED)
+
+
+def deflated_zip(rows: list[Row]) -> bytes:
+    return zipped(rows, zipfile.ZIP_DEFLATED)
+
+
+def json_lines(rows: list[Row]) -> bytes:
+    return b"".join(json.dumps(row | {"image": row["image"].decode("latin-1")}).encode() + b"\n" for row in rows)
+
+
+def tf_records(rows: list[Row]) -> bytes:
+    records = []
+    for row in rows:
+        features = {
+            "__key__": ("bytes_list", [row["__key__"].encode()]),
+            "image": ("bytes_list", [row["image"]]),
+            "text": ("bytes_list", [row["text"].encode()]),
+            "label": ("int64_list", [row["label"]]),
+        }
+        records.append(example(features))
+    return framed(*records)
+
+
+def parquet(rows: list[Row]) -> bytes:
+    data = io.BytesIO()
+    images = [row | {"image": {"bytes": row["image"], "path": None}} for row in rows]
+    pq.write_table(pa.Table.from_pylist(images), data, row_group_size=4)
+    return data.getvalue()
+
+
+def through(compress: Callable[[bytes], bytes], write: Callable[[list[Row]], bytes]) -> Callable[[list[Row]], bytes]:
+    return lambda rows: compress(write(rows))
+
+
+FORMATS: dict[str, Callable[[list[Row]], bytes]] = {
+    "stored.zip": stored_zip,
+    "deflated.ZIP": deflated_zip,
+    "a.jsonl": json_lines,
+    "b.ndjson": json_lines,
+    "c.jsonl.gz": through(gzip.compress, json_lines),
+    "d.jsonl.zst": through(zstd.compress, json_lines),
+    "a.tfrecord": tf_records,
+    "b.tfrecords": tf_records,
+    "c.tfrecord.gz": through(gzip.compress, tf_records),
+    "a.parquet": parquet,
+}
+
+
+SPELLINGS = {"b.ndjson", "d.jsonl.zst", "b.tfrecords", "c.tfrecord.gz"}
+"""Names of formats that others have under another name: those are tested each time."""
+
+
+def _param(name: str) -> Any:
+    return pytest.param(name, marks=[pytest.mark.slow] if name in SPELLINGS else [])
+
+
+@pytest.fixture(scope="module", params=map(_param, FORMATS))
+def files(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder of three files of a format, for each format."""
+    return write(folder / request.param, request.param, range(SHARDS))
+
+
+def write(place: Path, name: str, shards: Iterable[int]) -> Path:
+    """Write files of a format into a new folder; return it."""
+    place.mkdir()
+    for shard in shards:
+        (place / f"{shard}-{name}").write_bytes(FORMATS[name](rows_of_shard(shard)))
+    return place
+
+
+def plain(sample: Row) -> Row:
+    """Return a sample as it was written, whatever the types in which its format has the values."""
+    image = sample["image"]
+    text = sample["text"]
+    return {
+        "__key__": sample["__key__"],
+        "image": image.encode("latin-1") if isinstance(image, str) else image,
+        "text": text.decode() if isinstance(text, bytes) else text,
+        "label": int(sample["label"]),
+    }
+
+
+EXPECTED = [row for shard in range(SHARDS) for row in rows_of_shard(shard)]
+
+
+def test_samples_are_those_that_were_written(files: Path, daemon: Daemon) -> None:
+    """In the order of the files of a folder."""
+    assert [plain(sample) for sample in ShardDataset(f"{files}/", socket=daemon.socket)] == EXPECTED
+
+
+def test_ranks_and_workers_get_each_sample_once(files: Path, daemon: Daemon) -> None:
+    """Shuffled, two ranks with two workers each."""
+    index = write_index(files, [SAMPLES] * SHARDS, f"{{}}-{files.name}")
+    found: list[Row] = []
+    for rank in range(2):
+        ds = ShardDataset(index, socket=daemon.socket, shuffle=True, rank=rank, world_size=2)
+        for batch in ds.loader(batch_size=5, num_workers=2, collate_fn=list):
+            found += [plain(sample) for sample in batch]
+    assert sorted(found, key=lambda row: row["__key__"]) == EXPECTED
+
+
+def test_epoch_resumes_after_any_batch(files: Path, daemon: Daemon) -> None:
+    """The state of a loader continues with the very next batch."""
+    index = write_index(files, [SAMPLES] * SHARDS, f"{{}}-{files.name}")
+
+    def loader() -> Any:
+        return ShardDataset(index, socket=daemon.socket, shuffle=True, seed=3).loader(batch_size=4, collate_fn=list)
+
+    whole = [keys_of(batch) for batch in loader()]
+    stopped = loader()
+    first = [keys_of(batch) for batch in islice(stopped, 2)]
+    state = json.loads(json.dumps(stopped.state_dict()))
+    fresh = loader()
+    fresh.load_state_dict(state)
+    assert first + [keys_of(batch) for batch in fresh] == whole
+
+
+def test_only_chosen_columns_are_read(files: Path, daemon: Daemon) -> None:
+    """By `members`, as from tars."""
+    ds = ShardDataset(f"{files}/", socket=daemon.socket, members=["label"])
+    samples = list(ds)
+    assert {tuple(sample) for sample in samples} == {("__key__", "__url__", "label")}
+    assert [int(sample["label"]) for sample in samples] == list(range(SHARDS * SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def tars(folder: Path) -> Path:
+    """A folder of one tar, with the keys of the first file of each format, in another order."""
+    place = folder / "tars"
+    place.mkdir()
+    rows = reversed(rows_of_shard(0))
+    tar = make_tar([{"__key__": row["__key__"], "cls": str(row["label"]).encode()} for row in rows])
+    (place / "0.tar").write_bytes(tar)
+    return place
+
+
+@pytest.mark.parametrize("name", ["stored.zip", "a.jsonl", "c.tfrecord.gz", "a.parquet"])
+def test_files_and_tars_are_mixed_and_joined(folder: Path, tars: Path, daemon: Daemon, name: str) -> None:
+    """Keys of both are compared, and none of the code that does so knows a format."""
+    place = write(folder / f"one {name}", name, [0])
+
+    url = write_index(place, [SAMPLES], f"{{}}-{name}")
+    of_tars = write_index(tars, [SAMPLES])
+
+    def sources() -> list[ShardDataset]:
+        return [ShardDataset(each, socket=daemon.socket) for each in (url, of_tars)]
+
+    mixed = list(Mixture(sources()))
+    assert sum("cls" in sample for sample in mixed) == SAMPLES
+    assert sum("text" in sample for sample in mixed) == SAMPLES
+    joined = list(Joined(dict(zip(("", "tar"), sources(), strict=True))))
+    assert [int(sample["label"]) for sample in joined] == [int(sample["tar.cls"]) for sample in joined]
+
+
+def test_files_numbered_behind_their_suffix_are_read(folder: Path, daemon: Daemon) -> None:
+    """TensorFlow Datasets names all of its files so; those of another format are no shards."""
+    place = folder / "numbered"
+    place.mkdir()
+    for shard in range(SHARDS):
+        path = place / f"set-train.tfrecord-{shard:05d}-of-{SHARDS:05d}"
+        path.write_bytes(tf_records(rows_of_shard(shard)))
+    (place / "notes.txt-00000-of-00001").write_text("no shard")
+    assert [plain(sample) for sample in ShardDataset(f"{place}/", socket=daemon.socket)] == EXPECTED
+
+
+def test_bad_line_is_the_error_of_its_sample(folder: Path, daemon: Daemon) -> None:
+    """By default it is raised; a handler skips the sample, and the others are read."""
+    place = folder / "bad lines"
+    place.mkdir()
+    (place / "0.jsonl").write_bytes(b'{"a": 1}\nno JSON\n{"a": 3}\n')
+    with pytest.raises(SampleError, match="'000000001' is not a JSON object"):
+        list(ShardDataset(f"{place}/", socket=daemon.socket))
+    ds = ShardDataset(f"{place}/", socket=daemon.socket, on_error=ignore_and_continue, even=None)
+    assert [sample["a"] for sample in ds] == [1, 3]
+
+
+def test_array_record_is_read(folder: Path, daemon: Daemon) -> None:
+    """A file that Google's library has written, with the features of its Examples."""
+    place = folder / "array records"
+    place.mkdir()
+    (place / "0.array_record").write_bytes(lzma.decompress((DATA / "groups.array_record.xz").read_bytes()))
+    samples = list(ShardDataset(f"{place}/", socket=daemon.socket))
+    assert [sample["label"] for sample in samples] == list(range(-3, 9))
+    assert all(isinstance(sample["tokens"], np.ndarray) for sample in samples)
+
+
+@pytest.mark.parametrize("name", ["deflated.ZIP", "a.parquet", "a.jsonl"])
+def test_file_of_an_object_has_its_own_bytes(folder: Path, daemon: Daemon, name: str) -> None:
+    """Samples are read from another file than that of a program that wants a zip, or a table."""
+    place = write(folder / f"file {name}", name, [0])
+    path = place / f"0-{name}"
+    assert len(list(ShardDataset(f"{place}/", socket=daemon.socket))) == SAMPLES
+    with open_cached(str(path), socket=daemon.socket) as file:
+        assert file.read() == path.read_bytes()
+
+
+def test_encrypted_zip_is_an_error_that_says_so(folder: Path, daemon: Daemon) -> None:
+    """The member is named, and what to do."""
+    place = folder / "encrypted"
+    place.mkdir()
+    data = bytearray(stored_zip(rows_of_shard(0)))
+    data[data.index(b"PK\1\2") + 8] |= 1
+    (place / "0.zip").write_bytes(data)
+    with pytest.raises(UnsupportedShardError, match=r"'n000\.image' of the zip is encrypted"):
+        list(ShardDataset(f"{place}/", socket=daemon.socket))
+
+
+def test_damaged_parquet_file_is_an_error(folder: Path, daemon: Daemon) -> None:
+    """With pyarrow's words, and the daemon goes on."""
+    place = folder / "damaged"
+    place.mkdir()
+    (place / "0.parquet").write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(CorruptShardError, match="the parquet file cannot be read"):
+        list(ShardDataset(f"{place}/", socket=daemon.socket))
+    assert daemon.request("GET", "/v1/status")

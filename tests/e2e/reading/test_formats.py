@@ -1,0 +1,220 @@
+"""Shards of other formats, as their own libraries wrote them: the same values, in any order, from one download."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import DecodeError, NotFoundError, UnsupportedShardError
+from shardcache_client import ShardReader
+from shardcache_client.dataset import Mixture, ShardDataset
+from support.programs import cli
+from support.programs.daemon import Daemon
+from support.shards.described import describe
+from support.shards.tars import write_indexed
+from support.stores.buckets import Bucket
+
+DATA = Path(__file__).parents[2] / "data/formats"
+SAMPLES = 11
+FORMATS = ["mds", "litdata"]
+
+
+def values(kind: str) -> list[dict[str, Any]]:
+    """Return what the format's own library gives for each sample of its plain set."""
+    found: list[dict[str, Any]] = json.loads((DATA / kind / "values.json").read_text())
+    return found
+
+
+def described(samples: Any) -> list[dict[str, Any]]:
+    """Return samples without their keys and urls, in the same form."""
+    return [{name: describe(value) for name, value in each.items() if not name.startswith("__")} for each in samples]
+
+
+def folder(kind: str, name: str = "plain") -> str:
+    return f"file://{DATA}/{kind}/{name}/"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("url", ["", "index.json"])
+def test_values_are_those_of_the_formats_own_library(daemon: Daemon, kind: str, url: str) -> None:
+    """The folder, or its index.json: every column of every sample has the same type and value."""
+    dataset = ShardDataset(folder(kind) + url, shuffle=False, socket=daemon.socket)
+    assert len(dataset) == SAMPLES
+    assert described(dataset) == values(kind)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_samples_are_read_by_number(daemon: Daemon, kind: str) -> None:
+    """Without an index of ours: the format counts its own samples."""
+    with ShardDataset(folder(kind), socket=daemon.socket).indexed() as samples:
+        assert described([samples[7], samples[2]]) == [values(kind)[7], values(kind)[2]]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_shards_need_no_index_where_they_are_named(daemon: Daemon, kind: str) -> None:
+    """A glob of the shards themselves, read by a plain reader."""
+    pattern = {"mds": "*.mds", "litdata": "chunk-*.bin"}[kind]
+    reader = ShardReader(folder(kind) + pattern, socket=daemon.socket)
+    assert described(reader) == values(kind)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_folder_in_a_bucket_is_read_from_the_first_epoch_on(
+    tmp_path_factory: pytest.TempPathFactory,
+    moto: Bucket,
+    kind: str,
+) -> None:
+    """Nothing is cached: shards of MDS are read while they arrive, chunks once they have."""
+    for path in sorted((DATA / kind / "plain").iterdir()):
+        moto.put(f"set/{path.name}", path.read_bytes())
+    with Daemon(tmp_path_factory.mktemp("d"), env=moto.env()) as own:
+        dataset = ShardDataset(f"{moto.url}/set/", shuffle=False, socket=own.socket)
+        assert len(dataset) == SAMPLES
+        assert described(dataset) == values(kind)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz", "bz2", "br", "snappy"])
+def test_compressed_mds_shards_are_inflated(daemon: Daemon, compression: str) -> None:
+    """Each compression that MDS has; two of them need a library."""
+    if compression in ("br", "snappy"):
+        pytest.importorskip({"br": "brotli", "snappy": "cramjam"}[compression])
+    reader = ShardReader(folder("mds", compression), socket=daemon.socket)
+    assert [sample["n"] for sample in reader] == list(range(SAMPLES))
+
+
+def test_chunks_of_rows_have_the_rows_values(daemon: Daemon) -> None:
+    """Texts, numbers and nested values, which LitData stores in Arrow's format."""
+    expected = json.loads((DATA / "litdata/rows_values.json").read_text())
+    assert described(ShardReader(folder("litdata", "rows"), socket=daemon.socket)) == expected
+
+
+def test_compressed_chunks_are_inflated(daemon: Daemon) -> None:
+    """Items of a tuple are named by their numbers."""
+    for name in ("tuples", "zstd"):
+        reader = ShardReader(folder("litdata", name), socket=daemon.socket)
+        found = [(sample["0"], sample["1"]) for sample in reader]
+        assert found == [(number, bytes([number])) for number in range(SAMPLES)]
+
+
+def test_chunks_of_compressed_frames_are_inflated(daemon: Daemon) -> None:
+    """LitData compresses some hundred samples at once, unless it is told otherwise."""
+    reader = ShardReader(folder("litdata", "framed"), socket=daemon.socket)
+    assert [(sample["n"], *sample["v"]) for sample in reader] == [(nth, nth, nth, nth) for nth in range(SAMPLES)]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_pickled_columns_are_refused_by_name(daemon: Daemon, kind: str) -> None:
+    """No code from a shard runs; without the column, the others are read."""
+    url = folder(kind, "pickled")
+    with pytest.raises(UnsupportedShardError, match=r"'bad'.*pickled") as caught:
+        list(ShardReader(url, socket=daemon.socket))
+    assert "members=" in caught.value.remedy
+
+    reader = ShardReader(url, socket=daemon.socket, members=["n"])
+    assert [sample["n"] for sample in reader] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_named_decoders_get_the_bytes_of_a_column(daemon: Daemon, kind: str) -> None:
+    """Columns are named in any case; the others keep their values."""
+    reader = ShardReader(
+        folder(kind),
+        socket=daemon.socket,
+        members=["name", "count"],
+        decode={"NAME": bytes},
+    )
+    first = next(iter(reader))
+    assert first["Name"] == "sämple 0".encode()
+    assert first["count"] == 0
+    assert "data" not in first
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_sample_is_read_once_by_all_ranks_and_workers(daemon: Daemon, kind: str) -> None:
+    """Two ranks with two workers each; the numbers in `count` tell the samples apart."""
+    seen = []
+    for rank in range(2):
+        dataset = ShardDataset(
+            folder(kind),
+            shuffle=True,
+            seed=3,
+            rank=rank,
+            world_size=2,
+            members=["count"],
+            even=None,
+            socket=daemon.socket,
+        )
+        loader = dataset.loader(batch_size=2, num_workers=2, drop_last=False)
+        seen += [int(count) for batch in loader for count in batch["count"]]
+    assert sorted(-count // 10**12 for count in seen) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_epoch_resumes_in_its_middle(daemon: Daemon, kind: str) -> None:
+    """What a second dataset gives from the state on is what the first would have given."""
+
+    def make() -> ShardDataset:
+        return ShardDataset(folder(kind), shuffle=True, seed=5, members=["Name"], socket=daemon.socket)
+
+    expected = [sample["Name"] for sample in make()]
+    first = make()
+    samples = iter(first)
+    begun = [next(samples)["Name"] for _ in range(4)]
+    second = make()
+    second.load_state_dict(first.state_dict())
+    assert begun + [sample["Name"] for sample in second] == expected
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_sets_of_formats_are_mixed_with_tars(daemon: Daemon, tmp_path: Path, kind: str) -> None:
+    """A mixture has the samples of both."""
+    tars = ShardDataset(write_indexed(tmp_path, [6, 6]), shuffle=True, seed=1, socket=daemon.socket)
+    others = ShardDataset(folder(kind), shuffle=True, seed=1, members=["count"], socket=daemon.socket)
+    found = list(Mixture({"tars": tars, "others": others}, weights=[1, 1]))
+    assert any("count" in sample for sample in found)
+    assert any("count" not in sample for sample in found)
+
+
+def test_damaged_value_names_column_and_sample(daemon: Daemon, tmp_path: Path) -> None:
+    """A text that is no UTF-8 is an error of its sample alone."""
+    shard = (DATA / "mds/plain/shard.00000.mds").read_bytes()
+    name = "sämple 1".encode()
+    (tmp_path / "shard.00000.mds").write_bytes(shard.replace(name, b"\xff" * len(name)))
+    url = f"file://{tmp_path}/shard.00000.mds"
+    with pytest.raises(DecodeError, match="the sample '00000001': the column 'Name'"):
+        list(ShardReader(url, socket=daemon.socket))
+
+    reader = ShardReader(url, socket=daemon.socket, on_error="ignore")
+    assert describe(next(iter(reader))["Name"]) == values("mds")[0]["Name"]
+
+
+def test_chunks_without_their_index_name_what_is_missing(daemon: Daemon, tmp_path: Path) -> None:
+    """A chunk does not say what is in it."""
+    shutil.copy(DATA / "litdata/plain/chunk-0-0.bin", tmp_path)
+    with pytest.raises(NotFoundError, match=r"index\.json"):
+        list(ShardReader(f"file://{tmp_path}/chunk-0-0.bin", socket=daemon.socket))
+
+
+def test_index_of_shardcache_counts_shards_of_formats(daemon: Daemon, tmp_path: Path) -> None:
+    """`shardcache index` lists them as it does tars, with a table of their samples."""
+    out = tmp_path / "index.json"
+    cli.shardcache("index", folder("mds"), "-o", str(out), "--samples", socket=daemon.socket)
+    rows = json.loads(out.read_text())["shardlist"]
+    assert sum(row["nsamples"] for row in rows) == SAMPLES
+    with ShardDataset(f"file://{out}", socket=daemon.socket).indexed() as samples:
+        assert describe(samples[9]["Name"]) == values("mds")[9]["Name"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_three_jobs_fetch_each_byte_once(tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
+    """Each shard comes once for the node; the index.json is read as well."""
+    plain = DATA / kind / "plain"
+    sizes = {path.name: path.stat().st_size for path in plain.iterdir()}
+    index_bytes = sizes.pop("index.json")
+    with Daemon(tmp_path_factory.mktemp("d")) as own:
+        for _ in range(3):
+            assert sum(1 for _ in ShardReader(folder(kind), socket=own.socket)) == SAMPLES
+        fetched_bytes = own.status()["counters"]["origin_bytes"]
+    assert sum(sizes.values()) <= fetched_bytes <= sum(sizes.values()) + 2 * index_bytes

@@ -1,0 +1,114 @@
+"""Temporary keys of a user's jobs: renewed ones reach the daemon that is there, and older ones do no harm."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache_client.reader import ShardReader
+from support.programs.cli import shardcache
+from support.programs.daemon import PrivateHome, private_home
+from support.programs.guard import GUARD_S
+from support.programs.private_readers import shards_folder
+from support.shards.tars import make_tar
+from support.stores.faulty_s3 import FaultyS3
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def home() -> Iterator[PrivateHome]:
+    """A node on which nobody set up a daemon."""
+    with shards_folder() as root, private_home(root) as home:
+        yield home
+
+
+def fill(store: FaultyS3) -> list[str]:
+    """Store two shards of a sample each, named by its key; return their urls."""
+    return [store.put(f"{key}.tar", make_tar([{"__key__": key, "txt": b"text"}])) for key in ("a", "b")]
+
+
+def use(keys: str, store: FaultyS3, patch: pytest.MonkeyPatch) -> None:
+    """Have this process the temporary keys of an id, and of its renewals, none of which is in a file."""
+    for name, value in store.env().items():
+        patch.setenv(name, value)
+    patch.setenv("AWS_ACCESS_KEY_ID", keys)
+    patch.setenv("AWS_SECRET_ACCESS_KEY", f"secret-of-{keys}")
+    patch.setenv("AWS_SESSION_TOKEN", f"token-of-{keys}")
+    patch.setenv("AWS_CREDENTIAL_EXPIRATION", f"of {keys}")
+
+
+async def read(url: str) -> list[str]:
+    """Return the keys of all samples, read through this user's private daemon."""
+
+    def keys() -> list[str]:
+        return [sample["__key__"] for sample in ShardReader(url, timeout_s=GUARD_S)]
+
+    return await asyncio.to_thread(keys)
+
+
+def caches(home: PrivateHome) -> list[Path]:
+    """Return the folders of this user's private caches."""
+    return [folder for folder in home.caches.iterdir() if folder.is_dir()]
+
+
+async def test_renewed_keys_reach_the_daemon_that_is_there(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One daemon, and one cache, of which nothing is fetched again; the former keys are refused by then."""
+    first, second = fill(faulty)
+    use("old", faulty, monkeypatch)
+    faulty.access_key = "old"
+    assert await read(first) == ["a"]
+    before = home.pids()
+    use("new", faulty, monkeypatch)
+    faulty.access_key = "new"
+    fetched = [key for method, key, *_ in faulty.seen if method == "GET"]
+    assert await read(second) == ["b"]
+    assert await read(first) == ["a"]
+    assert home.pids() == before
+    assert len(caches(home)) == 1
+    assert "a.tar" not in [key for method, key, *_ in faulty.seen if method == "GET"][len(fetched) :]
+
+
+async def test_commands_hand_over_renewed_keys(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As readers do."""
+    first, second = fill(faulty)
+    use("old", faulty, monkeypatch)
+    faulty.access_key = "old"
+    assert await read(first) == ["a"]
+    use("new", faulty, monkeypatch)
+    faulty.access_key = "new"
+    warmed = await asyncio.to_thread(shardcache, "warm", second)
+    assert warmed.code == 0, warmed.err
+    assert len(home.running()) == 1
+
+
+async def test_keys_that_have_expired_do_not_displace_newer_ones(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that began long ago reads on with those of another, also where the daemon has just met both."""
+    first, second = fill(faulty)
+    use("new", faulty, monkeypatch)
+    faulty.access_key = "new"
+    assert await read(first) == ["a"]
+    use("old", faulty, monkeypatch)
+    assert await read(second) == ["b"]
+    assert len(home.running()) == 1
+
+
+async def test_no_file_has_any_of_the_keys(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither names, nor the log, nor the cache."""
+    first, second = fill(faulty)
+    for keys, url in (("one", first), ("two", second)):
+        use(keys, faulty, monkeypatch)
+        await read(url)
+    home.kill()
+    files = [path for folder in (home.runtime, home.caches) for path in folder.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"secret-of-" in path.read_bytes() or b"token-of-" in path.read_bytes()]

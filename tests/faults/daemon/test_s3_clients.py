@@ -1,0 +1,236 @@
+"""Odd clients and stores at the S3 endpoint: right bytes or errors that say what happened, and never a hang."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+from support.programs.s3_door import DOOR, address_of, ask, keys_of, signed
+from support.stores.buckets import Bucket, MotoS3, new_bucket
+from support.stores.faulty_s3 import Fault, FaultyS3
+
+MIB = 1024 * 1024
+PART_BYTES = 8 * MIB
+LARGE = random.Random(5).randbytes(24 * MIB)  # more than a connection's buffers take
+_RECEIVE_BYTES = 4096  # of the client's buffer
+
+
+@pytest.fixture(scope="module")
+def bucket(moto_server: MotoS3) -> Bucket:
+    """A bucket with four objects of three parts."""
+    found = new_bucket(moto_server)
+    for number in range(4):
+        found.put(f"large-{number}", LARGE)
+    found.put("small", LARGE[:20_000])
+    return found
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, bucket: Bucket) -> Iterator[Daemon]:
+    """A daemon whose cache holds two of the objects."""
+    with Daemon(tmp_path, *DOOR, "--s3-stall-s", "2", capacity="60MB", env=bucket.env()) as running:
+        yield running
+
+
+@pytest.fixture
+def patient(tmp_path: Path, bucket: Bucket) -> Iterator[Daemon]:
+    """One that cuts no client off."""
+    with Daemon(tmp_path, *DOOR, "--s3-stall-s", "3600", capacity="60MB", env=bucket.env()) as running:
+        yield running
+
+
+class RawClient:
+    """One request, whose answer is read as slowly as a test likes."""
+
+    def __init__(
+        self, daemon: Daemon, path: str, keys: dict[str, Any] | None = None, address: str = "", **headers: str
+    ) -> None:
+        address = address or address_of(daemon)
+        host, _, port = address.rpartition(":")
+        self.socket = socket.socket()
+        self.socket.settimeout(GUARD_S)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        self.socket.connect((host, int(port)))
+        target, fields = signed(daemon, path, keys or keys_of(daemon), host=address, **headers)
+        lines = [f"GET {target} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items()), "", ""]
+        self.socket.sendall("\r\n".join(lines).encode())
+
+    def __enter__(self) -> "RawClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def head(self) -> str:
+        """Read the head of the answer, and nothing of its body."""
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            byte = self.socket.recv(1)
+            assert byte, head
+            head += byte
+        return head.decode()
+
+    def body(self, size_bytes: int, step_bytes: int = MIB) -> bytes:
+        """Read the body, or what there is of it before the connection ends."""
+        data = bytearray()
+        with suppress(ConnectionError):
+            while len(data) < size_bytes:
+                piece = self.socket.recv(min(step_bytes, size_bytes - len(data)))
+                if not piece:
+                    break
+                data += piece
+        return bytes(data)
+
+
+@contextmanager
+def ending(daemon: Daemon) -> Iterator[None]:
+    """Kill a daemon at the end, which is started in a thread: its store runs in this one."""
+    try:
+        yield
+    finally:
+        daemon.kill()
+
+
+def read(daemon: Daemon, path: str, **headers: str) -> bytes:
+    """Read an object, or a range of it."""
+    return ask(daemon, *signed(daemon, path, keys_of(daemon), **headers)).body
+
+
+def test_a_client_that_reads_nothing_is_cut_off(daemon: Daemon, bucket: Bucket) -> None:
+    """Its object can be evicted then, and what it reads at last ends early."""
+    path = f"/{bucket.name}/large-0"
+    read(daemon, path)
+    with RawClient(daemon, path) as client:
+        assert " 200 " in client.head()
+        eventually(lambda: daemon.leases() == 1)
+        eventually(lambda: daemon.leases() == 0)
+        assert len(client.body(len(LARGE))) < len(LARGE)
+
+
+def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(patient: Daemon, bucket: Bucket) -> None:
+    """The cache makes room for others beside what it holds; the client gets the rest whenever it reads on."""
+    read(patient, f"/{bucket.name}/large-0")
+    with RawClient(patient, f"/{bucket.name}/large-0") as client:
+        client.head()
+        eventually(lambda: patient.leases() == 1)
+        assert all(read(patient, f"/{bucket.name}/large-{number}") == LARGE for number in (1, 2, 3))
+        assert client.body(len(LARGE)) == LARGE
+
+
+def test_a_client_that_reads_byte_by_byte_gets_all_of_them(daemon: Daemon, bucket: Bucket) -> None:
+    """However long that takes."""
+    with RawClient(daemon, f"/{bucket.name}/small") as client:
+        client.head()
+        assert client.body(20_000, step_bytes=1) == LARGE[:20_000]
+
+
+def test_a_client_that_leaves_in_the_middle_holds_nothing(daemon: Daemon, bucket: Bucket) -> None:
+    """Its object can be evicted at once, and the log has no traceback for it."""
+    path = f"/{bucket.name}/large-0"
+    read(daemon, path)
+    address = address_of(daemon)
+    keys = keys_of(daemon)
+    for _ in range(100):
+        with RawClient(daemon, path, keys, address) as client:
+            client.head()
+    eventually(lambda: daemon.leases() == 0)
+    assert "Traceback" not in daemon.log.read_text()
+
+
+def test_more_open_ranges_than_are_answered_get_bytes_or_slow_down(patient: Daemon, bucket: Bucket) -> None:
+    """No request hangs: each has its bytes, or an error that makes SDKs try again."""
+    path = f"/{bucket.name}/large-0"
+    read(patient, path)
+    address = address_of(patient)
+    keys = keys_of(patient)
+    with ExitStack() as opened:
+        clients = [
+            opened.enter_context(RawClient(patient, path, keys, address, Range=f"bytes={start}-{start + 20 * MIB}"))
+            for start in range(1200)
+        ]
+        heads = [client.head() for client in clients]
+        assert {head.split(" ", 2)[1] for head in heads} == {"206", "503"}
+        refused = [client for client, head in zip(clients, heads, strict=True) if " 503 " in head]
+        assert all(b"<Code>SlowDown</Code>" in client.body(100) for client in refused)
+        assert clients[7].body(20 * MIB + 1) == LARGE[7 : 20 * MIB + 8]
+    eventually(lambda: patient.leases() == 0)
+    assert read(patient, path, Range="bytes=5-9") == LARGE[5:10]
+
+
+async def test_an_object_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path) -> None:
+    """The first part is with the client before the store gives the second."""
+    faulty.put("large", LARGE)
+    faulty.fail("large", Fault.LATE, start=PART_BYTES, times=100)
+    daemon = Daemon(tmp_path, *DOOR, "--shard-connections", "1", env=faulty.env())
+    with ending(daemon):
+        await asyncio.to_thread(daemon.start)
+        client = await asyncio.to_thread(RawClient, daemon, "/faulty/large")
+        with client:
+            await asyncio.to_thread(client.head)
+            assert await asyncio.to_thread(client.body, PART_BYTES) == LARGE[:PART_BYTES]
+            faulty.answer_late()
+            rest = await asyncio.to_thread(client.body, len(LARGE) - PART_BYTES)
+            assert rest == LARGE[PART_BYTES:]
+
+
+async def test_a_store_that_changes_under_a_read_never_mixes_versions(faulty: FaultyS3, tmp_path: Path) -> None:
+    """The client sees that bytes are missing; its next request gets the new version."""
+    faulty.put("large", LARGE)
+    faulty.fail("large", Fault.LATE, start=PART_BYTES, times=1)
+    daemon = Daemon(tmp_path, *DOOR, "--shard-connections", "1", "--listing-ttl-s", "0", env=faulty.env())
+    with ending(daemon):
+        await asyncio.to_thread(daemon.start)
+        client = await asyncio.to_thread(RawClient, daemon, "/faulty/large")
+        with client:
+            await asyncio.to_thread(client.head)
+            assert await asyncio.to_thread(client.body, PART_BYTES) == LARGE[:PART_BYTES]
+            faulty.put("large", LARGE[::-1])
+            faulty.answer_late()
+            rest = await asyncio.to_thread(client.body, len(LARGE) - PART_BYTES)
+            assert rest != LARGE[PART_BYTES:]
+            assert LARGE[PART_BYTES:].startswith(rest)
+        assert await asyncio.to_thread(read, daemon, "/faulty/large") == LARGE[::-1]
+
+
+async def test_a_client_that_leaves_no_longer_waits(faulty: FaultyS3, tmp_path: Path) -> None:
+    """A store that does not answer keeps no request of a client that is gone."""
+    faulty.put("large", LARGE)
+    faulty.fail("large", Fault.SILENCE, times=100)
+    daemon = Daemon(tmp_path, *DOOR, env=faulty.env())
+
+    def waiters() -> list[int]:
+        return [transfer["waiters"] for transfer in daemon.status()["transfers"]]
+
+    with ending(daemon):
+        await asyncio.to_thread(daemon.start)
+        client = await asyncio.to_thread(RawClient, daemon, "/faulty/large")
+        await asyncio.to_thread(eventually, lambda: waiters() == [1])
+        client.socket.close()
+        await asyncio.to_thread(eventually, lambda: waiters() in ([0], []))
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [(Fault.FORBIDDEN, 403, "AccessDenied"), (Fault.SERVER_ERROR, 503, "ServiceUnavailable")],
+)
+async def test_errors_of_the_store_have_their_codes(
+    faulty: FaultyS3, tmp_path: Path, fault: Fault, status: int, code: str
+) -> None:
+    """Refusals of the store are refusals; errors that may be over later are for another try."""
+    faulty.put("large", LARGE)
+    faulty.fail("large", fault, method="HEAD", times=100)
+    faulty.fail("large", fault, method="GET", times=100)
+    daemon = Daemon(tmp_path, *DOOR, "--attempts", "1", env=faulty.env())
+    with ending(daemon):
+        await asyncio.to_thread(daemon.start)
+        keys = await asyncio.to_thread(keys_of, daemon)
+        target, headers = await asyncio.to_thread(lambda: signed(daemon, "/faulty/large", keys))
+        answer = await asyncio.to_thread(ask, daemon, target, headers)
+    assert (answer.status, answer.code) == (status, code)

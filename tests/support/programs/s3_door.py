@@ -1,0 +1,101 @@
+"""Clients of a daemon's S3 endpoint, none of ours: botocore's, with the keys that the daemon gave."""
+
+import http.client
+import json
+from contextlib import closing
+from email.message import Message
+from typing import Any, NamedTuple
+
+import botocore.session
+from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+
+DOOR = ("--s3", "127.0.0.1:0")
+"""Options of a daemon with an endpoint at any free port."""
+
+
+class Answer(NamedTuple):
+    """An answer as it came; `code` is that of S3's error document."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        return self.body.partition(b"<Code>")[2].partition(b"</Code>")[0].decode()
+
+
+def keys_of(daemon: Daemon) -> dict[str, Any]:
+    """Return new keys of this process's user, as `shardcache credentials` prints them."""
+    keys: dict[str, Any] = json.loads(daemon.request("POST", "/v1/credentials"))
+    return keys
+
+
+def address_of(daemon: Daemon) -> str:
+    """Return HOST:PORT of a daemon's endpoint."""
+    address: str = daemon.status()["s3"]
+    return address
+
+
+def connect(daemon: Daemon, keys: dict[str, Any] | None = None, **config: Any) -> Any:
+    """Return a client of a daemon's endpoint, which repeats nothing."""
+    keys = keys or keys_of(daemon)
+    session = botocore.session.Session()
+    session.set_credentials(keys["AccessKeyId"], keys["SecretAccessKey"], keys.get("SessionToken"))
+    chosen = Config(signature_version="s3v4", retries={"total_max_attempts": 1}, read_timeout=GUARD_S, **config)
+    endpoint = f"http://{address_of(daemon)}"
+    return session.create_client("s3", region_name="eu-central-1", endpoint_url=endpoint, config=chosen)
+
+
+def refusal(call: Any, **params: Any) -> tuple[int, str]:
+    """Make a call that is refused; return the status and S3's code."""
+    try:
+        call(**params)
+    except ClientError as exn:
+        return exn.response["ResponseMetadata"]["HTTPStatusCode"], exn.response["Error"]["Code"]
+    raise AssertionError("the call was not refused")
+
+
+def signed(
+    daemon: Daemon,
+    path: str,
+    keys: dict[str, Any],
+    *,
+    method: str = "GET",
+    host: str | None = None,
+    presigned_s: int | None = None,
+    **headers: str,
+) -> tuple[str, dict[str, str]]:
+    """Return the target and the headers of a request as botocore signs it.
+
+    Args:
+        host: to be sent in place of the endpoint's address.
+        presigned_s: how long a presigned url is valid; None to sign the headers.
+    """
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    address = host or address_of(daemon)
+    request = AWSRequest(method, f"http://{address}{path}", headers=named)
+    credentials = Credentials(keys["AccessKeyId"], keys["SecretAccessKey"])
+    if presigned_s is None:
+        S3SigV4Auth(credentials, "s3", "us-east-1").add_auth(request)
+    else:
+        S3SigV4QueryAuth(credentials, "s3", "us-east-1", expires=presigned_s).add_auth(request)
+    return request.url.removeprefix(f"http://{address}"), {**request.headers, "Host": address}
+
+
+def ask(daemon: Daemon, target: str, headers: dict[str, str], method: str = "GET") -> Answer:
+    """Send one request as it is, and return its answer."""
+    with closing(http.client.HTTPConnection(address_of(daemon), timeout=GUARD_S)) as connection:
+        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+        for name, text in headers.items():
+            connection.putheader(name, text)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.headers, answer.read())

@@ -1,0 +1,96 @@
+"""A whole cache of real parts in this process, with its store on the disk and without a daemon around it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardcache.cache.assembly import (
+    Fetching,
+    Given,
+    Kept,
+    Uses,
+    assemble_fetching,
+    assemble_kept,
+    assemble_uses,
+)
+from shardcache.cache.facade import Cache
+from shardcache.config.settings import Settings
+from shardcache.fetch.download import Downloader
+from shardcache.origin.registry import Origins
+from shardcache.store.indexing.indexers import Indexers
+from shardcache.store.store import Store
+from shardcache.telemetry.metrics import Counters
+
+
+class Parts(NamedTuple):
+    """The parts of a cache, of which nothing runs in the background."""
+
+    kept: Kept
+    fetching: Fetching
+    uses: Uses
+
+
+class Ground:
+    """Parts of which a cache is built.
+
+    Attributes:
+        given: an open store, origins and processes.
+        events: what `send` was called with.
+    """
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.events: list[dict[str, Any]] = []
+        self._stops: list[Callable[[], None]] = []
+
+    @property
+    def store(self) -> Store:
+        return self.given.store
+
+    @property
+    def counters(self) -> Counters:
+        return self.given.downloader.counters
+
+    async def send(self, event: dict[str, Any]) -> None:
+        """Note an event of a request, but those of its progress, which come by the clock."""
+        if event["event"] != "progress":
+            self.events.append(event)
+
+    def parts(self) -> Parts:
+        kept = assemble_kept(self.given)
+        fetching = assemble_fetching(self.given, kept)
+        self._stops += [fetching.transfers.stop, kept.revalidation.stop]
+        return Parts(kept, fetching, assemble_uses(self.given, kept, fetching))
+
+    def cache(self) -> Cache:
+        given = self.given
+        cache = Cache(given.settings, given.store, given.origins, given.downloader, given.indexers, given.group)
+        self._stops.append(cache.stop)
+        return cache
+
+    def stop(self) -> None:
+        for stop in self._stops:
+            stop()
+
+
+@asynccontextmanager
+async def ground(root: Path, **options: Any) -> AsyncIterator[Ground]:
+    """Open a cache's store with these options of the daemon; end all that runs when the block is left."""
+    settings = Settings.load({"cache_dir": root / "cache", "capacity": "1GB", "min_free": "0", **options})
+    store = Store.open(root / "cache", settings.capacity, settings.min_free)
+    origins = Origins(settings.origin, max_connections=settings.max_connections)
+    downloader = Downloader(settings, Counters())
+    indexers = Indexers(1)
+    try:
+        async with asyncio.TaskGroup() as group:
+            found = Ground(Given(settings, store, origins, downloader, indexers, group))
+            try:
+                yield found
+            finally:
+                found.stop()
+    finally:
+        await indexers.close()
+        await origins.close()
+        store.close()

@@ -1,0 +1,34 @@
+"""access/near.py: which hosts are this node or its cloud's metadata service, in any spelling."""
+
+import pytest
+
+from shardcache.access.near import is_near
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "127.9.9.9", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "0.0.0.0", "0"),
+        *("localhost", "LOCALHOST", "localhost.", "a.localhost", "a.docker.internal", "ip6-loopback"),
+        *("::1", "::", "::ffff:127.0.0.1", "2002:7f00:1::", "fe80::1", "fe80::1%eth0", "ff02::1", "224.0.0.1"),
+        *("169.254.169.254", "2852039166", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "fd00:ec2::254"),
+        *("168.63.129.16", "100.100.100.200", "fd20:ce::254", "metadata", "metadata.google.internal"),
+    ],
+)
+def test_host_of_this_node_or_of_its_metadata_is_near(host: str) -> None:
+    """Addresses as the resolver takes them, wrapped in IPv6 too, and names that a proxy might resolve."""
+    assert is_near(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("example.com", "10.1.2.3", "192.168.1.5", "172.16.0.1", "2606:4700::1111", "fd00::1"),
+        *("minio", "nas.local", "ip-10-0-0-5.ec2.internal", "files.localdomain"),
+        *("notlocalhost", "localhost.example.com", "metadata.example.com", "169.254.169.254.nip.io"),
+        *("64:ff9b::a01:203", "2002:a01:203::", "", "999.1.1.1"),
+    ],
+)
+def test_other_host_is_not_near(host: str) -> None:
+    """A file server in the cluster's own network is another host; so is a name that only looks like a near one."""
+    assert not is_near(host)

@@ -1,0 +1,106 @@
+"""cache/fetching/fetcher.py: from a url to a published file, once for each version, and what a failure leaves."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from shardcache.cache.waiting.waits import Class, Wait
+from shardcache.errors import CapacityError, NotFoundError, ShardError
+from shardcache.shared.protocol import ShardRef
+from shardcache.store.shard import Shard
+from support.shards.open_cache import Ground, ground
+from support.shards.tars import make_tar, random_samples
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    """A shard of five samples."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(make_tar(random_samples(5)))
+    return path
+
+
+async def fetched(here: Ground, *refs: ShardRef) -> list[Shard]:
+    """Have readers wait for shards, all at once."""
+    parts = here.parts()
+    waits = [
+        parts.fetching.transfers.wait(f"name {number}", ref, Class.PLANNED, Wait()) for number, ref in enumerate(refs)
+    ]
+    found = await asyncio.gather(*waits)
+    assert all(isinstance(shard, Shard) for shard in found)
+    return [shard for shard in found if isinstance(shard, Shard)]
+
+
+async def test_names_that_lead_to_one_version_are_fetched_once(tar: Path, tmp_path: Path) -> None:
+    """One plan knows its version, another only its url: both get the same published shard."""
+    ref = ShardRef(f"file://{tar}")
+    async with ground(tmp_path) as here:
+        (first,) = await fetched(here, ref)
+        assert first.facts is not None
+        version = first.facts.version
+    async with ground(tmp_path / "other") as here:
+        both = await fetched(here, ref, ref._replace(version=version))
+        origin_bytes = here.counters.origin_bytes
+    assert both[0] is both[1]
+    assert origin_bytes == tar.stat().st_size
+
+
+async def test_published_shard_has_the_bytes_of_its_object(tar: Path, tmp_path: Path) -> None:
+    """With its samples counted, and nothing left of the download."""
+    async with ground(tmp_path) as here:
+        (shard,) = await fetched(here, ShardRef(f"file://{tar}"))
+        assert here.store.layout.tar(shard.key).read_bytes() == tar.read_bytes()
+        left = list(here.store.layout.partial.iterdir())
+        reserved = here.store.space.used_bytes
+    assert shard.facts is not None
+    assert shard.facts.samples == 5
+    assert left == []
+    assert reserved == shard.kept_bytes
+
+
+async def test_file_is_indexed_without_a_second_fetch_when_samples_are_wanted(tar: Path, tmp_path: Path) -> None:
+    """As long as the object is the same: its bytes are there."""
+    ref = ShardRef(f"file://{tar}", is_file=True)
+    async with ground(tmp_path) as here:
+        (file,) = await fetched(here, ref)
+        assert file.facts is not None
+        assert file.facts.samples is None
+        (shard,) = await fetched(here, ref._replace(is_file=False))
+        origin_bytes = here.counters.origin_bytes
+    assert shard.facts is not None
+    assert shard.facts.samples == 5
+    assert origin_bytes == tar.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [(None, NotFoundError), (b"no tar at all" * 1000, ShardError)],
+    ids=["missing object", "no tar"],
+)
+async def test_shard_that_cannot_be_fetched_leaves_nothing(
+    data: bytes | None, error: type[Exception], tmp_path: Path
+) -> None:
+    """Neither files nor reserved space; a later try begins anew."""
+    path = tmp_path / "bad.tar"
+    if data is not None:
+        path.write_bytes(data)
+    async with ground(tmp_path) as here:
+        with pytest.raises(error, match=str(path)):
+            await fetched(here, ShardRef(f"file://{path}"))
+        assert here.store.shards == {}
+        assert here.store.space.used_bytes == 0
+        assert list(here.store.layout.partial.iterdir()) == []
+
+
+async def test_shard_larger_than_the_cache_names_both_sizes(tmp_path: Path) -> None:
+    """It is known from the object's size, before any of it is fetched."""
+    path = tmp_path / "large.tar"
+    with path.open("wb") as file:
+        os.truncate(file.fileno(), 50_000_000)
+    async with ground(tmp_path, capacity="10MB") as here:
+        with pytest.raises(CapacityError, match=r"takes 51\.6 MB; .* 10\.0 MB") as caught:
+            await fetched(here, ShardRef(f"file://{path}"))
+        assert here.counters.origin_bytes == 0
+    assert "--capacity" in caught.value.remedy

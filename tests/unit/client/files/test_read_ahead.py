@@ -1,0 +1,54 @@
+"""Reading ahead, against a file in memory."""
+
+import random
+
+from shardcache_client.files.read_ahead import ReadAhead
+
+BYTES = random.Random(1).randbytes(100_000)
+BLOCK_BYTES = 8_000
+
+
+class CountedFile:
+    """A file in memory, and the ranges that were fetched of it."""
+
+    def __init__(self) -> None:
+        self.fetched: list[tuple[int, int]] = []
+        self.cache = ReadAhead(BLOCK_BYTES, self._fetch, len(BYTES))
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        self.fetched.append((start, stop))
+        return BYTES[start:stop]
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read a range, as fsspec's files do."""
+        return bytes(self.cache._fetch(start, stop))  # fsspec's own way in
+
+
+def test_scattered_reads_fetch_their_own_bytes() -> None:
+    """A reader of a table or of weights jumps, and wants nothing of what lies between."""
+    file = CountedFile()
+    ranges = [(50_000, 50_100), (0, 8), (99_000, 100_000), (700, 800)]
+    assert [file.read(*each) for each in ranges] == [BYTES[slice(*each)] for each in ranges]
+    assert file.fetched == ranges
+
+
+def test_reads_in_order_take_few_requests() -> None:
+    """Each fetches as many bytes as were read before it, at most a block."""
+    file = CountedFile()
+    found = b"".join(file.read(at, at + 100) for at in range(0, len(BYTES), 100))
+    assert found == BYTES
+    assert len(file.fetched) < 30
+    assert max(stop - start for start, stop in file.fetched) <= BLOCK_BYTES + 100
+
+
+def test_any_reads_give_the_files_bytes() -> None:
+    """In any order, overlapping or not, beyond the end as well."""
+    chance = random.Random(2)
+    file = CountedFile()
+    at = 0
+    for _ in range(2_000):
+        if chance.random() < 0.3:
+            at = chance.randrange(len(BYTES) + 100)
+        stop = at + chance.randrange(3_000)
+        assert file.read(at, stop) == BYTES[at:stop]
+        at = min(stop, len(BYTES))

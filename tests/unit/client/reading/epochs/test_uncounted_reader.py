@@ -1,0 +1,117 @@
+"""Samples of shards that are not counted, through a loader: where an epoch continues, and what is lost of it."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import NotFoundError
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.handlers import ignore_and_continue
+from support.programs.daemon import Daemon
+from support.shards.reading import keys_of
+from support.shards.tars import write_indexed
+
+Kept = Callable[[dict[str, Any]], bool]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """A daemon in a folder with a short path, as a socket's must be."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-") as name, Daemon(Path(name)) as running:
+        yield running
+
+
+class Shards:
+    """Shards of a folder, read as by the only rank that is asked of several, so that they stay uncounted."""
+
+    def __init__(self, daemon: Daemon, folder: Path, counts: list[int], **options: Any) -> None:
+        self._daemon = daemon
+        self._urls = [f"file://{folder}/{number}.tar" for number in range(len(counts))]
+        self._options = {"shuffle": True, "shuffle_window": 3, "seed": 7, "even": None} | options
+        write_indexed(folder, counts)
+
+    def loader(self, state: object = None, *, kept: Kept | None = None, size: int = 1, **options: Any) -> Any:
+        """Return a loader of lists of keys of the samples that are kept, from a state if there is one."""
+        chosen = {"rank": 0, "world_size": 2} | self._options | options
+        dataset: ShardDataset[Any] = ShardDataset(self._urls, socket=self._daemon.socket, **chosen)
+        if kept is not None:
+            dataset = dataset.filter(kept)
+        loader = dataset.loader(batch_size=size, num_workers=0, collate_fn=keys_of)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    def keys(self, **options: Any) -> list[str]:
+        """Return the keys of an epoch."""
+        return list(chain(*self.loader(**options)))
+
+    def keys_with_interruptions(self, batches: int, **options: Any) -> list[str]:
+        """Return the keys of so many batches, after each of which the run is interrupted."""
+        found: list[str] = []
+        state = None
+        for _ in range(batches):
+            loader = self.loader(state, **options)
+            iterator = iter(loader)
+            found += next(iterator)
+            state = loader.state_dict()
+        return found
+
+
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_each_sample_comes_once_over_all_ranks(daemon: Daemon, tmp_path: Path, window: int) -> None:
+    """In two epochs of other orders, if they are shuffled, with empty shards and more ranks than shards."""
+    counts = [5, 0, 9, 1, 4]
+    shards = Shards(daemon, tmp_path / "d", counts, shuffle_window=window)
+    for world_size in (2, 7):
+        ranks = [shards.keys(rank=rank, world_size=world_size) for rank in range(world_size)]
+        assert sorted(chain(*ranks)) == [f"{number:06d}" for number in range(sum(counts))]
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("lost", [None, 2, 4])
+def test_every_place_is_followed_by_the_next(daemon: Daemon, tmp_path: Path, window: int, lost: int | None) -> None:
+    """Of a run that is interrupted after each sample, also while a shard is lost that is among those being mixed."""
+    shards = Shards(daemon, tmp_path / "d", [5, 0, 4, 1, 6], shuffle_window=window, on_error=ignore_and_continue)
+    if lost is not None:
+        (tmp_path / "d" / f"{lost}.tar").unlink()
+    whole = shards.keys()
+    found = shards.keys_with_interruptions(len(whole))
+    assert found == whole
+
+
+@pytest.mark.parametrize(("kept", "size"), [(1, 3), (7, 4)])
+@pytest.mark.parametrize("window", [0, 2])
+def test_quota_is_filled_by_further_shares_from_any_place(
+    daemon: Daemon, tmp_path: Path, window: int, kept: int, size: int
+) -> None:
+    """Of `samples_per_epoch`, though the rest of a share has no sample: an empty shard is no pass over all of them."""
+
+    def is_kept(sample: dict[str, Any]) -> bool:
+        return int(sample["__key__"]) % kept == 0
+
+    options: dict[str, Any] = {"samples_per_epoch": 23, "world_size": 1, "shuffle": window > 0}
+    counts = [1, 5, 14, 2, 0]
+    # Read twice, from folders of their own: a lone rank reads in another order what has been counted.
+    whole = Shards(daemon, tmp_path / "a", counts, shuffle_window=window, **options).keys(kept=is_kept)
+    shards = Shards(daemon, tmp_path / "b", counts, shuffle_window=window, **options)
+    assert len(whole) == 23
+    assert shards.keys_with_interruptions(-(-23 // size), kept=is_kept, size=size) == whole
+
+
+def test_lost_shard_ends_an_epoch_whose_handler_raises(daemon: Daemon, tmp_path: Path) -> None:
+    """Also if it is lost after the run was interrupted within it: nothing of it is left out in silence."""
+    shards = Shards(daemon, tmp_path / "d", [6, 6, 6], world_size=1)
+    loader = shards.loader()
+    batches = iter(loader)
+    assert list(islice(batches, 3))
+    state = loader.state_dict()
+    batches.close()
+    for path in (tmp_path / "d").glob("*.tar"):
+        path.unlink()
+    daemon.empty()
+    with pytest.raises(NotFoundError):
+        list(shards.loader(state))

@@ -1,0 +1,135 @@
+"""Many ranges by one message, to a daemon that takes that, and message by message to one that does not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardcache.shared.protocol import ShardRef
+from shardcache_client.daemon.choice import DaemonChoice
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.patience import Patience
+from shardcache_client.daemon.session import Session
+from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.shards.manifest import Manifest
+from support.network.peer import WELCOME, Heard, Json, Peer, Script, accepted, scripted
+from support.programs.daemon import eventually
+
+RANGES = [(0, (0, 10)), (2, (30, 40)), (0, (50, 60))]
+PLAN = Plan.of(Manifest.of(ShardRef(f"s3://bucket/{number}.tar") for number in range(3)), 0, range(3), wanted="ranges")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a daemon would listen."""
+    return tmp_path / "s.sock"
+
+
+@contextmanager
+def session_with(path: Path, script: Script) -> Iterator[tuple[Session, Heard]]:
+    """Serve by a script; yield a session that has declared a plan of ranges, and what is heard of it."""
+    with scripted(path, script) as heard:
+        session = Session(DaemonChoice(path), ReaderIdentity("job"), Patience())
+        session.declare(PLAN)
+        yield session, heard
+        session.close()
+
+
+def begin(peer: Peer, *, bundles: bool) -> None:
+    """Welcome a reader, and accept its plan."""
+    peer.hear()
+    peer.say(**(WELCOME | ({"bundles": True} if bundles else {})))
+    accepted(peer)
+
+
+def arriving(request: int) -> Json:
+    """Return the grant of a range."""
+    place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.part", "size_bytes": 100}
+    return {"type": "arriving", "id": request, "lease": request, "ready_bytes": 0, "inode": 1, **place}
+
+
+def leased(message: Json) -> tuple[int, int, int]:
+    """Return what a message asks for: position, and start and end of the bytes."""
+    assert message["type"] == "lease"
+    return message["position"], message["start"], message["beyond"] + 1
+
+
+def test_ranges_are_requested_by_one_message(path: Path) -> None:
+    """With the need of them; the grants come by one, and the releases go with the next requests."""
+
+    def script(peer: Peer) -> None:
+        begin(peer, bundles=True)
+        asked = peer.hear()["messages"]
+        peer.say(type="bundle", messages=[arriving(message["id"]) for message in asked])
+        peer.stay()
+
+    with session_with(path, script) as (session, heard):
+        leases = session.lease_ranges(RANGES, needed=True)
+        for lease in leases:
+            assert session.wait(lease)["lease"] == lease.number
+            session.release_later(lease)
+        session.lease_ranges(RANGES[:1], needed=True)
+        eventually(lambda: len(heard) == 4)
+    first, second = heard[2:4]
+    assert [leased(message) for message in first["messages"]] == [(0, 0, 10), (2, 30, 40), (0, 50, 60)]
+    assert all(message["needed"] for message in first["messages"])
+    assert [message["type"] for message in second["messages"]] == ["release"] * 3 + ["lease"]
+    assert [message["lease"] for message in second["messages"][:3]] == [lease.number for lease in leases]
+    assert heard.needs == []
+
+
+def test_daemon_of_an_earlier_release_gets_each_message(path: Path) -> None:
+    """Each request by itself, with its need."""
+
+    def script(peer: Peer) -> None:
+        begin(peer, bundles=False)
+        asked = [peer.hear() for _ in RANGES]
+        for message in asked:
+            peer.say(**arriving(message["id"]))
+        peer.stay()
+
+    with session_with(path, script) as (session, heard):
+        leases = session.lease_ranges(RANGES, needed=True)
+        for lease in leases:
+            session.wait(lease)
+            session.release_later(lease)
+        session.flush()
+        eventually(lambda: len(heard) == 8)
+    assert [leased(message) for message in heard[2:5]] == [(0, 0, 10), (2, 30, 40), (0, 50, 60)]
+    assert heard.needs == [lease.number for lease in leases]
+    assert [message["type"] for message in heard[5:]] == ["release"] * 3
+
+
+def test_releases_go_out_before_a_wait(path: Path) -> None:
+    """What is waited for may have no space until they have."""
+
+    def script(peer: Peer) -> None:
+        begin(peer, bundles=True)
+        first, second = peer.hear()["messages"]
+        peer.say(**arriving(first["id"]))
+        assert peer.hear() == {"type": "release", "lease": first["id"]}
+        peer.say(**arriving(second["id"]))
+        peer.stay()
+
+    with session_with(path, script) as (session, _):
+        first, second = session.lease_ranges(RANGES[:2], needed=True)
+        session.wait(first)
+        session.release_later(first)
+        assert session.wait(second)["lease"] == second.number
+
+
+def test_granted_range_needs_no_need(path: Path) -> None:
+    """A range that was requested ahead, and came before it was waited for, costs no further message."""
+
+    def script(peer: Peer) -> None:
+        begin(peer, bundles=True)
+        asked = peer.hear()["messages"]
+        peer.say(type="bundle", messages=[arriving(message["id"]) for message in asked])
+        peer.stay()
+
+    with session_with(path, script) as (session, heard):
+        leases = session.lease_ranges(RANGES, needed=False)
+        for lease in leases:
+            session.wait(lease)
+    assert heard.needs == [leases[0].number]

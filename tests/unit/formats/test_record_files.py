@@ -1,0 +1,111 @@
+"""TFRecord and ArrayRecord files that Google's own libraries have written; tests/data/formats/make_records.py."""
+
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardcache.errors import CorruptShardError, MissingPackageError, ShardError, UnsupportedShardError
+from shardcache.formats.array_record import ARRAY_RECORD
+from shardcache.formats.format import Format, IndexOptions
+from shardcache.formats.tfrecord import TFRECORD
+from shardcache.transport.between.checksums import crc32c
+
+URL = "s3://bucket/train"
+DATA = Path(__file__).parents[2] / "data" / "formats"
+
+EXAMPLES = [
+    {
+        "image": bytes([number]) * 9000 * number,
+        "label": number - 3,
+        "box": [0.5, float(number), -1.25, 4.0],
+        "tokens": list(range(number * 100, number * 100 + 40)),
+        "names": [b"a", b"b"],
+    }
+    for number in range(12)
+]
+
+
+def written(path: Path, name: str) -> Path:
+    path.write_bytes(lzma.decompress((DATA / f"{name}.xz").read_bytes()))
+    return path
+
+
+def read(format_: Format, path: Path) -> list[dict[str, Any]]:
+    """Return the samples of a file as a reader has them, lists in place of arrays."""
+    stream = format_.stored_copy(path, URL)
+    if stream is not None:
+        with stream:
+            path.write_bytes(stream.read())
+    data = path.read_bytes()
+    samples = format_.index(path, URL, IndexOptions(crc32c=crc32c))
+    decoders = [format_.decoder(encoding) for encoding in samples.encodings]
+    rows = []
+    begin = 0
+    for end in samples.member_ends:
+        row = {}
+        for member in range(begin, end):
+            column = samples.extension_ids[member]
+            cell = data[samples.starts[member] : samples.ends[member]]
+            decode: Callable[[bytes], Any] = decoders[column] or bytes
+            value = decode(cell)
+            row[samples.extensions[column]] = value.tolist() if isinstance(value, np.ndarray) else value
+        rows.append(row)
+        begin = end
+    return rows
+
+
+def test_file_of_tensorflow_is_read(tmp_path: Path) -> None:
+    """Numbers, lists of them, and bytes."""
+    assert read(TFRECORD, written(tmp_path / "a.tfrecord", "examples.tfrecord")) == EXAMPLES
+
+
+@pytest.mark.parametrize("name", ["zstd", "groups", "plain"])
+def test_file_of_array_record_is_read(tmp_path: Path, name: str) -> None:
+    """Records in chunks of their own and in groups, compressed and not, across the headers of blocks."""
+    path = written(tmp_path / "a.array_record", f"{name}.array_record")
+    assert path.stat().st_size >= 2 * 64 * 1024
+    assert read(ARRAY_RECORD, path) == EXAMPLES
+
+
+def test_brotli_needs_its_library(tmp_path: Path) -> None:
+    """Without it, the error says what to install, and where."""
+    path = written(tmp_path / "a.array_record", "brotli.array_record")
+    try:
+        assert read(ARRAY_RECORD, path) == EXAMPLES
+    except MissingPackageError as exn:
+        assert "pip install brotli" in str(exn)
+
+
+def test_transposed_records_are_an_error(tmp_path: Path) -> None:
+    """The error names the option that writes others."""
+    path = written(tmp_path / "a.array_record", "transposed.array_record")
+    with pytest.raises(UnsupportedShardError, match="transposed") as caught:
+        read(ARRAY_RECORD, path)
+    assert "transpose:false" in str(caught.value)
+
+
+@pytest.mark.parametrize("left_bytes", [0, 100, 70_000, -65_536])
+def test_part_of_an_array_record_file_is_an_error(tmp_path: Path, left_bytes: int) -> None:
+    """Wherever it ends."""
+    path = written(tmp_path / "a.array_record", "groups.array_record")
+    path.write_bytes(path.read_bytes()[:left_bytes])
+    with pytest.raises(CorruptShardError, match="the ArrayRecord file is damaged"):
+        read(ARRAY_RECORD, path)
+
+
+def test_damage_is_a_shard_error(tmp_path: Path) -> None:
+    """A changed byte of what is around records is an error of the file or of a sample, and no other."""
+    whole = written(tmp_path / "a.array_record", "plain.array_record").read_bytes()
+    path = tmp_path / "damaged.array_record"
+    for at in [*range(64, 200), *range(len(whole) - 65_536, len(whole) - 65_536 + 120)]:
+        data = bytearray(whole)
+        data[at] ^= 0x55
+        path.write_bytes(data)
+        try:
+            read(ARRAY_RECORD, path)
+        except (ShardError, ValueError):  # the latter is a sample's, to its reader
+            continue

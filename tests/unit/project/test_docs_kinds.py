@@ -1,0 +1,47 @@
+"""The documentation's pages are of four kinds, each on one list, and say first whom they are for."""
+
+import re
+
+import pytest
+
+from support.programs.pages import ROOT
+
+DOCS = ROOT / "docs"
+KINDS = ("Tutorials", "How-to guides", "Explanation", "Reference", "Contributing")
+FROM_ELSEWHERE = {"changelog", "contributing"}  # the files of these names in the root
+COOKBOOK = "cookbook/index"  # and its projects, each with a page of its own
+PAGES = sorted({path.stem for path in DOCS.glob("*.md")} - {"index"} | {COOKBOOK})
+
+
+def lists() -> dict[str, list[str]]:
+    """Return the pages of each kind, from the lists of the front page."""
+    front = (DOCS / "index.md").read_text()
+    found = re.findall(r"```\{toctree\}\n:caption: (.+)\n(?::.*\n)*\n((?:[\w/-]+\n)+)```", front)
+    return {kind: pages.split() for kind, pages in found}
+
+
+def test_each_page_is_of_one_kind() -> None:
+    """A page on no list is found by nobody, one on two lists answers two kinds of questions."""
+    assert tuple(lists()) == KINDS
+    assert sorted(page for pages in lists().values() for page in pages) == PAGES
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - FROM_ELSEWHERE))
+def test_page_says_first_whom_it_is_for(page: str) -> None:
+    """Its first paragraph names its readers."""
+    first = (DOCS / f"{page}.md").read_text().split("\n\n")[1]
+    assert re.match(r"For (anyone|everyone|those|users|maintainers|contributors)\b", first)
+
+
+@pytest.mark.parametrize("page", [*lists()["Tutorials"], *lists()["How-to guides"]])
+def test_guide_says_what_its_reader_can_do_at_its_end(page: str) -> None:
+    """In its first paragraph, too."""
+    first = " ".join((DOCS / f"{page}.md").read_text().split("\n\n")[1].split())
+    assert re.search(r"(?:After (?:it|them)|[Aa]t (?:the|its) end|In ten minutes|Each answer|Find the row)\b", first)
+
+
+@pytest.mark.parametrize("page", lists()["Tutorials"])
+def test_tutorial_leads_on(page: str) -> None:
+    """Its last paragraph links to further pages."""
+    last = (DOCS / f"{page}.md").read_text().rstrip().rpartition("\n\n")[2]
+    assert re.search(r"\]\([\w-]+\.md\)", last)

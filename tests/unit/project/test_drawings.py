@@ -1,0 +1,46 @@
+"""The drawings of the documentation: each is what its script draws, and readable in both colours."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from support.programs.pages import ROOT
+
+PICTURES = ROOT / "docs" / "pictures"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the script draws now; it fails where a label does not fit."""
+    folder = tmp_path_factory.mktemp("drawn")
+    subprocess.run([sys.executable, "docs/drawings", folder], cwd=ROOT, check=True)
+    return folder
+
+
+def test_pictures_are_what_the_script_draws(drawn: Path) -> None:
+    """A picture that was edited by hand, or not drawn again after a change, differs."""
+    names = [path.name for path in drawn.iterdir()]
+    assert len(names) > 5
+    assert [name for name in names if (PICTURES / name).read_text() != (drawn / name).read_text()] == []
+
+
+def test_pictures_have_a_title_a_description_and_dark_colours(drawn: Path) -> None:
+    """Screen readers read the first two, and a page in the dark has no white sheet on it."""
+    for path in drawn.iterdir():
+        picture = ElementTree.fromstring(path.read_text())
+        texts = [picture.findtext(f"{{http://www.w3.org/2000/svg}}{name}") for name in ("title", "desc")]
+        assert all(texts), path.name
+        assert "prefers-color-scheme: dark" in path.read_text(), path.name
+
+
+def test_every_drawing_is_on_a_page(drawn: Path) -> None:
+    """With words in place of the picture for those who do not see it."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    shown = {
+        name for page in pages for name in re.findall(r"!\[[^]]+\]\(\S*pictures/([\w-]+\.svg)\)", page.read_text())
+    }
+    assert {path.name for path in drawn.iterdir()} - shown == set()
