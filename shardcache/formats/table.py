@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from shardcache.formats.array_record import ARRAY_RECORD
+from shardcache.formats.arrow.parquet_file import PARQUET
+from shardcache.formats.chunks.litdata_chunks import LITDATA
+from shardcache.formats.chunks.mds import MDS
 from shardcache.formats.format import Format
 from shardcache.formats.jsonl import JSON_LINES
-from shardcache.formats.litdata_chunks import LITDATA
-from shardcache.formats.mds import MDS
-from shardcache.formats.parquet_file import PARQUET
+from shardcache.formats.records.array_record import ARRAY_RECORD
+from shardcache.formats.records.tfrecord import TFRECORD
 from shardcache.formats.tar import TAR
-from shardcache.formats.tfrecord import TFRECORD
 from shardcache.formats.zips import ZIP
 
 FORMATS: tuple[Format, ...] = (

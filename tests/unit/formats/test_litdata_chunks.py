@@ -15,8 +15,8 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
+from shardcache.formats.chunks.litdata_chunks import LITDATA
 from shardcache.formats.format import IndexOptions
-from shardcache.formats.litdata_chunks import LITDATA
 from shardcache.formats.table import suffix_of
 from shardcache.tarindex.tables import Samples
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ShardError
-from shardcache.formats.litdata_chunks import LITDATA
+from shardcache.formats.chunks.litdata_chunks import LITDATA
 
 DATA = Path(__file__).parents[2] / "data/formats/litdata"
 URL = "s3://bucket/set/chunk-0-0.bin"

@@ -15,8 +15,8 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
+from shardcache.formats.chunks.mds import MDS
 from shardcache.formats.format import IndexOptions
-from shardcache.formats.mds import MDS
 from shardcache.tarindex.tables import Samples, key_of
 
 DATA = Path(__file__).parents[2] / "data/formats/mds"

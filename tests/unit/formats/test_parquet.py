@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError
 from shardcache.formats import cell_values
+from shardcache.formats.arrow.parquet_file import PARQUET
+from shardcache.formats.arrow.parquet_program import copy
 from shardcache.formats.format import IndexOptions
-from shardcache.formats.parquet_file import PARQUET
-from shardcache.formats.parquet_program import copy
 from shardcache.tarindex.tables import Samples, fault_of, key_of
 
 URL = "hf://datasets/some/set/train.parquet"

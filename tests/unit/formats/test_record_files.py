@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from shardcache.errors import CorruptShardError, MissingPackageError, ShardError, UnsupportedShardError
-from shardcache.formats.array_record import ARRAY_RECORD
 from shardcache.formats.format import Format, IndexOptions
-from shardcache.formats.tfrecord import TFRECORD
+from shardcache.formats.records.array_record import ARRAY_RECORD
+from shardcache.formats.records.tfrecord import TFRECORD
 from shardcache.transport.between.checksums import crc32c
 
 URL = "s3://bucket/train"

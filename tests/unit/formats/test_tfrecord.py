@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError, ShardError, TruncatedShardError
-from shardcache.formats import tf_example, tfrecord
 from shardcache.formats.format import IndexOptions
+from shardcache.formats.records import tf_example, tfrecord
 from shardcache.tarindex.tables import Samples, fault_of, key_of
 from shardcache.transport.between.checksums import crc32c
 from support.shards.tf_records import NOT_PACKED, PACKED, example, framed

@@ -21,10 +21,10 @@ from shardcache.errors import (
     ShardError,
     UnsupportedShardError,
 )
-from shardcache.formats import tfrecord
 from shardcache.formats.format import Decoder, Format, IndexOptions
+from shardcache.formats.records import tfrecord
+from shardcache.formats.records.wire import fields, varint
 from shardcache.formats.streams import stream_of
-from shardcache.formats.wire import fields, varint
 from shardcache.tarindex.tables import Samples
 
 _BLOCK_BYTES = 64 * 1024

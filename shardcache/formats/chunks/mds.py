@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import CorruptShardError, UnsupportedShardError
-from shardcache.formats import mds_values
-from shardcache.formats.columns import Columns, ColumnWalk
+from shardcache.formats.chunks import mds_values
+from shardcache.formats.chunks.columns import Columns, ColumnWalk
+from shardcache.formats.chunks.offset_table import U32_BYTES, BytesAt, ForwardReader, read_offsets
 from shardcache.formats.files import opened
 from shardcache.formats.format import (
     Decoder,
@@ -21,7 +22,6 @@ from shardcache.formats.format import (
     Walk,
     with_compressions,
 )
-from shardcache.formats.offset_table import U32_BYTES, BytesAt, ForwardReader, read_offsets
 from shardcache.tarindex.members import Read
 from shardcache.tarindex.tables import Samples
 

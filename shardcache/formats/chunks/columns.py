@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 from shardcache.errors import CorruptShardError, UnsupportedShardError
-from shardcache.formats.offset_table import U32_BYTES, BytesAt, key_of_number
+from shardcache.formats.chunks.offset_table import U32_BYTES, BytesAt, key_of_number
 from shardcache.tarindex.tables import Samples
 
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})

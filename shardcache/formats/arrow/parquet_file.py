@@ -8,8 +8,9 @@ readers need no pyarrow.
 from pathlib import Path
 from typing import BinaryIO
 
-from shardcache.formats import arrow_rows, cell_values
-from shardcache.formats.arrow_process import rows_of
+from shardcache.formats import cell_values
+from shardcache.formats.arrow import arrow_rows
+from shardcache.formats.arrow.arrow_process import rows_of
 from shardcache.formats.format import Decoder, Format, IndexOptions
 from shardcache.tarindex.tables import Samples
 

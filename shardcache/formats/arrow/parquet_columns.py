@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardcache.formats import cell_values
-from shardcache.formats.arrow_rows import ENCODING
+from shardcache.formats.arrow.arrow_rows import ENCODING
 
 _FILE_FIELDS = {"bytes", "path"}
 

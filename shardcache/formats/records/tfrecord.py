@@ -18,7 +18,6 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
-from shardcache.formats import tf_example
 from shardcache.formats.cells import BAD, KEY, RESERVED, CellTable
 from shardcache.formats.format import (
     Crc32c,
@@ -27,7 +26,8 @@ from shardcache.formats.format import (
     IndexOptions,
     with_compressions,
 )
-from shardcache.formats.tf_example import Feature, features_of
+from shardcache.formats.records import tf_example
+from shardcache.formats.records.tf_example import Feature, features_of
 from shardcache.tarindex.tables import Fault, Samples
 
 RECORD = "record"

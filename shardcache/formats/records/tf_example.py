@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from shardcache.errors import ConfigError
-from shardcache.formats.wire import FIXED_32, LENGTH, MAX_VARINT_BYTES, VARINT, fields, varint
+from shardcache.formats.records.wire import (
+    FIXED_32,
+    LENGTH,
+    MAX_VARINT_BYTES,
+    VARINT,
+    fields,
+    varint,
+)
 
 BYTES_LIST = 1
 FLOAT_LIST = 2

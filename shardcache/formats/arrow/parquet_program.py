@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardcache.formats.parquet_columns import StoredColumn, stored_columns
+from shardcache.formats.arrow.parquet_columns import StoredColumn, stored_columns
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _ARROW_FILE = b"ARROW1"

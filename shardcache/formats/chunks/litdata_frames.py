@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.formats.chunks.offset_table import U32_BYTES, ForwardReader, u32s
 from shardcache.formats.files import opened
-from shardcache.formats.offset_table import U32_BYTES, ForwardReader, u32s
 from shardcache.formats.streams import stream_of
 from shardcache.tarindex.members import Read
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from shardcache.errors import CorruptShardError, MissingPackageError
 
-_PROGRAM = "shardcache.formats.parquet_program"
+_PROGRAM = "shardcache.formats.arrow.parquet_program"
 _SHOWN_BYTES = 1000
 _BUFFER_BYTES = 1024 * 1024
 

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from shardcache.errors import CorruptShardError, UnsupportedShardError
-from shardcache.formats import arrow_rows, cell_values, litdata_values
-from shardcache.formats.arrow_process import rows_of
-from shardcache.formats.columns import Columns, ColumnWalk
+from shardcache.formats import cell_values
+from shardcache.formats.arrow import arrow_rows
+from shardcache.formats.arrow.arrow_process import rows_of
+from shardcache.formats.chunks import litdata_values
+from shardcache.formats.chunks.columns import Columns, ColumnWalk
+from shardcache.formats.chunks.litdata_frames import is_framed, plain_chunk
+from shardcache.formats.chunks.offset_table import U32_BYTES, ForwardReader, read_offsets, u32s
 from shardcache.formats.files import opened
 from shardcache.formats.format import Decoder, Format, IndexOptions, ListedShard
-from shardcache.formats.litdata_frames import is_framed, plain_chunk
-from shardcache.formats.offset_table import U32_BYTES, ForwardReader, read_offsets, u32s
 from shardcache.tarindex.members import Read
 from shardcache.tarindex.tables import Samples
 
