@@ -19,6 +19,8 @@ LINK_MBIT_PER_S = 20
 PARTS = ("--part-size", "1MiB")
 LIMIT_S = 120.0
 """Some five times what a fetch takes without a fault; with the faults, it took more than that, or did not end."""
+SENT = 1.5
+"""In sizes of the dataset: what one worker had in flight is sent again; without a tier, three nodes get all of it."""
 
 
 @contextmanager
@@ -54,7 +56,7 @@ def test_a_hung_worker_holds_up_nobody(cluster: Cluster, dataset: Dataset) -> No
     """Its transfers are those of other workers soon, and requests that it took are sent again."""
     with midway(cluster, dataset) as (nodes, tier, round_), stopped(tier[nodes[2]].busiest_worker()):
         round_.check(nodes, limit_s=LIMIT_S)
-        assert round_.sent() <= 1.2
+        assert round_.sent() <= SENT
 
 
 def test_a_killed_workers_transfers_are_taken_over(cluster: Cluster, dataset: Dataset) -> None:
@@ -64,7 +66,7 @@ def test_a_killed_workers_transfers_are_taken_over(cluster: Cluster, dataset: Da
         os.kill(worker, signal.SIGKILL)
         wait_until_ended(worker)
         round_.check(nodes, limit_s=LIMIT_S)
-        assert round_.sent() <= 1.2
+        assert round_.sent() <= SENT
 
 
 def renewed(nodes: list[Node], tier: Tier) -> None:

@@ -6,6 +6,7 @@ side immediately when the other ends.
 """
 
 import os
+import select
 import socket
 import struct
 import time
@@ -140,8 +141,32 @@ class WebSocket:
 
     def _flush(self, deadline_s: float) -> None:
         for data in filter(None, self._protocol.data_to_send()):
+            unsent = memoryview(data)
+            while unsent:
+                self._wait_to_send(deadline_s)
+                unsent = unsent[self._socket.send(unsent) :]
+
+    def _wait_to_send(self, deadline_s: float) -> None:
+        """Receive until something can be sent.
+
+        The other side may take no more requests before somebody reads its answers. Raises
+        TimeoutError at the deadline.
+        """
+        changes = select.poll()
+        changes.register(self._socket, select.POLLIN | select.POLLOUT)
+        while True:
             self._socket.settimeout(_left_s(deadline_s))
-            self._socket.sendall(data)
+            found = changes.poll(_left_s(deadline_s) * 1000)
+            if not found:
+                raise TimeoutError("timed out")
+            [(_descriptor, events)] = found
+            # A broken connection counts as one that can be sent to: sending says what is wrong.
+            if events & ~select.POLLIN:
+                return
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionResetError("closed by the other side")
+            self._collect_received(data)
 
     def _pump(self, deadline_s: float) -> bool:
         """Process received data; return False if none arrives by the deadline."""
@@ -150,6 +175,15 @@ class WebSocket:
             data = self._socket.recv(_READ_BYTES)
         except TimeoutError:
             return False
+        self._collect_received(data)
+
+        # Answers to pings and to a close frame. The other side may be gone, but its messages have
+        # been received.
+        with suppress(ConnectionError):
+            self._flush(max(deadline_s, time.monotonic() + _PONG_TIMEOUT_S))
+        return True
+
+    def _collect_received(self, data: bytes) -> None:
         if data:
             self._protocol.receive_data(data)
         else:
@@ -157,12 +191,6 @@ class WebSocket:
         for event in self._protocol.events_received():
             if isinstance(event, Frame) and event.opcode in _OF_MESSAGES:
                 self._collect(event)
-
-        # Answers to pings and to a close frame. The other side may be gone, but its messages have
-        # been received.
-        with suppress(ConnectionError):
-            self._flush(max(deadline_s, time.monotonic() + _PONG_TIMEOUT_S))
-        return True
 
     def _collect(self, frame: Frame) -> None:
         self._fragments.append(bytes(frame.data))

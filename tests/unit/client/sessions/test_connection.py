@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -213,6 +213,22 @@ def test_long_messages_in_pieces_and_pings(path: Path) -> None:
         assert answer["packed"] == b"x" * 3_000_000
         connection.close()
     assert ponged.is_set()
+
+
+def test_answers_are_received_while_requests_are_sent(path: Path) -> None:
+    """A daemon that takes no further requests until its answers are read does not hold up the sender."""
+    number, padding = 64, "x" * 64 * 1024
+
+    def answers_first(peer: Peer) -> None:
+        for id_ in range(1, number + 1):
+            peer.say(type="ok", id=id_, padding=padding)
+
+    with scripted(path, welcomed(answers_first)), closing(DaemonConnection(path, READER, soon())) as connection:
+        requests = [connection.request("plan", soon(), padding=padding) for _ in range(number)]
+        for request in requests:
+            answer = connection.answer(request, soon())
+            assert answer is not None
+            assert answer["padding"] == padding
 
 
 def test_a_daemon_that_leaves(path: Path) -> None:
