@@ -26,6 +26,8 @@ class UrlProtocol(NamedTuple):
         kind: decides who may use it by default, and what its urls may look like.
         origin: module and class of the `Origin`, imported on first use.
         package: to install if that import fails; empty if it is the one that could not be imported.
+        settings: names of the settings of an `[[origin]]` table that it has, of those that only
+            some protocols have.
         has_tier: True if a cluster's tier can be in front of it.
         signed_options: `storage_options` that presigned urls support, with which alone a tier can
             be used: others need an SDK. None if a tier can be used with any.
@@ -44,6 +46,7 @@ class UrlProtocol(NamedTuple):
     kind: PlaceKind
     origin: str = "shardcache.origin.filesystems.fsspec_origin:FsspecOrigin"
     package: str = ""
+    settings: frozenset[str] = frozenset()
     has_tier: bool = False
     signed_options: frozenset[str] | None = None
     load: str = ""
@@ -59,6 +62,7 @@ _FILES = "shardcache.origin.filesystems.local_origin:LocalOrigin"
 _GCS = "shardcache.origin.cloud.gcs_origin:GcsOrigin"
 _AZURE = "shardcache.origin.cloud.azure_origin:AzureOrigin"
 _HUB = "shardcache.origin.cloud.hub_origin:HubOrigin"
+_ACCESS = frozenset({"endpoint_url", "anon"})
 _EMULATOR = ("STORAGE_EMULATOR_HOST",)
 _WRAPPERS = (
     "asynclocal",
@@ -84,6 +88,7 @@ _TABLE = (
         _STORE,
         "shardcache.origin.s3.s3_origin:S3Origin",
         package="s3fs",
+        settings=_ACCESS | {"region", "profile"},
         has_tier=True,
         signed_options=frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}),
         load="shardcache.origin.s3.s3_origin:load",
@@ -95,12 +100,19 @@ _TABLE = (
     UrlProtocol(("http",), PlaceKind.WEB, _HTTP, has_tier=True),
     UrlProtocol(("https",), PlaceKind.WEB, _HTTP, has_tier=True),
     UrlProtocol(("file", "local"), PlaceKind.LOCAL, _FILES),
-    UrlProtocol(("gs",), _STORE, _GCS, "gcsfs", endpoint_variables=_EMULATOR),
-    UrlProtocol(("gcs",), _STORE, _GCS, "gcsfs", endpoint_variables=_EMULATOR),
-    UrlProtocol(("az",), _STORE, _AZURE, "adlfs"),
-    UrlProtocol(("abfs",), _STORE, _AZURE, "adlfs"),
-    UrlProtocol(("abfss",), _STORE, _AZURE, "adlfs"),
-    UrlProtocol(("hf",), _STORE, _HUB, "huggingface_hub", endpoint_variables=("HF_ENDPOINT",)),
+    UrlProtocol(("gs",), _STORE, _GCS, "gcsfs", _ACCESS, endpoint_variables=_EMULATOR),
+    UrlProtocol(("gcs",), _STORE, _GCS, "gcsfs", _ACCESS, endpoint_variables=_EMULATOR),
+    UrlProtocol(("az",), _STORE, _AZURE, "adlfs", _ACCESS),
+    UrlProtocol(("abfs",), _STORE, _AZURE, "adlfs", _ACCESS),
+    UrlProtocol(("abfss",), _STORE, _AZURE, "adlfs", _ACCESS),
+    UrlProtocol(
+        ("hf",),
+        _STORE,
+        _HUB,
+        package="huggingface_hub",
+        settings=_ACCESS,
+        endpoint_variables=("HF_ENDPOINT",),
+    ),
     UrlProtocol(("adl",), _STORE, package="adlfs"),
     UrlProtocol(("oss",), _STORE, package="ossfs"),
     UrlProtocol(("oci",), _STORE, package="ocifs"),

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import AfterValidator, Field
 
+from shardcache.access.protocols import row_of
+from shardcache.access.urls import protocol_of
 from shardcache.shared.front import FRONT
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
@@ -30,11 +32,14 @@ class OriginTable(pydantic.BaseModel):
     match: str = Field(description="url prefix that this table applies to; the longest match wins")
     endpoint_url: str | None = Field(
         None,
-        description="endpoint of S3, Google Cloud Storage or Azure",
+        description="endpoint of S3, Google Cloud Storage, Azure or the Hugging Face Hub",
     )
     region: str | None = Field(None, description="S3 region")
     profile: str | None = Field(None, description="profile in the AWS config files")
-    anon: bool = Field(False, description="send unsigned requests, without credentials")
+    anon: bool = Field(
+        False,
+        description="send unsigned requests to these object stores, without credentials",
+    )
     tier: Annotated[str | None, AfterValidator(_front)] = Field(
         None,
         description="socket of this node's nginx of the cluster's cache, requested before the "
@@ -78,6 +83,21 @@ class OriginTable(pydantic.BaseModel):
         "params and proxy",
         repr=False,
     )
+
+    @pydantic.field_validator("endpoint_url", "region", "profile", "anon")
+    @classmethod
+    def _of_its_protocol(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """Reject a setting that the protocol of `match` does not have: it would be ignored."""
+        match = info.data.get("match", "")
+        if "://" not in match:  # it may be a prefix of urls of several protocols
+            return value
+        protocol = protocol_of(match)
+        if info.field_name not in row_of(protocol).settings:
+            raise ValueError(
+                f"{protocol}:// has no such setting; remove it, or set an option of its fsspec "
+                "filesystem in storage_options"
+            )
+        return value
 
     def cost(self, size_bytes: int, requests: int) -> float | None:
         """Return the price of bytes and requests; None if no price is set."""

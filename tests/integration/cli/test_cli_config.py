@@ -92,6 +92,10 @@ def test_a_valid_file_passes(file: Path) -> None:
             "[[origin]]\nmatch = 's3://a/'\n[origin.storage_options]\n[[origin]]\nmatch = 's3://b/'\nregoin = 'x'",
             "origin.1.regoin in {}, line 6: unknown option; did you mean 'region'",
         ),
+        (
+            "[[origin]]\nmatch = 'gs://a/'\nanon = true\nregion = 'x'",
+            "origin.0.region in {}, line 4: gs:// has no such setting; remove it",
+        ),
     ],
 )
 def test_an_invalid_file_is_a_usage_error_with_its_line(config: str, told: str, file: Path) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pydantic
 import pytest
 
 from shardcache.config.origin_table import OriginTable
@@ -39,6 +40,23 @@ def test_the_longest_match_rules() -> None:
     origins = Origins(tables, max_connections=4)
     urls = ("s3://a/b/x.tar", "s3://a/x.tar", "s3://z/x.tar", "gs://a/x.tar")
     assert [origins.table(url).match for url in urls] == ["s3://a/b/", "s3://a/", "s3://", ""]
+
+
+@pytest.mark.parametrize("match", ["", "s3", "s3://", "S3A://lab/"])
+def test_s3_settings_are_accepted_where_s3_urls_match(match: str) -> None:
+    """A prefix without a protocol may be of urls of several."""
+    table = OriginTable.model_validate({"match": match, "region": "eu-west-1", "profile": "lab"})
+    assert table.region == "eu-west-1"
+
+
+@pytest.mark.parametrize(
+    ("match", "name", "value"),
+    [("https://data/", "anon", True), ("oss://lab/", "endpoint_url", "http://x"), ("az://lab/", "profile", "lab")],
+)
+def test_settings_of_other_protocols_are_refused(match: str, name: str, value: object) -> None:
+    """They would be ignored."""
+    with pytest.raises(pydantic.ValidationError, match=f"(?s){name}.*has no such setting"):
+        OriginTable.model_validate({"match": match, name: value})
 
 
 @pytest.mark.parametrize("url", ["s3://allowed/../secret/a.tar", "a.tar", ""])
