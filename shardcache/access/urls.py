@@ -57,11 +57,12 @@ _WILDCARD = re.compile(r"[*?\[]")
 def is_glob(url: str) -> bool:
     """Return whether the url has wildcards.
 
-    In http(s) urls, `?` begins the query and `[` an IPv6 address.
+    In http(s) urls, `?` begins the query and `[` an IPv6 address; in S3's, `?versionId=` names a
+    version.
     """
     if protocol_of(url) in WEB:
         return "*" in url.partition("?")[0]
-    return _WILDCARD.search(url) is not None
+    return _WILDCARD.search(path_of(url)) is not None
 
 
 def glob_prefix(pattern: str) -> str:

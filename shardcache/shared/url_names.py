@@ -2,7 +2,7 @@
 
 Lists of shards that other programs write are indexes, too.
 
-A name is a url's path without its query.
+A name is a url's path without its query, of S3 without the version of an object.
 """
 
 import re
@@ -20,17 +20,27 @@ _LISTS = (INDEX_SUFFIX, _LIST_SUFFIX, *_YAML_NAMES)
 
 _WEB = re.compile(r"https?://", re.IGNORECASE)
 _QUERY = re.compile(r"[?#]")
+_VERSIONED = re.compile(r"((?i:s3a?)://.+)\?versionId=([^?&#/*\[\]]+)")
 
 
 def path_of(url: str) -> str:
-    """Return a url without the query and fragment of a web url.
+    """Return a url without the query and fragment of a web url, or the version of one of S3.
 
     Elsewhere, `?` and `#` are part of a name.
     """
     if not _WEB.match(url):
-        return url
+        path, _ = version_in(url)
+        return path
     path, *_ = _QUERY.split(url, maxsplit=1)
     return path
+
+
+def version_in(url: str) -> tuple[str, str]:
+    """Return a url of S3 without `?versionId=ID`, and this id; any other url, and no id."""
+    found = _VERSIONED.fullmatch(url) if "?" in url else None  # of millions of urls, few have any
+    if found is None:
+        return url, ""
+    return found[1], found[2]
 
 
 def is_shard(url: str) -> bool:
@@ -113,9 +123,10 @@ def plain_name(name: str) -> str:
 def beside_index(index: str, suffix: str) -> str:
     """Return the url of the file that has another suffix in place of an index file's.
 
-    A query stays.
+    A query stays. The version of an object in S3 does not: another object has none of that id.
     """
     file, _ = split_of(index)
+    file, _ = version_in(file)
     path = path_of(file)
     query = file[len(path) :]
     stem, _, _ = path.rpartition(".")

@@ -59,6 +59,8 @@ _OF_FSSPEC = (
     "skip_instance_cache",
     "use_listings_cache",
 )
+# Options of a filesystem of S3 that its urls with `?versionId=` alone give; they stay in the path.
+_OF_VERSIONS = {"version_aware": True}
 
 
 class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
@@ -101,7 +103,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         block_size: int | None = None,
         **options: Any,
     ) -> None:
-        if target_options:
+        if target_options and target_options != _OF_VERSIONS:
             raise ConfigError(
                 f"the options of {target_protocol}:// ({', '.join(sorted(target_options))}) would "
                 "not be used: the daemon opens the object store",

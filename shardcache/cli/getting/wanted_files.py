@@ -14,6 +14,7 @@ from shardcache.cli.getting.placed_files import Names
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache.shared.local_urls import local_path
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.url_names import path_of
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Patience
@@ -68,7 +69,7 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
                 f"two files would be {'/'.join(names)}: this, and {named[names].url}",
                 url=ref.url,
             )
-    is_one_url = not source.endswith("/") and _PATTERN.search(source) is None
+    is_one_url = not source.endswith("/") and _PATTERN.search(path_of(source)) is None
     return WantedFiles(named, refused, is_one_url and len(refs) == len(named) == 1)
 
 
@@ -82,7 +83,7 @@ def _base_of(source: str) -> str:
     if protocol_of(source) in WEB:
         literal, _, _query = source.partition("?")
     else:
-        literal = _PATTERN.split(source, maxsplit=1)[0]
+        literal = _PATTERN.split(path_of(source), maxsplit=1)[0]
     return source[: literal.rfind("/") + 1]
 
 
@@ -95,6 +96,8 @@ def _names(url: str, base: str) -> Names:
     root = local_path(base) or base
     if protocol_of(url) in WEB:
         path = urlsplit(path)._replace(query="", fragment="").geturl()
+    else:
+        path = path_of(path)
     if path.startswith(root):
         below = path.removeprefix(root)
     else:

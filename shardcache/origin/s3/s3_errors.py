@@ -11,6 +11,7 @@ from botocore.parsers import ResponseParserError
 from shardcache import errors
 from shardcache.origin.http.http_errors import certificate_error, connection_error, error_of
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
+from shardcache.shared.url_names import version_in
 from shardcache.transport.http.http_heads import HEAD_REMEDY, HeadError
 from shardcache.transport.http.sockets import failure
 
@@ -64,6 +65,13 @@ _NO_CREDENTIALS = (
     boto.UnauthorizedSSOTokenError,
     boto.TokenRetrievalError,
     boto.RefreshWithMFAUnsupportedError,
+)
+# Codes of answers to requests for a version: there is none with its id, there cannot be any, or it
+# says that the object was deleted.
+_NO_VERSION = frozenset({"NoSuchVersion", "InvalidArgument", "MethodNotAllowed"})
+_NO_VERSION_REMEDY = (
+    "list the versions: aws s3api list-object-versions --bucket BUCKET --prefix KEY; or leave "
+    "?versionId=… out for the present one"
 )
 _DENIED = (
     "allow the daemon's credentials s3:GetObject and s3:ListBucket on this bucket; or give it "
@@ -175,6 +183,9 @@ def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
     if code == "NoSuchBucket":
         message = "the bucket does not exist"
         return errors.NotFoundError(message, url=url, remedy=_no_bucket(url))
+    if code in _NO_VERSION and version_in(url)[1]:
+        message = f"the object has no such version: {text}"
+        return errors.NotFoundError(message, url=url, remedy=_NO_VERSION_REMEDY)
     if status == 404:
         return errors.NotFoundError("the object does not exist in its bucket", url=url)
     return error_of(status, f"the origin answered: {text}", url)

@@ -52,7 +52,7 @@ from shardcache.transport.between.parts import Parts, PartSums
 log = SharedLogger()
 
 _CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
-_REFUSALS = {301, 307, 308, 400, 401, 403, 404}
+_REFUSALS = {301, 307, 308, 400, 401, 403, 404, 405}
 _MAX_REFUSALS = 3
 _REFUSED_S = 60.0
 _MAX_SIGNED = 64

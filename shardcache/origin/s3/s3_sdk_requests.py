@@ -9,22 +9,27 @@ from shardcache.errors import OriginError, ShardChangedError
 from shardcache.origin.http.http_semantics import check_range, range_header, read_exactly
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import Headers, etag_in
+from shardcache.shared.url_names import version_in
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts
 
 
 def place_of(url: str) -> dict[str, str]:
-    """Return `Bucket` and `Key` of a url; an access point's ARN counts as the bucket.
+    """Return `Bucket` and `Key` of a url, and `VersionId` if it names one.
 
-    Raises OriginError without a bucket.
+    An access point's ARN counts as the bucket. Raises OriginError without a bucket.
     """
-    bucket, _, key = url.partition("://")[2].partition("/")
+    path, version = version_in(url)
+    bucket, _, key = path.partition("://")[2].partition("/")
     if bucket.startswith("arn:"):
         name, _, key = key.partition("/")
         bucket += f"/{name}"
     if not bucket:
         raise OriginError("no bucket in the url", url=url, remedy="write s3://bucket/key")
-    return {"Bucket": bucket, "Key": key}
+    where = {"Bucket": bucket, "Key": key}
+    if version:
+        where["VersionId"] = version
+    return where
 
 
 async def call(fs: Any, operation: str, **params: Any) -> Any:

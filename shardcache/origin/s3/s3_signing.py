@@ -27,6 +27,7 @@ _FIELDS = {
     "Security-Token",
 }
 _PREFIX = "X-Amz-"
+_VERSION_FIELD = "versionId"
 # Accepted names of regions: they become part of a host name, and must not change the rest of it.
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 # AWS hosts, from scheme to path; any other host serves all of its regions.
@@ -79,9 +80,13 @@ class _UrlForm:
         headers: Mapping[str, str],
         credentials: ReadOnlyCredentials | None,
         auth: Auth,
+        version: str = "",
     ) -> str:
-        """Return an object's url, signed for a method and headers."""
-        request = AWSRequest(method, self.root + _quoted(key), headers)
+        """Return the url of an object, or of its version, signed for a method and headers."""
+        unsigned = self.root + _quoted(key)
+        if version:
+            unsigned += f"?{_VERSION_FIELD}={percent_encode(version)}"
+        request = AWSRequest(method, unsigned, headers)
         if self.region is not None:
             auth(credentials, "s3", self.region).add_auth(request)
         url: str = request.url
@@ -134,7 +139,14 @@ class Signer:
             if not _fits(form, credentials):
                 return url
         assert form is not None
-        return form.url(_METHODS[operation], params["Key"], headers, credentials, self._auth)
+        return form.url(
+            _METHODS[operation],
+            params["Key"],
+            headers,
+            credentials,
+            self._auth,
+            params.get("VersionId", ""),
+        )
 
     def move(self, bucket: str, region: str) -> bool:
         """Sign for the region that the origin states for a bucket.
@@ -165,6 +177,7 @@ def _form_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Ur
     root = root.removesuffix(_quoted(key))
 
     fields = {name.removeprefix(_PREFIX): values[0] for name, values in parse_qs(query).items()}
+    fields.pop(_VERSION_FIELD, None)  # it is of this object alone
     if not fields:
         return _UrlForm(root, None) if credentials is None else None
     if credentials is None or not fields.keys() <= _FIELDS:

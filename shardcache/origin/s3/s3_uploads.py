@@ -7,6 +7,7 @@ from pathlib import Path
 from botocore.exceptions import ParamValidationError
 
 from shardcache.config.origin_table import OriginTable
+from shardcache.errors import ConfigError
 from shardcache.origin.http.http_semantics import size_of
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import etag_in
@@ -46,6 +47,12 @@ class Uploads:
         a certain version is sent whole: parts have no conditions.
         """
         where = place_of(url)
+        if "VersionId" in where:
+            raise ConfigError(
+                "a version of an object cannot be written",
+                url=url,
+                remedy="leave ?versionId=… out",
+            )
         condition = _condition(replaced)
         async with self._sessions.use(url) as fs:
             target = f"{where['Bucket']}/{where['Key']}"

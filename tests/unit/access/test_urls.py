@@ -23,6 +23,16 @@ def test_a_web_urls_query_is_no_wildcard() -> None:
     assert not is_glob("s3://b/a.tar")
 
 
+def test_a_version_in_s3_is_no_wildcard() -> None:
+    """`?versionId=` names a version in S3 alone, and of a name that has no wildcards."""
+    assert not is_glob("s3://b/a.tar?versionId=3HL4kqtJlcpXroDTDmJ+rmSpXd3dIbrHY")
+    assert not is_glob("S3A://b/a.tar?versionId=null")
+    assert is_glob("s3://b/*.tar?versionId=1")
+    assert is_glob("s3://b/a.tar?versionId=*")
+    assert is_glob("s3://b/a.tar?version=1")
+    assert is_glob("gs://b/a.tar?versionId=1")
+
+
 @pytest.mark.parametrize(
     ("base", "relative", "url"),
     [
@@ -30,6 +40,7 @@ def test_a_web_urls_query_is_no_wildcard() -> None:
         ("s3://b/train/index.json", "../val/a.tar", "s3://b/val/a.tar"),
         ("s3://b/train/index.json", "../../../a.tar", "s3://b/a.tar"),
         ("s3://b/train/index.json", "/a.tar", "s3://b/a.tar"),
+        ("s3://b/train/index.json?versionId=1", "a.tar", "s3://b/train/a.tar"),
         ("s3://b/index.json", "gs://c/a.tar", "gs://c/a.tar"),
         ("https://host/x/index.json", "y/a.tar", "https://host/x/y/a.tar"),
         ("file:///data/index.json", "a.tar", "file:///data/a.tar"),

@@ -43,10 +43,12 @@ async def test_urls_are_those_of_the_sdk(bucket: str, options: dict[str, Any], o
     """Whatever the object's name; and from the second on the SDK is not asked for them."""
     sessions, signer, asked = SdkSessions(OriginTable(match="s3://*", storage_options=options), 4), Signer(), []
     async with sessions.use("s3://bucket/a.tar") as fs:
-        await signer.url(fs, operation, {"Bucket": bucket, "Key": "first.tar"}, {})
+        await signer.url(fs, operation, {"Bucket": bucket, "Key": "first.tar", "VersionId": "1"}, {})
         for key in OBJECTS:
-            wanted, found = await _same_second(fs, signer, operation, {"Bucket": bucket, "Key": key})
-            assert _parts(found) == _parts(wanted)
+            for version in ({}, {"VersionId": "a+b/c=~d"}):
+                params = {"Bucket": bucket, "Key": key, **version}
+                wanted, found = await _same_second(fs, signer, operation, params)
+                assert _parts(found) == _parts(wanted)
         fs.s3.meta.events.register("provide-client-params.s3.*", lambda **event: asked.append(event))
         await signer.url(fs, operation, {"Bucket": bucket, "Key": "last.tar"}, {})
     await sessions.close()
