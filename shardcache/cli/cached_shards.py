@@ -22,8 +22,9 @@ from shardcache.shared.units import age, size, user_name
 def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Fetch shards into the cache, and wait until they are cached.
 
-    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single
-    shard. With --json, prints one line of JSON per event. Ctrl-C stops waiting.
+    Run it before a job starts, and the job's first epoch reads from disk. URL is a brace pattern
+    (quote it), a glob, a prefix ending in "/", an index file or a single shard. With --json, prints
+    one line of JSON per event. Ctrl-C stops waiting.
     """
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
     summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
@@ -41,22 +42,23 @@ def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     "--link/--copy",
     "links",
     default=None,
-    help="Hard links, or copies.  [default: links where it is safe]",
+    help="Make hard links, or copies.  [default: links where they are safe]",
 )
 @common.query_options
 def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path | None) -> None:
-    """Fetch files through the cache, and put them below the folder DEST.
+    """Fetch files through the cache into the folder DEST.
 
     SOURCE is a prefix ending in "/", a glob or brace pattern (quote it), an index file,
-    hf://ORG/NAME, or the url of a single file, which may be given another name as DEST. Files
-    already there are kept, so run it again to continue. With --json, prints one line of JSON per
-    event. Exits 1 if a file failed; the others are there. Where nobody set up a daemon for the
-    node, starts a private one.
+    hf://ORG/NAME, or the url of one file, for which DEST may be a new name. Files that are already
+    in DEST are kept: to continue, run the command again. If a file fails, the others are still
+    written, and the exit code is 1. If the node has no daemon, a private one is started. With
+    --json, prints one line of JSON per event.
 
-    A file becomes a hard link if DEST is on the cache's filesystem and this user cannot write to
-    the file: read-only, without space of its own, and kept in the cache while it exists. Other
-    files are copied, at no cost if the filesystem shares blocks. Root can write to any file, which
-    would damage a linked one, so root gets copies.
+    By default, a file becomes a hard link if that is safe: DEST is on the cache's filesystem, and
+    you cannot write to the file. A hard link is read-only, takes no space of its own, and keeps the
+    file cached while the link exists. Otherwise the file is copied, which takes no space either if
+    the filesystem shares blocks. Root gets copies, because root could write to a linked file and so
+    damage the cache.
     """
     from shardcache.cli.getting.fetch_into import fetch_into
 
@@ -70,9 +72,9 @@ def get(source: str, dest: str, links: bool | None, as_json: bool, socket: Path 
 def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     """List the cached shards whose url starts with PREFIX.
 
-    An object of which only ranges were read is listed with the share of it that is cached.
-    PREFIX is the beginning of a url or of a path; a path and its file:// url are the same.
-    With --json, prints one line of JSON per shard.
+    If only ranges of an object were read, the list shows how much of it is cached. PREFIX is the
+    beginning of a url or of a path; a path matches the file:// url as well. With --json, prints one
+    line of JSON per shard.
     """
     prefix = _prefix(prefix)
     lines = AdminClient(socket).shards(prefix)
@@ -131,7 +133,8 @@ def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Evict shards from the cache; the object store is never modified.
 
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached
-    shards. Leased and pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
+    shards. Pinned shards are kept, and so are shards that a reader is using. Exits 1 if a shard was
+    kept or nothing matched.
     """
     _report_removed(
         AdminClient(socket).evict(urls),
@@ -157,8 +160,8 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
 
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single
     shard, as for `warm`. Pins survive a restart of the daemon. With --json, prints one line of JSON
-    per event or pin. Ctrl-C stops waiting: shards pinned so far stay pinned, and are kept once they
-    are fetched.
+    per event or pin. Ctrl-C stops waiting: the shards that are pinned by then stay pinned, and are
+    kept once they are fetched.
     """
     if not urls:
         show = common.print_lines if as_json else _show_pins
@@ -190,8 +193,8 @@ def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Unpin shards, so that they may be evicted.
 
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the pinned
-    shards. Removes your own pins; root and the daemon's own user remove everybody's. Exits 1 if a
-    shard stayed pinned or nothing matched.
+    shards. Removes your own pins; root and the daemon's user remove everyone's. Exits 1 if a shard
+    stayed pinned or nothing matched.
     """
     answer = AdminClient(socket).unpin(urls)
     _report_removed(answer, as_json, "unpinned", "no pinned shard matches; see `shardcache pin`")
@@ -224,11 +227,13 @@ def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> Non
 def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     """Read every cached shard and check it against its checksums.
 
-    With PREFIX, which is as for `ls`, checks only the shards whose url starts with it. A corrupt
-    shard is quarantined, and re-fetched when it is needed next. Of an object of which only ranges
-    were read, the parts read since the daemon started are checked, and damaged ones dropped. Exits
-    1 if damage was found. Shards that were refused on arrival are not cached, only counted:
-    `shardcache doctor` names them. With --json, prints one line of JSON per event.
+    With PREFIX, as for `ls`, checks only the shards whose url starts with it. A corrupt shard is
+    quarantined, and fetched again when it is next needed. If only ranges of an object were read,
+    checks the parts that were read since the daemon started, and drops damaged ones. Exits 1 if it
+    found damage. With --json, prints one line of JSON per event.
+
+    A shard that was rejected on arrival is not cached and so not checked: `shardcache doctor` names
+    it.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt; {refused:,} refused on arrival"
     common.carry_out(AdminClient(socket).verify(_prefix(prefix)), as_json, "verifying", summary)

@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     "--out",
     required=True,
     type=PATH,
-    help="Folder for the files, as NODE/nginx.conf; with --node, the file.",
+    help="Folder for the files, NODE/nginx.conf each; with --node, the file.",
 )
-@click.option("--node", metavar="NAME", help="Write the file of this node alone.")
+@click.option("--node", metavar="NAME", help="Write only the file of this node.")
 @common.json_option
 def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     """Write the nginx.conf of each node of a cluster.
 
-    Run it again with another list when nodes join or leave, and reload nginx: each part that moves
-    to another owner is fetched once more. All nodes need the same list and stores. Between nodes
-    that are not one machine, traffic is encrypted and both sides need a certificate of the cluster:
-    see `shardcache cluster certificates`.
+    When nodes join or leave, run it again with the new list, and reload nginx. Each part that moves
+    to another owner is fetched once more. All nodes need the same list and stores. Traffic between
+    machines is encrypted, and both sides need a certificate of the cluster: see `shardcache cluster
+    certificates`.
     """
     from shardcache.cluster.nginx_conf import render as nginx_conf
 
@@ -79,37 +79,38 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     "cluster certificates --shared --out authority/",
 )
 @click.command(
-    short_help="Write the certificates of the nodes, signed by the cluster's own authority.",
+    short_help="Write the nodes' certificates, signed by the cluster's own authority.",
     params=[option("--nodes", None, "LIST")],
 )
 @click.option(
     "--out",
     required=True,
     type=click.Path(path_type=Path, readable=False, file_okay=False),
-    help="Folder of the authority, ca.pem and ca.key, and of each node's files: NODE/ca.pem, "
-    "node.pem and node.key.",
+    help="Folder for the authority's files, ca.pem and ca.key, and for each node's files: "
+    "NODE/ca.pem, node.pem and node.key.",
 )
 @click.option(
     "--shared",
     is_flag=True,
-    help="In place of --nodes: write one certificate for all nodes, shared/, for schedulers that "
-    "give all of them the same files, such as a Secret of Kubernetes.",
+    help="Write one certificate for all nodes, in shared/, instead of one per node of "
+    "--nodes. For schedulers that give all nodes the same files, such as a "
+    "Kubernetes Secret.",
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 3650),
     default=365,
     show_default=True,
-    help="Validity of the certificates.",
+    help="Days for which the certificates are valid.",
 )
 @common.json_option
 def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json: bool) -> None:
-    """Write a certificate for each node, signed by the authority in the folder; without one, create
-    it first.
+    """Write a certificate for each node, signed by the authority in the folder; if it has none,
+    create one.
 
-    Run it again before the certificates expire, or for a node that joins, on the same folder; then
-    copy NODE/ to /etc/shardcache/tier of each node, and reload nginx. Whoever has ca.key can admit
-    nodes: keep it off them.
+    Run it again on the same folder before the certificates expire, or when a node joins. Then copy
+    NODE/ to /etc/shardcache/tier on that node, and reload nginx. Anyone who has ca.key can admit
+    nodes, so keep it off the nodes.
     """
     if (nodes is None) is not shared:
         raise click.UsageError("name the nodes with --nodes, or give --shared")
@@ -146,7 +147,7 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     "cluster run --nodes nodes.txt --node node1 --max-size 1TB --store http://10.0.9.9:9000",
 )
 @click.command(
-    short_help="Run this node's nginx, and follow changes of the list of nodes.",
+    short_help="Run this node's nginx, and apply changes to the list of nodes.",
     params=[*TIER],
 )
 @click.option(
@@ -157,16 +158,15 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
 @click.option(
     "--wait",
     is_flag=True,
-    help="Wait for a list that has this node, and for its certificate, rather than fail.",
+    help="Wait until the list has this node and its certificate exists, instead of failing.",
 )
 @common.json_option
 def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
-    """Run this node's nginx until SIGTERM, with the configuration that `shardcache cluster render`
-    would write.
+    """Run this node's nginx until SIGTERM, configured as by `shardcache cluster render`.
 
-    While it runs, changes of the file with the list of nodes, and of the certificates, are put to
-    use within seconds. It clears the cache if this machine went down before the tier was stopped,
-    and publishes the figures that `shardcache cluster status` shows.
+    Changes to the file with the list of nodes and to the certificates take effect within seconds.
+    If the machine went down before the tier was stopped, the cache is cleared at the start. The
+    command also publishes the figures that `shardcache cluster status` shows.
     """
     import asyncio
     from threading import Event
@@ -222,18 +222,18 @@ def _say(as_json: bool, event: str, message: str) -> None:
     "cluster status --nodes node1,node2 --plain --json",
 )
 @click.command(
-    short_help="Show every node of the tier: its cached parts, its hits, and who is down.",
+    short_help="Show every node of the tier: cached parts, hits, and nodes that are down.",
     epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or has an old or "
     "different list.",
     params=[NODES, OWNER_PORT, *TLS],
 )
 @common.json_option
 def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
-    """Show every node of the tier: its cached files and bytes, hits, bytes by source.
+    """Show every node of the tier: its cached files and bytes, hits, and bytes by source.
 
-    Bytes and hits count since the node's `shardcache cluster run` was started; a node whose nginx
-    was started otherwise shows none. Between nodes that are not one machine, it needs a certificate
-    of the cluster: run it on a node.
+    Bytes and hits count from the start of the node's `shardcache cluster run`. A node whose nginx
+    was started in another way shows none. Unless all nodes are on one machine, the command needs a
+    certificate of the cluster: run it on a node.
     """
     import asyncio
 
@@ -283,12 +283,13 @@ def _print(reports: list[NodeReport]) -> None:
 @click.group(
     cls=common.Family,
     commands=[render, certificates, run, status],
-    short_help="Share the nodes' caches, so that a cluster fetches a shard once.",
+    short_help="Share the nodes' caches, so that a cluster fetches each shard once.",
 )
 def cluster() -> None:
     """Set up and watch the tier: a cache that the nodes of a cluster share, so that each shard is
     fetched once.
 
-    nginx on each node is the tier. `certificates` and `render` make its files, `run` starts it, and
-    `[[origin]] tier = "/run/shardcache-tier/front.sock"` in the config file has the daemon use it.
+    The tier is an nginx on each node. `certificates` and `render` write its files, and `run` starts
+    it. A daemon uses it if its config file has `tier = "/run/shardcache-tier/front.sock"` in an
+    [[origin]] table.
     """

@@ -27,41 +27,43 @@ FOLDER = "/etc/shardcache/tier"
 PATH = click.Path(path_type=Path, readable=False)
 
 _HELP = {
-    "--nodes": "All nodes: NAME, ADDRESS or NAME=ADDRESS, separated by commas, with ranges such as "
-    "node[1-8] or node{1..8}; or a file with such a list, or `-` for stdin.",
-    "--store": "Endpoint of an object store, or a web server, such as "
-    "https://s3.eu-central-1.amazonaws.com; the tier "
-    "connects to these hosts and names below them, and to no other. Repeatable.",
-    "--store-ca": "Certificates of the authorities to trust for https stores.",
-    "--resolver": "DNS server for the names of stores; repeatable. `none`: nginx resolves them "
-    "once, when it starts.  [default: those of /etc/resolv.conf]",
-    "--trust-s": "Time for which the store's permission for a signed url is cached; also the "
-    "delay of a revocation.",
-    "--same-rights": "All nodes may read the same: the store is asked once for all of them, "
-    "rather than once for each "
-    "access key, of which every node has its own with instance roles.",
-    "--outage-s": "While the store fails, serve what is cached to access keys that it permitted to "
-    "read it within this time. Signatures cannot be checked then.",
-    "--stall-timeout-s": "The daemons' --stall-timeout-s, which the tier's time limits follow.",
+    "--nodes": "All nodes, separated by commas: NAME, ADDRESS or NAME=ADDRESS, with ranges such "
+    "as node[1-8] or node{1..8}; or a file with such a list, or `-` for stdin.",
+    "--store": "Endpoint of an object store or web server, such as "
+    "https://s3.eu-central-1.amazonaws.com. The tier connects to these hosts and to "
+    "names below them, and to no others. Repeatable.",
+    "--store-ca": "File with the certificate authorities to trust for https stores.",
+    "--resolver": "DNS server that resolves the stores' names; repeatable. With `none`, nginx "
+    "resolves them once, when it starts.  [default: those of /etc/resolv.conf]",
+    "--trust-s": "Seconds for which the store's permission for a signed url is cached. A revoked "
+    "permission stays valid for up to this long.",
+    "--same-rights": "Ask the store once for all nodes, because all of them may read the same. "
+    "Otherwise the store is asked once per access key, and with instance roles every "
+    "node has a key of its own.",
+    "--outage-s": "While the store fails, serve cached parts to access keys that it permitted to "
+    "read them within this many seconds. Signatures cannot be checked then.",
+    "--stall-timeout-s": "The daemons' --stall-timeout-s, from which the tier derives its limits.",
     "--owner-port": "Port at which nginx serves the other nodes.",
-    "--listen": "Address at which it does so, such as 0.0.0.0 in a container.  [default: the "
-    "node's own]",
-    "--cache-dir": "Folder on a local disk for the parts that a node owns. `{node}` stands for "
+    "--listen": "Address at which nginx serves the other nodes, such as 0.0.0.0 in a container.  "
+    "[default: the node's own]",
+    "--cache-dir": "Folder on a local disk for the parts that a node owns. `{node}` is replaced by "
     "the node's name.",
-    "--run-dir": "Folder in memory (tmpfs) for permissions, whose names hold signatures, and for "
-    "front.sock, at which nginx serves its node's daemon. `{node}` stands for the "
-    "node's name.",
-    "--max-size": "Maximum size of the parts that a node caches.",
-    "--min-free": "Space always kept free on the filesystem of --cache-dir.",
-    "--user": "User of nginx's workers if root starts it; the daemon's.  [default: nginx's]",
-    "--workers": "Worker processes of nginx on a node.",
-    "--plain": "Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic.",
+    "--run-dir": "Folder in memory (tmpfs) for front.sock, at which nginx serves its node's "
+    "daemon, and for cached permissions, whose names contain signatures. `{node}` is "
+    "replaced by the node's name.",
+    "--max-size": "Maximum size of the parts cached per node.",
+    "--min-free": "Free space to leave on the filesystem of --cache-dir.",
+    "--user": "User that nginx's workers run as if root starts nginx: the daemon's user.  "
+    "[default: nginx's]",
+    "--workers": "Worker processes of nginx per node.",
+    "--plain": "Use plain HTTP between the nodes, without certificates. Anyone who reaches an "
+    "owner's port can read the traffic.",
     "--ca": "Certificate of the cluster's authority.",
     "--certificate": "Certificate of the node.",
     "--key": "Key of that certificate.",
-    "--shared-certificate": "All nodes have the same certificate, of the name shardcache-tier, "
-    "such as that of `cluster certificates --shared`. Without it, each "
-    "node's has the node's own name of the list.",
+    "--shared-certificate": "All nodes use one certificate, whose name is shardcache-tier, such as "
+    "that of `cluster certificates --shared`. Otherwise each node's "
+    "certificate has the node's name in the list.",
 }
 
 

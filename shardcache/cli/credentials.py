@@ -17,16 +17,16 @@ from shardcache.cli.admin_client import AdminClient
     "--export",
     "as_export",
     is_flag=True,
-    help="Print the lines that set keys and endpoint in a shell. The keys of a shell do not renew "
-    "themselves.",
+    help="Print shell commands that set the keys and the endpoint. A shell does not renew "
+    "its keys.",
 )
 @common.query_options
 def credentials(as_export: bool, as_json: bool, socket: Path | None) -> None:
-    """Print keys for the daemon's S3 endpoint, in the JSON of a credential_process.
+    """Print keys for the daemon's S3 endpoint, as a credential_process does.
 
-    They are this user's own: the daemon's rules for this user apply to what they sign. In
-    ~/.aws/config, the line `credential_process = shardcache credentials` lets AWS' SDKs and tools
-    renew them. For one shell: eval "$(shardcache credentials --export)".
+    The keys are your own: what they may read is what the daemon lets you read. With the line
+    `credential_process = shardcache credentials` in ~/.aws/config, AWS SDKs and tools fetch the
+    keys and renew them. For the current shell: eval "$(shardcache credentials --export)".
     """
     client = AdminClient(socket)
     keys = client.credentials()

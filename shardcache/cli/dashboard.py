@@ -50,8 +50,8 @@ _CLOSE_S = 0.5
 def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
     """Show the dashboard in a browser, until Ctrl-C.
 
-    The page is served on this machine only, at the printed url, whose token is required. It shows
-    what you may see and is read-only. From another machine, forward the port:
+    Serves the page on this machine only, at a url with a token, which it prints. The page shows
+    what you may see, and changes nothing. To see it from another machine, forward the port:
 
     ssh -L 9301:127.0.0.1:9301 NODE shardcache dashboard --no-open --port 9301
     """

@@ -93,4 +93,4 @@ class App(common.Family):
 )
 @click.version_option(__version__, message="shardcache %(version)s")
 def app() -> None:
-    """Prefetch the tar shards that training reads next onto this node's disk, once for all jobs."""
+    """Prefetch the shards that training reads next onto this node's disk, once for all jobs."""

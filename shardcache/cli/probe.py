@@ -66,20 +66,21 @@ def passes(probed: str, found: dict[str, Any]) -> bool:
     type=_SECONDS,
     default=LIMIT_S,
     show_default=True,
-    help="Time limit for an answer.",
+    help="Seconds to wait for an answer.",
 )
 @click.option(
     "--wait-s",
     type=_SECONDS,
     default=0.0,
-    help="Keep asking until it passes.  [default: ask once]",
+    help="Keep asking for this many seconds, until the probe passes.  [default: ask once]",
 )
 @common.query_options
 def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
     """Exit 0 if the daemon passes the probe, 1 if it does not, 3 if no daemon answers.
 
-    startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping.
-    live: it answers, and its disk does not hang. None of the probes depends on an object store.
+    startup passes once the daemon has started to serve; ready, while its disk is healthy and it is
+    not stopping; live, while it answers and its disk does not hang. No probe depends on an object
+    store.
     """
     found = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
     if as_json:

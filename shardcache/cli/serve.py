@@ -117,23 +117,24 @@ def _help(field: FieldInfo) -> str:
 @click.command(
     cls=SettingsCommand,
     short_help="Run this node's daemon.",
-    epilog="Each option is also an environment variable (SHARDCACHE_PART_SIZE) and a key of the "
-    "config file (part_size); a flag wins over the environment, the environment over the "
-    "file.",
+    epilog="Each option is also an environment variable (SHARDCACHE_PART_SIZE) and a key of "
+    "the config file (part_size). Flags override the environment, which overrides "
+    "the file.",
 )
 @config_option
 @click.option(
     "--private",
     is_flag=True,
-    help="Start this user's own daemon in the background, as training does where none was set up, "
-    "and return once it serves.",
+    help="Start your own daemon in the background, and return once it is ready. Training "
+    "does this by itself on a node without a daemon.",
 )
 @common.json_option
 def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) -> None:
     """Run this node's daemon until SIGTERM or Ctrl-C.
 
-    Needs a folder on a local disk, and credentials for the object store: from the usual chain
-    (environment, profile, instance role) or from an [[origin]] table of the config file.
+    The daemon needs a folder on a local disk, and credentials for the object store. It finds these
+    in the usual places (environment, profile, instance role) or in an [[origin]] table of the
+    config file.
     """
     options = given(flags)
     if not private:
@@ -161,14 +162,14 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
 
 @common.examples("stop", "stop --socket /run/shardcache/shardcache.sock")
 @click.command()
-@click.option("--yes", is_flag=True, help="Do not ask, on a terminal, if readers are attached.")
+@click.option("--yes", is_flag=True, help="Stop without asking, even if readers are attached.")
 @common.query_options
 def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
-    """Stop this user's private daemons, or the daemon at a socket.
+    """Stop your private daemons, or the daemon at a socket.
 
-    Waits until they have ended. Cached shards stay for the next start. Readers that are attached
-    wait for it, or start another private daemon; on a terminal, the command asks before it stops
-    a daemon that has some.
+    Waits until the daemon has ended. Cached shards stay on disk for the next start. Attached
+    readers wait for the next daemon; those of a private daemon start one. On a terminal, the
+    command asks first if readers are attached.
     """
     private = PrivatePlace.find().running()
     sockets = private if socket is None else [socket]
@@ -258,8 +259,8 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
     """Show the value of each option of `serve`, and the flag, the variable or the line of the file
     that sets it.
 
-    Takes the options of `serve`, and shows their effect. Secrets are redacted: passwords in urls,
-    and the values of storage_options.
+    Add options of `serve` to see their effect. Secrets are redacted: passwords in urls, and the
+    values of storage_options.
     """
     from shardcache.config.option_sources import Sources
     from shardcache.config.settings import Settings, config_file, unknown_variables
@@ -377,12 +378,11 @@ def _table_text(table: Json) -> str:
 @click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 @common.json_option
 def check(file: Path | None, as_json: bool) -> None:
-    """Check that a config file is valid; exit 2 and name each invalid option and its line if it is
-    not.
+    """Check a config file; if it is invalid, exit 2 and name each invalid option and its line.
 
-    Without FILE: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml. Environment variables
-    are ignored. For the effects of valid options on this node, run `shardcache doctor --config
-    FILE`.
+    Without FILE, checks $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml. Environment
+    variables are ignored. To see what valid options do on this node, run `shardcache doctor
+    --config FILE`.
     """
     from shardcache.config.settings import Settings, config_file
 

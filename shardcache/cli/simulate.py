@@ -24,7 +24,7 @@ from shardcache.shared.units import duration, size
 POLICIES = ("shardcache", "MIN", "LRU", "none")
 _PART_BYTES = 8 * 1024 * 1024
 _COUNT = click.IntRange(1)
-_WORKERS_HELP = "Worker processes of each rank, which visit the same shards; 1 for threads."
+_WORKERS_HELP = "Worker processes per rank; all of them visit the same shards. 1 for threads."
 _UNITS: dict[str, Any] = {
     "hits": "{:.1%}".format,
     "requests": "{:,}".format,
@@ -250,23 +250,31 @@ def _draw(run: Run, picture: Path) -> None:
     metavar="SIZE",
     help="Capacity of each node's cache.",
 )
-@click.option("--nodes", type=_COUNT, default=1, help="Nodes, each with a daemon.")
-@click.option("--ranks", type=_COUNT, default=8, help="Ranks of each node.")
+@click.option("--nodes", type=_COUNT, default=1, help="Number of nodes, each with a daemon.")
+@click.option("--ranks", type=_COUNT, default=8, help="Ranks per node.")
 @click.option("--workers", type=_COUNT, default=4, help=_WORKERS_HELP)
-@click.option("--epochs", type=_COUNT, default=10, help="Epochs of each job.")
+@click.option("--epochs", type=_COUNT, default=10, help="Epochs per job.")
 @click.option(
     "--jobs",
     type=_COUNT,
     default=1,
-    help="Jobs on the same nodes, with different seeds.",
+    help="Number of jobs on the same nodes, each with a seed of its own.",
 )
 @click.option(
     "--together",
     is_flag=True,
-    help="All jobs begin at the same time, and not spread evenly over an epoch.",
+    help="Start all jobs at the same time, instead of spread evenly over an epoch.",
 )
-@click.option("--tier", is_flag=True, help="With a tier: the nodes' disks hold each shard once.")
-@click.option("--shuffle/--no-shuffle", default=True, help="The dataset's shuffle.")
+@click.option(
+    "--tier",
+    is_flag=True,
+    help="Simulate a tier: together, the nodes' disks hold each shard once.",
+)
+@click.option(
+    "--shuffle/--no-shuffle",
+    default=True,
+    help="Shuffle the samples, as the dataset's shuffle does.",
+)
 @click.option(
     "--shuffle-window",
     type=click.IntRange(0),
@@ -274,19 +282,19 @@ def _draw(run: Run, picture: Path) -> None:
     help="The dataset's shuffle_window.",
 )
 @click.option("--canonical-nodes", type=_COUNT, default=1, help="The dataset's canonical_nodes.")
-@click.option("--batch-size", type=_COUNT, default=1, help="Samples in a batch of each rank.")
+@click.option("--batch-size", type=_COUNT, default=1, help="Samples per batch of each rank.")
 @click.option(
     "--line",
     type=common.parse_size,
     default="10Gbit",
     metavar="SIZE",
-    help="Network bandwidth of a node.",
+    help="Network bandwidth per node.",
 )
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_picture,
-    help="Draw hit rates over disk (.svg).",
+    help="Draw the hit rates of a range of disk sizes into this file (.svg).",
 )
 @common.json_option
 def simulate(
@@ -297,14 +305,15 @@ def simulate(
     shuffle_window: int,
     **options: Any,
 ) -> None:
-    """Compute what a training run would fetch, from an index file (INDEX) and the prices in the
-    daemon's config.
+    """Compute what a training run would fetch, from the dataset's index file (INDEX).
 
-    The order of samples and the daemons' decisions are the real ones; transfers take no time. MIN
-    knows the future and evicts the shard that is read again last, which is the best possible for
-    shards of one size; of several sizes, something else may do better. LRU evicts the least
-    recently read shard; with none, each process fetches for itself. A hit is a visit of a process
-    to a shard that is not fetched for it.
+    Use it to choose a disk. The order of samples and the daemons' decisions are the real ones;
+    transfers take no time. Costs come from the prices in the daemon's config. A hit is a visit of a
+    process to a shard that needs no fetch.
+
+    Three other policies are shown for comparison. MIN knows the future and evicts the shard that is
+    read again last, which is the best possible if all shards have one size. LRU evicts the shard
+    that was read least recently. With none, each process fetches for itself.
     """
     run = Run(shuffle=shuffle, window=shuffle_window if shuffle else 0, **options)
     forecast = _forecast(run, line)

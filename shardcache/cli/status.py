@@ -32,6 +32,7 @@ def status(as_json: bool, socket: Path | None) -> None:
     "interval_s",
     type=click.FloatRange(0.1),
     default=1.0,
+    show_default=True,
     help="Seconds between updates.",
 )
 @click.option(
@@ -44,7 +45,7 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
     """Show the cache, jobs and transfers live.
 
     Press q or Ctrl-C to quit. If the output is not a terminal, prints one frame, as with --once.
-    With --json, prints one line of JSON per interval: the status page and its "rates", or "error"
+    With --json, prints one line of JSON per interval: the status with its "rates", or an "error"
     while no daemon answers.
     """
     import asyncio

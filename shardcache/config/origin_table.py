@@ -42,8 +42,8 @@ class OriginTable(pydantic.BaseModel):
     )
     tier: Annotated[str | None, AfterValidator(_front)] = Field(
         None,
-        description="socket of this node's nginx of the cluster's cache, requested before the "
-        "origin",
+        description="socket of this node's nginx in the cluster's tier, which is asked before "
+        "the origin",
     )
     require_end: bool = Field(
         True,
@@ -51,18 +51,18 @@ class OriginTable(pydantic.BaseModel):
     )
     ignore_trailing_data: bool = Field(
         False,
-        description="accept tars with data after the end-of-archive block and ignore that "
-        "data, as tar does",
+        description="accept tars with data after the end-of-archive block and ignore that data, "
+        "as tar does",
     )
     require_adjacent: bool = Field(
         True,
-        description="reject tars in which a key comes again with other members; false takes them "
-        "for another sample, as webdataset does, and shards are not read while they "
-        "arrive",
+        description="reject tars in which members of a sample are not adjacent; false takes the "
+        "later members for another sample, as webdataset does, and reads a shard "
+        "only once it is complete",
     )
     verify_etag: bool = Field(
         True,
-        description="verify an ETag that may be an MD5 where S3 has no checksum, and Azure's "
+        description="verify S3's ETag if it may be an MD5 and S3 has no checksum, and Azure's "
         "Content-MD5",
     )
     price_per_gb: float | None = Field(

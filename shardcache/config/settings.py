@@ -67,111 +67,114 @@ class Settings(pydantic.BaseModel):
 
     cache_dir: Path = Field(
         default_factory=default_cache_dir,
-        description="folder on a local disk for the shards",
+        description="folder for cached shards, on a local disk",
     )
     capacity: Capacity = Field(
         "80%",  # type: ignore[assignment]  # parsed by Amount.parse, and shown as written
-        description="maximum size of the cache: 200GB, 1.5TiB, or a share of its filesystem "
-        "such as 80%",
+        description="maximum size of the cache, such as 200GB or 1.5TiB, or a share of its "
+        "filesystem, such as 80%",
     )
     min_free: Size = Field(
         "5%",  # type: ignore[assignment]
-        description="space always kept free on the cache's filesystem",
+        description="free space to leave on the cache's filesystem",
     )
     max_pinned: Size = Field(
         "80%",  # type: ignore[assignment]
-        description="maximum total size of pinned shards: a size, or a share of the capacity",
+        description="maximum total size of pinned shards, or their share of the capacity",
     )
     socket: Path | None = Field(
         None,
-        description="Unix socket for jobs and tools [default: automatic]",
+        description="Unix socket for jobs and commands [default: automatic]",
     )
     group: str | None = Field(
         None,
-        description="group allowed to use the socket and read the cache [default: the "
-        "daemon's own]",
+        description="group that may use the socket and read the cache [default: the daemon's own]",
     )
     allow: tuple[Annotated[AllowRule, BeforeValidator(AllowRule.parse)], ...] = Field(
         (),
-        description="url prefix from which shards may be fetched; repeatable [default: any]",
+        description="url prefix that shards may be fetched from; repeatable [default: any]",
     )
     http: str | None = Field(
         None,
-        description="HOST:PORT for read-only status over TCP, such as 127.0.0.1:9300 "
+        description="HOST:PORT that serves read-only status over TCP, such as 127.0.0.1:9300 "
         "[default: off]",
     )
     http_token_file: Path | None = Field(
         None,
-        description="file with the token for TCP requests; required beyond loopback [default: "
-        "none]",
+        description="file with the token that TCP requests must carry; required beyond loopback "
+        "[default: none]",
     )
     s3: str | None = Field(
         None,
-        description="HOST:PORT of the loopback at which S3 clients read through the cache, such as "
+        description="HOST:PORT that serves S3 clients from the cache, on loopback only, such as "
         "127.0.0.1:9099 [default: off]",
     )
     s3_key_life_s: float = Field(
         43_200.0,
         gt=0,
-        description="seconds for which keys for the S3 endpoint are valid",
+        description="seconds until a key for the S3 endpoint expires",
     )
     s3_stall_s: float = Field(
         60.0,
         gt=0,
-        description="seconds without progress after which a client of the S3 endpoint is cut off",
+        description="seconds without progress after which the S3 endpoint disconnects a client",
     )
     socket_connections: int | None = Field(
         None,
         ge=8,
-        description="maximum connections to the socket [default: as many as there may be open "
-        "files]",
+        description="maximum connections to the socket [default: as many as the limit on open "
+        "files allows]",
     )
     user_connections: int | None = Field(
         None,
         ge=4,
-        description="maximum connections of one user, root and the daemon's own excepted "
-        "[default: half]",
+        description="maximum connections per user, except root and the daemon's own user "
+        "[default: half of all]",
     )
     max_connections: int = Field(
         16,
         ge=1,
         le=1024,
-        description="maximum connections to all origins",
+        description="maximum connections to all origins together",
     )
     shard_connections: int = Field(
         8,
         ge=1,
         le=256,
-        description="maximum connections for one shard",
+        description="maximum connections per shard",
     )
     max_transfers: int = Field(
         4,
         ge=1,
         le=256,
-        description="maximum shards prefetched in parallel; those a reader waits for are extra",
+        description="maximum shards prefetched at the same time; shards that a reader waits for "
+        "do not count",
     )
     max_bandwidth: Annotated[ByteSize | None, Rate] = Field(
         None,
         ge=64 * 1024,
-        description="maximum bytes per second from all origins, such as 500MB [default: no limit]",
+        description="maximum bytes per second from all origins together, such as 500MB [default: "
+        "no limit]",
     )
     part_size: PartSize = Field(
         ByteSize(8 * MIB),
         ge=64 * 1024,
         le=1024 * MIB,
-        description="bytes checksummed and recorded together; a request fetches one to four parts",
+        description="size of a part, the unit that is checksummed and recorded; one request "
+        "fetches one to four parts",
     )
     range_part_size: PartSize = Field(
         ByteSize(256 * 1024),
         ge=64 * 1024,
         le=64 * MIB,
-        description="bytes fetched and kept together of an object of which only ranges are read",
+        description="size of a part if only ranges of an object are read",
     )
     whole_from_percent: int = Field(
         50,
         ge=1,
         le=100,
-        description="percent of an object from which the whole is fetched, if ranges are read",
+        description="percentage of an object's parts that have to be read before the whole "
+        "object is fetched",
     )
     plan_memory: ByteSize = Field(
         ByteSize(2048 * MIB),
@@ -179,7 +182,12 @@ class Settings(pydantic.BaseModel):
         description="maximum memory for the plans of all readers together; "
         "one reader may use half of it",
     )
-    attempts: int = Field(10, ge=1, le=100, description="attempts per part before its shard fails")
+    attempts: int = Field(
+        10,
+        ge=1,
+        le=100,
+        description="attempts to fetch a part before its shard fails",
+    )
     stall_timeout_s: float = Field(
         20.0,
         gt=0,
@@ -188,20 +196,20 @@ class Settings(pydantic.BaseModel):
     listing_ttl_s: float = Field(
         60.0,
         ge=0,
-        description="seconds for which a listing of the origin is reused",
+        description="seconds for which the listing of a prefix is reused",
     )
     scrub_rate: Annotated[ByteSize, Rate] = Field(
         ByteSize(10 * MIB),
         ge=0,
-        description="bytes per second at which cached shards are re-read and verified (scrubbed); "
-        "0 disables it",
+        description="bytes per second at which cached shards are read again and verified "
+        "(scrubbed); 0 turns scrubbing off",
     )
     scrub_pause_s: float = Field(3600.0, ge=0, description="seconds between two scrub rounds")
     idle_exit_s: float | None = Field(
         None,
         gt=0,
-        description="seconds without a session after which the daemon stops "
-        "[default: never; private: 600]",
+        description="seconds without readers and changes after which the daemon stops [default: "
+        "never; private: 600]",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
@@ -210,7 +218,8 @@ class Settings(pydantic.BaseModel):
     log_format: Literal["text", "json"] = Field("text", description="format of log lines")
     origin: Annotated[tuple[OriginTable, ...], BeforeValidator(_parsed)] = Field(
         (),
-        description="[[origin]] tables; in the environment, a list in JSON; no flag",
+        description="[[origin]] tables of the config file; a JSON list in the environment; there "
+        "is no flag",
     )
 
     @pydantic.field_validator("allow", mode="before")

@@ -64,17 +64,18 @@ _LOG_LINES = 60
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Only write the data that the documentation's pages read into this new folder.",
+    help="Only write the sample data of the documentation's pages, into this new folder.",
 )
 @common.json_option
 def demo(data: Path | None, as_json: bool) -> None:
     """Run a complete example on this machine, without external services.
 
-    Starts an S3 server, writes a small dataset of JPEG images to it, starts a daemon with an empty
-    cache, and runs two training jobs concurrently, each with 2 ranks of 2 DataLoader workers, for 2
-    epochs; one job is stopped midway and resumes from its checkpoint with 1 rank. Exits 1 unless
-    every job saw each sample exactly once per epoch (apart from padding), all ranks took the same
-    number of steps, and the dataset was downloaded only once. Removes all its files at the end.
+    Starts an S3 server, writes a small dataset of JPEG images to it, and starts a daemon with an
+    empty cache. Two training jobs then run at the same time for 2 epochs, each with 2 ranks of 2
+    DataLoader workers. One of them is stopped midway and resumes from its checkpoint with 1 rank.
+    Exits 1 unless every job read each sample exactly once per epoch (apart from padding), all ranks
+    took the same number of steps, and the dataset was downloaded only once. Removes all its files
+    at the end.
     """
     if data is not None:
         _write_data(data, as_json)

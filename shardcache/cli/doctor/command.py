@@ -34,10 +34,11 @@ def doctor(
     """Check socket, daemon, options, cache, disk, kernel limits and object stores; report problems
     and their fixes.
 
-    Takes the options of `serve`: before a daemon is started, checks their effect; while one runs,
-    checks that daemon. URL is a shard, pattern, prefix or index to probe; by default, one shard of
-    each object store that has cached shards or an [[origin]] table. Reads at most 128 MiB from each
-    store, writes at most 256 MiB to the disk, and removes what it wrote.
+    If a daemon runs, checks that daemon. If not, checks what the options of `serve` would do, so
+    that you can correct them before you start one. URL is a shard, pattern, prefix or index to
+    probe. Without URL, probes one shard of each object store that has cached shards or an
+    [[origin]] table. Reads at most 128 MiB from each store, writes at most 256 MiB to the disk, and
+    removes what it wrote.
     """
     import asyncio
 

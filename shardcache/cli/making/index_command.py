@@ -58,29 +58,29 @@ def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     metavar="FILE",
     callback=_place,
     shell_complete=common.complete_path,
-    help="The index to write (.json): a file, or a url of a store; - for standard output.",
+    help="Index to write (.json): a file, a url in a store, or - for standard output.",
 )
 @click.option(
     "--relative-to",
     metavar="URL",
-    help="Write names relative to this folder.  [default: full urls]",
+    help="Write the shards' names relative to this url.  [default: full urls]",
 )
 @tokens_option(
-    help="Count tokens, too: those of .npy members with this extension, or of plain arrays "
-    "(tok:uint16).",
+    help="Count tokens as well: those of .npy members with this extension, or of plain "
+    "arrays (tok:uint16).",
 )
 @click.option(
     "--samples",
     "with_samples",
     is_flag=True,
-    help="Write the table of samples for select(), too.",
+    help="Also write the table of samples, which select() needs.",
 )
 @click.option(
     "--metadata",
     metavar="EXT[:FIELD,...]",
     type=member_type("MetadataMember"),
-    help="Keep in that table the JSON object in the member with this extension, or these of its "
-    "fields.",
+    help="Add to that table the JSON object in the member with this extension, or only "
+    "these of its fields.",
 )
 @common.query_options
 def index(
@@ -96,11 +96,14 @@ def index(
     """Write an index of a dataset: each shard's samples, size and version.
 
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", a single shard, or an
-    outdated index. Each shard is read once, through the cache, which may be smaller than the
-    dataset; shards whose count is known are not read. Counts of tokens are not remembered: --tokens
-    reads every shard. Write it next to the shards, or anywhere, and use it as the dataset's url. If
-    a shard fails, no index is written. An index that somebody else has changed since then is not
-    overwritten, if the store can tell (S3). Writing to a store takes this user's own credentials.
+    outdated index. Write the index next to the shards or elsewhere, and use it as the dataset's
+    url.
+
+    Each shard is read once, through the cache, which may be smaller than the dataset. Shards that
+    have been counted before are not read again, except with --tokens, which always reads every
+    shard. If a shard fails, no index is written. If somebody else has changed the index since the
+    command began, it is not overwritten, where the store can tell (S3). To write to a store, the
+    command uses your own credentials.
     """
     _check_usage(output, with_samples, metadata, as_json=as_json)
     import asyncio

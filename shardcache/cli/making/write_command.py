@@ -63,62 +63,65 @@ def _sources(
     default="256MiB",
     type=common.parse_size,
     metavar="SIZE",
-    help="Most bytes of a shard.",
+    help="Maximum size of a shard.",
 )
 @click.option(
     "--names",
     default="shard-%06d.tar",
     metavar="PATTERN",
-    help="Names of the shards, by number.",
+    help="Names of the shards, with a place for their number.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 256),
-    help="Processes.  [default: one per CPU, at most 8]",
+    help="Worker processes.  [default: one per CPU, at most 8]",
 )
 @click.option(
     "--shuffle",
     type=int,
     metavar="SEED",
-    help="Write files or rows in random order; not for JSONL.",
+    help="Write files or rows in a random order, determined by SEED. Not for JSONL.",
 )
 @click.option(
     "--key-at",
     type=click.Choice(["first-dot", "last-dot"]),
-    help="Folders: where a file's key ends; the last dot leaves underscores for others.  "
-    "[default: the first, but an error for files such as 22.05.png and 22.06.png]",
+    help="Folders: the dot in a file's name at which its key ends. With last-dot, earlier "
+    "dots become underscores.  [default: first-dot, but files such as 22.05.png and "
+    "22.06.png are an error]",
 )
 @click.option(
     "--classes",
     is_flag=True,
-    help="Folders: add the number of each file's first-level folder as cls.",
+    help="Folders: add each file's class as cls: the number of its first-level folder.",
 )
 @click.option(
     "--columns",
     metavar="COLUMN=EXT,...",
     callback=_columns,
-    help="Tables: the columns to write, and their extensions.  [default: all, as COLUMN.txt and "
-    "so on]",
+    help="Tables: the columns to write, each with its extension.  [default: all, as "
+    "COLUMN.txt and so on]",
 )
-@click.option("--split", metavar="NAME", help="Hugging Face: the split, if there are several.")
+@click.option(
+    "--split", metavar="NAME", help="Hugging Face: the split to write, if there are several."
+)
 @click.option(
     "--field",
     metavar="NAME",
-    help="JSONL: write this text of each line as txt.  [default: the whole line as json]",
+    help="JSONL: write the text of this field as txt.  [default: the whole line as json]",
 )
 @click.option(
     "--pack",
     is_flag=True,
-    help="JSONL: write many lines per member, which shardcache alone reads.",
+    help="JSONL: write many lines into one member. Only shardcache reads such shards.",
 )
 @tokens_option(
-    help="Count the tokens of .npy members with this extension, or of plain arrays (tok:uint16), "
-    "for the index."
+    help="Count tokens for the index: those of .npy members with this extension, or of "
+    "plain arrays (tok:uint16)."
 )
 @click.option(
     "--config",
     type=click.Path(path_type=Path, readable=False),
-    help="TOML file with [[origin]] tables.  [default: the daemon's]",
+    help="TOML file with [[origin]] tables.  [default: the daemon's config file]",
 )
 @common.json_option
 def write(
@@ -132,11 +135,13 @@ def write(
 ) -> None:
     """Write a dataset as tar shards, with an index of their samples.
 
-    SOURCE is folders, .parquet files, .jsonl files (also compressed), or a Hugging Face dataset:
-    hf:NAME, or the folder of a saved one. DESTINATION is a folder or url. No daemon is needed. The
-    same input gives the same shards, with any number of workers; the same command again resumes an
-    interrupted run, and keeps complete shards. index.json is written last: use it as the dataset's
-    url.
+    SOURCE is one or more folders, .parquet files or .jsonl files (also compressed), or a Hugging
+    Face dataset: hf:NAME, or the folder of a saved one. DESTINATION is a folder or url. No daemon
+    is needed.
+
+    The same input gives the same shards, with any number of workers. To resume an interrupted run,
+    repeat the command: complete shards are kept. index.json is written last: use it as the
+    dataset's url.
     """
     import asyncio
 
