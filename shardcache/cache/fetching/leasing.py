@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import structlog
 
@@ -26,6 +27,8 @@ from shardcache.store.store import Store
 from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
+
+_Partial = TypeVar("_Partial", Arrival, PartFile)
 
 _RECALLED_AT_ONCE = 1_000  # urls looked up at a time: larger batches would block the event loop
 
@@ -76,20 +79,11 @@ class Leasing:
         raise; OutdatedError if the origin has another version than the ref names.
         """
         name = name_of(ref)
-        shard = await self._present(name, ref)
-        hit = shard is not None
-        while True:
-            published = await self._published(shard, ref, hit=hit)
-            if published is not None:
-                return published
 
-            # It is missing, damaged, or has no index: the transfer fetches or indexes it.
-            found = await self._transfers.wait(name, ref, wanted, wait)
-            if isinstance(found, Arrival):
-                return found
-            # The published shard may have been evicted before this task runs: check again.
-            hit = hit and found is shard  # it was indexed in its place
-            shard = self._store.shards.get(found.key)
+        async def fetch() -> Shard | Arrival:
+            return await self._transfers.wait(name, ref, wanted, wait)
+
+        return await self._cached_or(fetch, name, ref)
 
     async def acquire_latest(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
         """Return the present version of a shard as `acquire` does.
@@ -107,8 +101,31 @@ class Leasing:
         Neither is retained yet. Raises every error that fetching can raise; OutdatedError if the
         origin has another version than the ref names.
         """
-        assert wait.bytes is not None
+        span = wait.bytes
+        assert span is not None
         name = name_of(ref)
+
+        async def fetch() -> Shard | PartFile:
+            file = self._store.part_files.get(self._planner.key(name))
+            if file is not None and file.has(span):
+                return file
+            return await self._transfers.wait_for_range(name, ref, wait)
+
+        return await self._cached_or(fetch, name, ref)
+
+    async def _cached_or(
+        self,
+        fetch: Callable[[], Awaitable[Shard | _Partial]],
+        name: str,
+        ref: ShardRef,
+    ) -> Published | _Partial:
+        """Return the published shard, or what fetching it gives early of it.
+
+        Args:
+            fetch: called while the shard is missing, is damaged, or has no index, which a reader
+                of samples needs: fetches or indexes it.
+            name: of the shard in plans.
+        """
         shard = await self._present(name, ref)
         hit = shard is not None
         while True:
@@ -116,12 +133,10 @@ class Leasing:
             if published is not None:
                 return published
 
-            file = self._store.part_files.get(self._planner.key(name))
-            if file is not None and file.has(wait.bytes):
-                return file
-            found = await self._transfers.wait_for_range(name, ref, wait)
-            if isinstance(found, PartFile):
+            found = await fetch()
+            if not isinstance(found, Shard):
                 return found
+            # The published shard may have been evicted before this task runs: check again.
             hit = hit and found is shard  # it was indexed in its place
             shard = self._store.shards.get(found.key)
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
@@ -22,12 +23,14 @@ from shardcache.errors import (
     internal_error,
 )
 from shardcache.shared.protocol import ShardRef
-from shardcache.store.part_file import PartFile, Span
+from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Shard
 from shardcache.telemetry.logs import about
 from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
+
+_Partial = TypeVar("_Partial", Arrival, PartFile)
 
 _MAX_REFUSALS = 100  # the latest, for people to read
 
@@ -93,27 +96,11 @@ class Transfers:
         first if the error is retryable.
         """
         wait.is_file = ref.is_file
-        has_joined = name in self._by_name
-        try:
-            return await self._insist(name, ref, wanted, wait)
-        except ShardcacheError as exn:
-            if not (has_joined and exn.retryable):
-                raise
-        return await self._insist(name, ref, wanted, wait)
 
-    async def _insist(
-        self,
-        name: str,
-        ref: ShardRef,
-        wanted: Class,
-        wait: Wait,
-    ) -> Shard | Arrival:
-        while True:
-            transfer = self.start(name, ref, wanted, wait.client)
-            found = await self._wait(transfer, wait)
-            if found is not None:
-                return found
-            # It had ended with the ranges that others wanted of it.
+        def start() -> Transfer:
+            return self.start(name, ref, wanted, wait.client)
+
+        return await self._join(name, start, _early_access, wait)
 
     async def wait_for_range(self, name: str, ref: ShardRef, wait: Wait) -> Shard | PartFile:
         """Return a file with the bytes that a wait needs: some of its parts, or the whole object.
@@ -122,51 +109,54 @@ class Transfers:
         """
         assert wait.bytes is not None
         wait.is_file = True
-        has_joined = name in self._by_name
-        while True:
-            transfer = self.start(name, ref, Class.PLANNED, wait.client, is_whole=False)
-            try:
-                found = await self._wait_for_range(transfer, wait, wait.bytes)
-            except ShardcacheError as exn:
-                if not (has_joined and exn.retryable):
-                    raise
-                has_joined = False
-            else:
-                if found is not None:
-                    return found
 
-    async def _wait_for_range(
+        def start() -> Transfer:
+            return self.start(name, ref, Class.PLANNED, wait.client, is_whole=False)
+
+        return await self._join(name, start, _needed_parts, wait)
+
+    async def _join(
+        self,
+        name: str,
+        start: Callable[[], Transfer],
+        available: Callable[[Transfer, Wait], _Partial | None],
+        wait: Wait,
+    ) -> Shard | _Partial:
+        """Wait for a transfer, and return its shard, or what is available of it before.
+
+        Args:
+            start: starts the transfer, or joins the running one.
+            available: returns what the wait may have of an unfinished transfer.
+        """
+        may_retry = name in self._by_name
+        while True:
+            transfer = start()
+            try:
+                found = await self._wait(transfer, available, wait)
+            except ShardcacheError as exn:
+                if not (may_retry and exn.retryable):
+                    raise
+                may_retry = False
+                continue
+            if found is not None:
+                return found
+            # It had ended with the ranges that others wanted of it.
+
+    async def _wait(
         self,
         transfer: Transfer,
+        available: Callable[[Transfer, Wait], _Partial | None],
         wait: Wait,
-        needed: Span,
-    ) -> Shard | PartFile | None:
+    ) -> Shard | _Partial | None:
         transfer.waits.add(wait)
         wait.stages = transfer.stages
-        self.hurry(transfer)
+        if wait.bytes is not None:
+            self.hurry(transfer)  # it fetches no other ranges than those of its waits
         try:
             while not transfer.outcome.done():
-                file = transfer.part_file
-                # A file that has arrived whole loses its name before the transfer ends.
-                is_readable = file is not None and (file.is_own or file.partial.is_there())
-                if file is not None and is_readable and file.has(needed):
-                    return file
-                await transfer.moved.wait()
-            return transfer.outcome.result()
-        finally:
-            transfer.waits.discard(wait)
-
-    async def _wait(self, transfer: Transfer, wait: Wait) -> Shard | Arrival | None:
-        transfer.waits.add(wait)
-        wait.stages = transfer.stages
-        try:
-            while not transfer.outcome.done():
-                arrival = transfer.arriving
-                is_waiting = wait.since_s is not None
-                if is_waiting and arrival is not None and arrival.is_worth(wait):
-                    arrival.readers.append(wait.client)
-                    arrival.is_file |= wait.is_file
-                    return arrival
+                found = available(transfer, wait)
+                if found is not None:
+                    return found
                 await transfer.moved.wait()
             return transfer.outcome.result()
         finally:
@@ -280,6 +270,28 @@ class Transfers:
         self._measures.transfer.observe(sum(took_s.values()))
         for stage, spent_s in took_s.items():
             self._measures.stage.of(stage.name.lower()).observe(spent_s)
+
+
+def _early_access(transfer: Transfer, wait: Wait) -> Arrival | None:
+    """Return early access to a shard, with a waiting reader as one of its readers."""
+    arrival = transfer.arriving
+    is_waiting = wait.since_s is not None
+    if not is_waiting or arrival is None or not arrival.is_worth(wait):
+        return None
+    arrival.readers.append(wait.client)
+    arrival.is_file |= wait.is_file
+    return arrival
+
+
+def _needed_parts(transfer: Transfer, wait: Wait) -> PartFile | None:
+    """Return the file of parts once it has those that a wait needs."""
+    assert wait.bytes is not None
+    file = transfer.part_file
+    if file is None or not file.has(wait.bytes):
+        return None
+    # A file that has arrived whole loses its name before the transfer ends.
+    is_readable = file.is_own or file.partial.is_there()
+    return file if is_readable else None
 
 
 def _retrieve_error(outcome: asyncio.Future[Shard | None]) -> None:
