@@ -6,7 +6,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Lock
 
-from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.shared.protocol import Wanted
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
@@ -15,11 +14,7 @@ from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.reading.leased.granted_file import open_granted
-from shardcache_client.samples import mapped_file as files
-
-# A file granted ahead may be evicted before it is opened, but hardly again.
-_TRIES = 5
+from shardcache_client.reading.leased.granted_file import open_granted, read_granted
 
 
 class CachedFile:
@@ -66,20 +61,18 @@ class CachedFile:
         """Open the file; return its grant."""
         if self._grant is not None:
             return self._grant
-        for tries_left in reversed(range(_TRIES)):
-            self._lease = self._session.lease(self._position, partial=False, named=self._named)
-            self._session.extend()
-            grant = self._session.wait(self._lease)
-            try:
-                self._fd = open_granted(grant)
-            except (CacheDirError, CorruptShardError) as exn:
-                self._session.release(self._lease, read=False, damage=files.damage_of(exn))
-                self._lease = None
-                if not tries_left:
-                    raise
-            else:
-                break
+        first = self._request()
+        _, grant = read_granted(self._session, first, self._request, self._open)
         self._grant = grant
+        return grant
+
+    def _request(self) -> LeaseRequest:
+        self._lease = self._session.lease(self._position, partial=False, named=self._named)
+        self._session.extend()
+        return self._lease
+
+    def _open(self, grant: Grant) -> Grant:
+        self._fd = open_granted(grant)
         return grant
 
 

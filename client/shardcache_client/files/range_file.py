@@ -4,14 +4,10 @@ import os
 from pathlib import Path
 from threading import Lock
 
-from shardcache.errors import CacheDirError, CorruptShardError, ShardChangedError
+from shardcache.errors import ShardChangedError
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
-from shardcache_client.reading.leased.granted_file import open_granted
-from shardcache_client.samples import mapped_file as files
-
-# The file of a grant may have become another one, or have been lost, before it is opened.
-_TRIES = 5
+from shardcache_client.reading.leased.granted_file import open_granted, read_granted
 
 
 class RangeFile:
@@ -44,28 +40,22 @@ class RangeFile:
         with self._lock:
             if self._whole is not None:
                 return os.pread(self._fd, stop - start, start)
-            for tries_left in reversed(range(_TRIES)):
-                found = self._read(start, stop, tries_left)
-                if found is not None:
-                    break
-            assert found is not None
-            return found
+            return self._read(start, stop)
 
-    def _read(self, start: int, stop: int, tries_left: int) -> bytes | None:
-        """Read by a lease on the range; return None if its file cannot be read, to try again."""
+    def _read(self, start: int, stop: int) -> bytes:
+        """Read by a lease on the range."""
         first = (start, max(start + 1, stop))
-        (lease,) = self._session.lease_ranges([(self._position, first)], needed=True)
-        grant = self._session.wait(lease)
-        try:
-            self._open(grant)
-        except (CacheDirError, CorruptShardError) as exn:
-            self._session.release(lease, read=False, damage=files.damage_of(exn))
-            if not tries_left:
-                raise
-            return None
 
-        found = os.pread(self._fd, stop - start, start)
-        if grant["type"] == "leased":
+        def request() -> LeaseRequest:
+            (lease,) = self._session.lease_ranges([(self._position, first)], needed=True)
+            return lease
+
+        def read(grant: Grant) -> bytes:
+            self._open(grant)
+            return os.pread(self._fd, stop - start, start)
+
+        lease, found = read_granted(self._session, request(), request, read)
+        if lease.is_granted_whole:
             self._whole = lease
         else:
             self._session.release(lease)

@@ -1,10 +1,49 @@
 """The file of a daemon's grant, opened."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from shardcache.errors import CorruptShardError
-from shardcache_client.daemon.lease import Grant
+from shardcache.errors import CacheDirError, CorruptShardError
+from shardcache_client.daemon.lease import Grant, LeaseRequest
+from shardcache_client.daemon.session import Session
 from shardcache_client.samples import mapped_file as files
+
+_Result = TypeVar("_Result")
+
+# The file of a grant may be evicted, replaced or lost before it is opened, but hardly every time.
+_MAX_TRIES = 5
+
+
+def read_granted(
+    session: Session,
+    lease: LeaseRequest,
+    again: Callable[[], LeaseRequest],
+    read: Callable[[Grant], _Result],
+) -> tuple[LeaseRequest, _Result]:
+    """Wait for a lease, and read the file of its grant; request another if it cannot be read.
+
+    Args:
+        again: requests the same as `lease`.
+        read: opens the file, by `open_granted`.
+
+    Returns:
+        The lease that was read, and what `read` returned.
+
+    Raises what `Session.wait` raises; CacheDirError or CorruptShardError if none of five files can
+    be read. The leases have then ended.
+    """
+    tries_left = _MAX_TRIES
+    while True:
+        grant = session.wait(lease)
+        try:
+            return lease, read(grant)
+        except (CacheDirError, CorruptShardError) as exn:
+            session.release(lease, read=False, damage=files.damage_of(exn))
+            tries_left -= 1
+            if not tries_left:
+                raise
+        lease = again()
 
 
 def open_granted(grant: Grant) -> int:

@@ -6,28 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardcache.errors import (
-    CacheDirError,
-    ConfigError,
-    CorruptShardError,
-    ShardChangedError,
-    ShardError,
-)
+from shardcache.errors import ConfigError, ShardChangedError, ShardError
 from shardcache.tarindex.spans import check_of, samples_in
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.reading.leased.granted_file import open_granted
+from shardcache_client.reading.leased.granted_file import open_granted, read_granted
 from shardcache_client.reading.single.sample_places import SamplePlace
 from shardcache_client.reading.single.table_rows import TABLES_REMEDY
-from shardcache_client.samples import mapped_file as files
 from shardcache_client.samples import slicing
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import Sample
-
-# The file of a grant may have become another one, or have been lost, before it is opened.
-_TRIES = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -117,19 +107,16 @@ class SampleRanges:
     def _data(self, request: RangeRequest) -> tuple[bytes, Grant]:
         """Return the bytes of a sample, and the grant by which they were read."""
         place = request.place
-        for tries_left in reversed(range(_TRIES)):
-            lease = request.lease
-            grant = self._session.wait(lease)
-            try:
-                data = _read(grant, place)
-            except (CacheDirError, CorruptShardError) as exn:
-                self._session.release(lease, read=False, damage=files.damage_of(exn))
-                if not tries_left:
-                    raise
-                (request.lease,) = self._leases([place], needed=True)
-            else:
-                self._session.release_later(lease)
-                break
+
+        def again() -> LeaseRequest:
+            (request.lease,) = self._leases([place], needed=True)
+            return request.lease
+
+        def read(grant: Grant) -> tuple[bytes, Grant]:
+            return _read(grant, place), grant
+
+        lease, (data, grant) = read_granted(self._session, request.lease, again, read)
+        self._session.release_later(lease)
         return data, grant
 
 
