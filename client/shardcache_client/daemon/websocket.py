@@ -121,6 +121,8 @@ class WebSocket:
 
     def _check_open(self) -> None:
         if self._protocol.state is State.OPEN:
+            if self._socket.fileno() < 0:  # in a forked child, or collected in a cycle
+                raise ConnectionResetError("closed in this process")
             return
         self._socket.close()
         goodbye = self._protocol.close_rcvd

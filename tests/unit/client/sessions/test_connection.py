@@ -83,6 +83,22 @@ def test_connection_waits_for_its_turn_in_a_full_backlog(path: Path) -> None:
             DaemonConnection(path, READER, time.monotonic() + 0.01)
 
 
+def test_sending_in_a_forked_child_is_a_lost_connection(path: Path) -> None:
+    """A file that a worker inherited is closed there: its release goes nowhere, and fails nothing else."""
+    with scripted(path, welcomed()), closing(DaemonConnection(path, READER, soon())) as connection:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                connection.tell("release", lease=1)
+            except NoDaemonError:
+                status = 0
+            finally:
+                os._exit(status)
+        _, waited = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(waited) == 0
+
+
 def test_a_path_that_no_socket_can_have(tmp_path: Path) -> None:
     """A path beyond the kernel's limit is a mistake in the configuration, not an absent daemon."""
     with pytest.raises(ConfigError, match="107 bytes"):
