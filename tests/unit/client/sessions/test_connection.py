@@ -21,13 +21,14 @@ from shardcache_client.daemon.session import resolve
 from shardcache_client.daemon.websocket import FarewellError, WebSocket
 from shardcache_client.order.sequences.rounds import Topology
 from support.network.peer import Peer, scripted, welcomed
+from support.programs.guard import GUARD_S
 
 READER = ReaderIdentity("job", Topology(1, 2, 3, 4))
 
 
 def soon() -> float:
     """Return a deadline that a test never reaches unless something is broken."""
-    return time.monotonic() + 30
+    return time.monotonic() + GUARD_S
 
 
 @pytest.fixture
@@ -141,12 +142,33 @@ def test_the_last_words_of_one_that_has_left_are_heard(path: Path) -> None:
 
     with scripted(path, script):
         websocket = WebSocket(path, "/v1/session", soon())
-        assert left.wait(30)
+        assert left.wait(GUARD_S)
         message = websocket.receive(soon())
         assert message is not None
         assert json.loads(message) == {"type": "last"}
         with pytest.raises(FarewellError):
             websocket.receive(soon())
+
+
+def test_message_of_an_object_that_is_collected_with_its_connection_is_lost(path: Path) -> None:
+    """The collector closes the socket first: for the sender the connection is broken, as if the daemon had left."""
+    errors = []
+
+    class Holder:
+        def __init__(self, connection: DaemonConnection) -> None:
+            self.connection = connection
+            self.itself = self
+
+        def __del__(self) -> None:
+            try:
+                self.connection.tell("release", lease=1)
+            except NoDaemonError as exn:
+                errors.append(exn)
+
+    with scripted(path, welcomed()):
+        Holder(DaemonConnection(path, READER, soon()))
+        gc.collect()
+    assert len(errors) == 1
 
 
 def test_a_daemon_that_refuses_our_protocol(path: Path) -> None:
@@ -220,7 +242,7 @@ def test_long_messages_in_pieces_and_pings(path: Path) -> None:
         peer.hear()
         pong = peer.websocket.ping()
         peer.websocket.send([text[:100], text[100:2_000_000], text[2_000_000:]])
-        if pong.wait(30):
+        if pong.wait(GUARD_S):
             ponged.set()
 
     with scripted(path, welcomed(in_pieces)):
