@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache_client.dataset import ShardDataset
+from support.programs.guard import GUARD_S
 
 BATCH = 5
 KILLED_AT = {0: (1, 4), 1: (0, 6)}  # attempt: rank, and the step of the epoch after which it is killed
@@ -51,7 +52,7 @@ def look(socket: str, urls: str) -> dict[str, Any]:
     handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("shardcache").addHandler(handler)
     meet()
-    rank, dataset = dist.get_rank(), shuffled(urls, socket, timeout_s=60)
+    rank, dataset = dist.get_rank(), shuffled(urls, socket, timeout_s=GUARD_S)
     loader: Any = DataLoader(dataset, batch_size=BATCH, num_workers=rank, collate_fn=keys)
 
     def glance() -> None:
@@ -77,7 +78,7 @@ def leave_early(socket: str, urls: str) -> dict[str, list[list[list[str]]]]:
     meet()
 
     def loader() -> Any:
-        return shuffled(urls, socket, timeout_s=60).loader(num_workers=0, collate_fn=keys)
+        return shuffled(urls, socket, timeout_s=GUARD_S).loader(num_workers=0, collate_fn=keys)
 
     fixed = loader()
     found: dict[str, list[list[list[str]]]] = {"set": [], "broken": [], "kept": []}
@@ -102,7 +103,7 @@ def leave_early(socket: str, urls: str) -> dict[str, list[list[list[str]]]]:
 def leave_out_of_step(socket: str, urls: str, workers: str) -> list[list[str]]:
     """Leave each of three epochs after five batches, without waiting for the other rank; return the first batches."""
     meet()
-    dataset = shuffled(urls, socket, timeout_s=60)
+    dataset = shuffled(urls, socket, timeout_s=GUARD_S)
     loader: Any = DataLoader(dataset, batch_size=BATCH, num_workers=int(workers), collate_fn=keys)
     begun: list[list[str]] = []
     for _ in range(3):
@@ -116,7 +117,7 @@ def take_last_batches(socket: str, urls: str) -> dict[str, list[list[list[str]]]
     meet()
 
     def loader(batch_size: int) -> Any:
-        return shuffled(urls, socket, timeout_s=60).loader(batch_size=batch_size, num_workers=0, collate_fn=keys)
+        return shuffled(urls, socket, timeout_s=GUARD_S).loader(batch_size=batch_size, num_workers=0, collate_fn=keys)
 
     found: dict[str, list[list[list[str]]]] = {"resumed": [], "single": [], "set": []}
     saving = loader(BATCH)
@@ -179,7 +180,7 @@ def listed(
         if when == "alone" and int(rank) < int(world_size) - 1:
             return told
         options = {"shuffle": True, "seed": None} if when == "drawn" else {}
-        ds = ShardDataset(urls, even=None, socket=socket, timeout_s=3 if when == "alone" else 60, **options)
+        ds = ShardDataset(urls, even=None, socket=socket, timeout_s=3 if when == "alone" else GUARD_S, **options)
         if when in ("split", "astray"):
             ds = ds.split(0.5, 0.5, seed=int(rank) if when == "astray" else 0)[0]
         method = {} if workers == "none" else {"num_workers": 2, "multiprocessing_context": workers}

@@ -217,7 +217,7 @@ def test_a_dropped_iterator_leaves_no_thread_session_or_lease(
     next(held[0])
     drop(held)
     assert threading.active_count() == before
-    eventually(lambda: daemon.leases() == 0, limit_s=10)
+    eventually(lambda: daemon.leases() == 0)
 
 
 def test_substitutes_are_of_shards_that_are_open(daemon: Daemon, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.lengths import LengthBatches, batch_by_length
 from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
 from support.programs.ranks import torchrun
 from support.shards.tars import make_tar
 
@@ -54,7 +55,7 @@ def described(samples: list[dict[str, Any]]) -> list[tuple[str, int]]:
 def batches(socket: object, urls: str) -> LengthBatches:
     """Return what all loaders of this test read."""
     ds = ShardDataset(urls, shuffle=True, seed=7, socket=str(socket), job="length-job")
-    return batch_by_length(ds, MAX_TOKENS, length, sort_buffer=40, collate=described, timeout_s=30)
+    return batch_by_length(ds, MAX_TOKENS, length, sort_buffer=40, collate=described, timeout_s=GUARD_S)
 
 
 def train(socket: str, urls: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_shards
 
@@ -55,7 +56,7 @@ def test_workers_end_with_a_killed_trainer(daemon: Daemon, urls: str) -> None:
     started = context.Event()
     trainer = context.Process(target=_take_one_batch_and_stay, args=(ds, started))
     trainer.start()
-    assert started.wait(30)
+    assert started.wait(GUARD_S)
     eventually(lambda: daemon.leases() > 0)
     trainer.kill()
     trainer.join()

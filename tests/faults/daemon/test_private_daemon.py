@@ -295,7 +295,7 @@ def test_workers_forked_during_the_start_hold_up_neither_it_nor_the_next(root: P
     try:
         assert job.stdout.readline() == "started\n"
         home.kill()
-        with locked(home.runtime / "shardcache-private" / "turn.lock", limit_s=1.0):
+        with locked(home.runtime / "shardcache-private" / "turn.lock", limit_s=GUARD_S):
             pass
         assert read(root) == KEYS
     finally:

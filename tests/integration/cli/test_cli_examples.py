@@ -13,6 +13,7 @@ import pytest
 from shardcache.cli.main import app
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually, spawn
+from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 
@@ -76,7 +77,7 @@ def test_exit_codes_are_those_of_the_pages(tmp_path: Path, monkeypatch: pytest.M
         watching = spawn(("top", "--json"), os.environ, tmp_path / "top.log")
         eventually((tmp_path / "top.log").read_text)
         os.kill(watching.pid, signal.SIGINT)
-        assert watching.wait(60) == 130
+        assert watching.wait(GUARD_S) == 130
     assert found == {line: code for code, lines in CODES.items() for line in lines}
     for page, codes in (("commands", {*CODES, 130}), ("doctor", {*CODES})):
         table = (DOCS / f"{page}.md").read_text().partition("| exit code |")[2].partition("\n\n")[0]

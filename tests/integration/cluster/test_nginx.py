@@ -155,7 +155,7 @@ def test_neither_the_command_nor_nginx_outlives_the_other(node: NodeRun) -> None
     assert len(running) > 1
     node.process.kill()
     for pid in running:
-        wait_until_ended(pid, GUARD_S)
+        wait_until_ended(pid)
     master = node.start()
     workers = children(master)
     os.kill(master, signal.SIGKILL)

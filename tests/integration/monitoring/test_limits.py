@@ -54,7 +54,7 @@ def test_bandwidth_limit_is_shown_always_and_named_while_it_holds(tmp_path: Path
 
 def test_jobs_that_a_limit_starves_are_short_of_data_in_every_moment(tmp_path: Path) -> None:
     """By the share of the last 30 s: their waits are short, and none of them is under way at most looks."""
-    urls = [f"file://{path}" for path in write_shards(tmp_path, 64, 10, {"bin": 10_000})]
+    urls = [f"file://{path}" for path in write_shards(tmp_path, 256, 10, {"bin": 10_000})]
     with Daemon(tmp_path, "--max-bandwidth", "1MB", "--part-size", "65536") as daemon, live(daemon) as events:
         page = Page(events)
         threads = [threading.Thread(target=read, args=(daemon, name, urls), daemon=True) for name in ("one", "two")]
@@ -77,7 +77,7 @@ def test_jobs_that_a_limit_starves_are_short_of_data_in_every_moment(tmp_path: P
 def read(daemon: Daemon, job: str, urls: list[str]) -> None:
     """Read shards twice, until the daemon ends."""
     with suppress(ShardcacheError):
-        for _ in ShardDataset(urls, socket=daemon.socket, job=job, timeout_s=1, partial_reads=False):
+        for _ in ShardDataset(urls, socket=daemon.socket, job=job, timeout_s=10, partial_reads=False):
             pass
 
 

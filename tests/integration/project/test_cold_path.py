@@ -9,6 +9,7 @@ import pytest
 
 import house
 from support.programs.daemon import Daemon, eventually, spawn
+from support.programs.guard import GUARD_S
 from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
@@ -36,7 +37,7 @@ def test_a_cold_shard_passes_few_files(moto: Bucket, tmp_path: Path) -> None:
         eventually(lambda: len(children(daemon.pid)) >= 2)
         processes = 2 + len(children(daemon.pid))
         program = (sys.executable, "-c", FIRST_SAMPLE, url, str(daemon.socket), str(processes))
-        subprocess.run(program, env=os.environ | traced, check=True, timeout=120)
+        subprocess.run(program, env=os.environ | traced, check=True, timeout=GUARD_S)
     ran = {line for path in tmp_path.glob("*.files") for line in path.read_text().splitlines()}
     print(f"{len(ran)} files", *sorted(ran), sep="\n")
     assert len(ran) <= house.LIMITS["files that a cold shard passes"]

@@ -23,6 +23,7 @@ from shardcache.transport.http.pool import Pool
 from support.network.certificates import Authority
 from support.network.scripted_server import Reply, ScriptedServer, answer, chunked, head
 from support.programs.daemon import eventually
+from support.programs.guard import GUARD_S
 from support.stores.mischief import Ending
 
 DATA = random.Random(3).randbytes(100_000)
@@ -353,7 +354,7 @@ def test_bytes_of_a_slow_store_are_written_as_they_arrive(rig: Rig) -> None:
     """A reader may be waiting for them: none waits for a whole block."""
     more, reply = threading.Event(), answer(DATA)
     with ScriptedServer(
-        Reply(reply[:-50_000], Ending.HANG, lambda sock: more.wait(30) and sock.sendall(reply[-50_000:-40_000]))
+        Reply(reply[:-50_000], Ending.HANG, lambda sock: more.wait(GUARD_S) and sock.sendall(reply[-50_000:-40_000]))
     ) as server:
         rig.begin(server)
         eventually(lambda: rig.gate.written_bytes == len(DATA) - 50_000)

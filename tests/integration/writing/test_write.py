@@ -331,7 +331,7 @@ def test_frozen_process_ends_the_run_with_its_shard_and_the_remedy(photos: Path,
     # The process waits for the file, so that it is certainly at work when it is stopped.
     with held_back(photos / "dog" / "zzz.jpg"), start(photos, out, *SIZE, "--workers", "1") as run:
         try:
-            eventually(lambda: bool(list(out.glob(".*.part"))))
+            eventually(lambda: bool(list(out.glob(".shard-*.part"))))  # the journal has a draft as well
             (worker,) = running(run.pid, "shardcache.writing.conversion")
             os.kill(worker, signal.SIGSTOP)
             _, err = run.communicate(timeout=GUARD_S)

@@ -27,7 +27,7 @@ os.setuid(uid)
 """
 _ASK = """
 path, method, target, body = task
-connection = http.client.HTTPConnection("shardcache", timeout=50)
+connection = http.client.HTTPConnection("shardcache", timeout=300)
 connection.sock = socket.socket(socket.AF_UNIX)
 try:
     connection.sock.connect(path)

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Self
 from urllib.parse import quote, urlsplit
 
+from support.programs.guard import GUARD_S
 from support.stores.mischief import Ending
 
-_LIMIT_S = 60.0
 _HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 10_000
 # The head of a TLS record of 16 KiB of ciphertext, and less of it than that.
@@ -99,7 +99,7 @@ class ScriptedServer:
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, _LIMIT_S)
+            assert self._changed.wait_for(condition, GUARD_S)
 
     def url(self, path: str = "/a.tar", host: str | None = None) -> str:
         """Return the url of a path, by the server's address or by another name of it."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.programs.guard import GUARD_S
+
 
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started, by whichever of its threads."""
@@ -50,14 +52,14 @@ def memfds() -> dict[int, str]:
     return {fd: name for fd, name in names.items() if "memfd" in name}
 
 
-def wait_until_ended(pid: int, limit_s: float = 60.0) -> None:
+def wait_until_ended(pid: int) -> None:
     """Return once a process has ended, whoever its parent is. Blocks; raises TimeoutError."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        if not select.select([fd], [], [], limit_s)[0]:
+        if not select.select([fd], [], [], GUARD_S)[0]:
             raise TimeoutError(f"process {pid} has not ended")
     finally:
         os.close(fd)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import pytest
 
 from shardcache_client.batches.threads import AbandonedError, made_by_threads
+from support.programs.guard import GUARD_S
 
 Check = Callable[[], None]
 
@@ -41,7 +42,7 @@ def test_a_slow_batch_is_waited_for() -> None:
 
     def make(number: int) -> int:
         if number == 0:
-            assert others_are_made.wait(60)
+            assert others_are_made.wait(GUARD_S)
         made.append(number)
         if len(made) == 3:
             others_are_made.set()
@@ -131,7 +132,7 @@ def test_a_thread_that_waits_learns_that_nobody_takes_its_batches() -> None:
 
     batches = made_by_threads(numbers, lambda number: number, threads=1, ahead=4)
     assert next(batches) == 0
-    assert waits.wait(60)
+    assert waits.wait(GUARD_S)
     batches.close()
     assert len(outcome) == 1
 
@@ -143,6 +144,6 @@ from shardcache_client.batches.threads import made_by_threads
 batches = made_by_threads(lambda check: (number for number in range(10**9)), lambda number: number, threads=2, ahead=4)
 print(next(batches))
 """
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=True)
     assert ran.stdout == "0\n"
     assert ran.stderr == ""
