@@ -29,13 +29,12 @@ from shardcache.config.settings import Settings
 from shardcache.errors import CacheError, CorruptShardError, ExhaustedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
-from shardcache.redact import redact
 from shardcache.shared.protocol import Json, ShardRef, Wanted
 from shardcache.shared.temporary_keys import TemporaryKeys
 from shardcache.shared.url_names import may_name_index
 from shardcache.store.folder.pins_file import Pin
 from shardcache.store.indexing.indexers import Indexers
-from shardcache.store.keys import shard_key
+from shardcache.store.keys import place_of, shard_key, stored_url
 from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
@@ -310,7 +309,7 @@ class Cache:
         for number, file in enumerate(list(self._store.part_files.values())):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
-            url = redact(file.partial.obj.url)
+            url = stored_url(file.partial.obj.url)
             if file.is_own and is_meant(url):
                 yield file, url
 
@@ -480,7 +479,12 @@ def _pins_of(refs: Sequence[ShardRef], uids: frozenset[int]) -> list[Pin]:
     Its footprint is an estimate until the shard arrives.
     """
     return [
-        Pin(redact(ref.url), shard_key(ref.url, ref.version), footprint_bytes(ref.size_bytes), uids)
+        Pin(
+            stored_url(ref.url),
+            shard_key(place_of(ref.url, is_file=ref.is_file), ref.version),
+            footprint_bytes(ref.size_bytes),
+            uids,
+        )
         for ref in refs
         if ref.version is not None and ref.size_bytes is not None
     ]

@@ -12,8 +12,7 @@ from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.space.part_residency import PartResidency
 from shardcache.cache.waiting.signals import Signal
 from shardcache.errors import CorruptShardError, DiskError
-from shardcache.redact import redact
-from shardcache.store.keys import is_key
+from shardcache.store.keys import is_key, stored_url
 from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -178,7 +177,7 @@ class Scrubber:
         self._read_bytes += size_bytes
         self._found += len(damaged)
         if damaged:
-            url = redact(file.partial.obj.url)
+            url = stored_url(file.partial.obj.url)
             log.error("a part of a cached object is damaged; dropped", shard=url, part=part)
         return True
 

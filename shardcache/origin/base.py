@@ -10,6 +10,7 @@ from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ConfigError
 from shardcache.origin.handed_keys import HandedKeys
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
+from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import Route, TierState
 from shardcache.transport.between.checksums import Data
 from shardcache.transport.between.flow import Commit, Flow, Received
@@ -31,6 +32,7 @@ class Setup:
         max_connections: of its own; those of `workers` are limited by the caller.
         redirect_guard: None for a process that reads with its own user's rights.
         handed: temporary keys of this user's sessions, which go before those of the environment.
+        signatures: signed urls that were accepted lately.
     """
 
     protocol: str
@@ -39,6 +41,7 @@ class Setup:
     redirect_guard: AllowList | None
     workers: Workers
     handed: HandedKeys = field(default_factory=HandedKeys)
+    signatures: Signatures = field(default_factory=Signatures)
 
 
 class Origin(Protocol):

@@ -51,8 +51,16 @@ class DeferredOrigin(Origin):
                 await origin.prepare(url)
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
-        """As `Origin.stat`."""
-        return await (await self.loaded()).stat(url, first_bytes)
+        """As `Origin.stat`. Notes whether a signed url is accepted."""
+        origin = await self.loaded()
+        signatures = self._setup.signatures
+        try:
+            obj = await origin.stat(url, first_bytes)
+        except errors.AccessDeniedError:
+            signatures.refuse(url)
+            raise
+        signatures.accept(url)
+        return obj
 
     async def fetch(
         self,

@@ -14,6 +14,7 @@ from shardcache.origin.base import Setup
 from shardcache.origin.deferred_origin import DeferredOrigin
 from shardcache.origin.handed_keys import HandedKeys
 from shardcache.origin.objects import RemoteObject
+from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import TierState
 from shardcache.origin.tiered_origin import TieredOrigin
 from shardcache.shared.temporary_keys import TemporaryKeys
@@ -55,6 +56,7 @@ class Origins:
     Attributes:
         tiers: the cluster's shared caches in front of the origins, by address.
         handed: temporary keys of this user's sessions.
+        signatures: signed urls that were accepted lately.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Origins:
         self.tiers = {address: TierState(address) for address in addresses}
         own = TemporaryKeys.of(os.environ)
         self.handed = HandedKeys([] if own is None else [own])
+        self.signatures = Signatures()
         self._workers = Workers(silence_s=stall_timeout_s)
 
     def __repr__(self) -> str:
@@ -106,6 +109,7 @@ class Origins:
             self._redirect_guard,
             self._workers,
             self.handed,
+            self.signatures,
         )
         if table.tier is None:
             return DeferredOrigin(setup)

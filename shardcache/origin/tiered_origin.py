@@ -29,9 +29,8 @@ class TieredOrigin(DeferredOrigin):
 
         The tier may have its parts; it asks whether this version may be read.
         """
-        origin = await self.loaded()
         try:
-            found = await origin.stat(url)
+            found = await super().stat(url)
         except OriginUnavailableError:
             lately = self._known.get(url) or await self._permitted_by_tier(url)
             if lately is None:

@@ -2,6 +2,8 @@
 
 import hashlib
 
+from shardcache.redact import redact
+from shardcache.shared.signed_urls import is_signed, without_signature
 from shardcache.shared.url_names import is_stored_as_is
 
 KEY_CHARS = 32
@@ -23,9 +25,20 @@ def is_key(name: str) -> bool:
 def place_of(url: str, *, is_file: bool) -> str:
     """Return the url, or other text, that a shard or file is cached under.
 
-    It is the url, except for the own bytes of a shard that is cached in another form: no url is
-    like theirs.
+    It is the url, with two exceptions, which no url is like:
+
+    1. The own bytes of a shard that is cached in another form.
+    2. A signed url: all signatures of one object have one place. The url without a signature has
+       another one, as a signature permits nothing to those who have none.
     """
+    place = url
+    if is_signed(url):
+        place = f"{without_signature(url)}\0signed"
     if is_file and not is_stored_as_is(url):
-        return f"{url}\0"
-    return url
+        return f"{place}\0"
+    return place
+
+
+def stored_url(url: str) -> str:
+    """Return a url as it is stored and shown: without a signature or any other secret."""
+    return redact(without_signature(url))

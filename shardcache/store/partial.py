@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Self
 
 from shardcache.origin.objects import RemoteObject
-from shardcache.redact import redact
 from shardcache.shared.url_names import format_of, is_stored_as_is
 from shardcache.store.codecs import codec_of, inflate, write_pieces
 from shardcache.store.disk.direct_reads import read_direct
@@ -28,7 +27,7 @@ from shardcache.store.disk.file_operations import (
 from shardcache.store.disk.holes import punch_hole
 from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
-from shardcache.store.keys import place_of, shard_key
+from shardcache.store.keys import place_of, shard_key, stored_url
 from shardcache.store.shard import Facts
 from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.parts import RECORD, Parts, PartSums
@@ -130,7 +129,7 @@ class Partial:
 
     def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
         return Facts(
-            url=redact(self.obj.url),
+            url=stored_url(self.obj.url),
             version=self.obj.version,
             size_bytes=size_bytes,
             origin_bytes=self.obj.size_bytes,
@@ -218,7 +217,7 @@ class Partial:
 
     def _title(self) -> bytes:
         title = {
-            "url": redact(self.obj.url),
+            "url": stored_url(self.obj.url),
             "version": self.obj.version,
             "size_bytes": self.obj.size_bytes,
             "part_bytes": self.part_bytes,

@@ -57,7 +57,7 @@ class MixedSource:
         further = [each for each in (self.unit, self.manifest.selection) if each]
         return [
             self.name,
-            self.manifest.shards.urls.fingerprint,
+            self.manifest.objects,
             self.manifest.counts,
             repr(self.shuffle),
             *further,

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from shardcache import errors
+from shardcache.shared.signed_urls import without_signature
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks import distributed
@@ -76,7 +77,8 @@ class TorchRankGroup(RankGroup):
         """
         super().__init__(given)
         how_named = [] if given is None else [type(given).__name__]
-        identity = json.dumps([*urls, *how_named])
+        # Each rank may have signed its urls by itself.
+        identity = json.dumps([*map(without_signature, urls), *how_named])
         digest = blake2b(identity.encode(), digest_size=16).hexdigest()
         # Several ranks may be made in one process, where each makes its datasets in the same order.
         named = None if isinstance(given, MeshRanks) else given

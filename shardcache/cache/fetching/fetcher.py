@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -119,7 +119,8 @@ class Fetcher:
         """Return the object to fetch: that of cached parts, or else what the origin has."""
         file = self._store.part_files.get(key)
         if file is not None and not file.is_left:
-            return file.partial.obj
+            # By the url of who asks: another one's signature may have expired.
+            return replace(file.partial.obj, url=transfer.ref.url)
         transfer.stages.enter(Stage.ASKING)
         return await self._downloader.stat(
             origin,

@@ -20,7 +20,7 @@ from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import Class, Wait
 from shardcache.errors import CorruptShardError, OutdatedError
 from shardcache.shared.protocol import ShardRef
-from shardcache.store.keys import shard_key
+from shardcache.store.keys import place_of, shard_key
 from shardcache.store.part_file import PartFile, Span
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
@@ -61,16 +61,17 @@ class Leasing:
 
         `acquire` revalidates them.
         """
-        unknown = [url for url in urls if self._planner.key(url) == url]
+        names = ((place_of(url, is_file=False), url) for url in urls)
+        unknown = [(name, url) for name, url in names if self._planner.key(name) == name]
         for first in range(0, len(unknown), _RECALLED_AT_ONCE):
             some = unknown[first : first + _RECALLED_AT_ONCE]
-            versions = await self._history.versions(some)
-            for url, version in zip(some, versions, strict=True):
+            versions = await self._history.versions([url for _, url in some])
+            for (name, _), version in zip(some, versions, strict=True):
                 if version is None:
                     continue
-                key = shard_key(url, version)
+                key = shard_key(name, version)
                 if key in self._store.shards:
-                    self._planner.learn(url, key, now_s=float("-inf"))
+                    self._planner.learn(name, key, now_s=float("-inf"))
 
     async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
         """Return the published shard, fetched if it is missing.
@@ -270,10 +271,21 @@ class Leasing:
         self._health.check(url)
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
-        """Return the shard if it is cached; if no version is given, the origin's last known one."""
+        """Return the shard if it is cached; if no version is given, the origin's last known one.
+
+        Raises the origin's error for a signed url that it does not accept.
+        """
+        key = self._planner.key(name)
+        is_there = key in self._store.shards or key in self._store.part_files
+        if is_there or name in self._transfers:  # else a transfer asks the origin by this very url
+            await self._revalidation.check_signature(name, ref)
         if ref.version is None:
             await self._revalidation.check(name, ref)
         return self._store.shards.get(self._planner.key(name))
+
+    def may_have(self, ref: ShardRef) -> bool:
+        """Return whether a reader may have cached bytes of a shard without asking its origin."""
+        return self._revalidation.allows(ref.url)
 
 
 def _is_enough(facts: Facts, ref: ShardRef) -> bool:

@@ -93,14 +93,14 @@ class Transfers:
         Returns early access to it if `wait` accepts that: the caller is then one of its readers.
         Cancelling the caller does not cancel the transfer: others may wait for it, now or later.
         Raises the transfer's error; a caller that joined a running transfer gets a new attempt
-        first if the error is retryable.
+        first if the error is retryable, or the transfer was by another signature.
         """
         wait.is_file = ref.is_file
 
         def start() -> Transfer:
             return self.start(name, ref, wanted, wait.client)
 
-        return await self._join(name, start, _early_access, wait)
+        return await self._join(name, ref.url, start, _early_access, wait)
 
     async def wait_for_range(self, name: str, ref: ShardRef, wait: Wait) -> Shard | PartFile:
         """Return a file with the bytes that a wait needs: some of its parts, or the whole object.
@@ -113,11 +113,17 @@ class Transfers:
         def start() -> Transfer:
             return self.start(name, ref, Class.PLANNED, wait.client, is_whole=False)
 
-        return await self._join(name, start, _needed_parts, wait)
+        return await self._join(name, ref.url, start, _needed_parts, wait)
+
+    def _url_of(self, name: str) -> str | None:
+        """Return the url by which a shard is being fetched; None if it is not."""
+        transfer = self._by_name.get(name)
+        return None if transfer is None else transfer.ref.url
 
     async def _join(
         self,
         name: str,
+        url: str,
         start: Callable[[], Transfer],
         available: Callable[[Transfer, Wait], _Partial | None],
         wait: Wait,
@@ -125,18 +131,19 @@ class Transfers:
         """Wait for a transfer, and return its shard, or what is available of it before.
 
         Args:
+            url: of the caller; a running transfer may be by another signature.
             start: starts the transfer, or joins the running one.
             available: returns what the wait may have of an unfinished transfer.
         """
-        may_retry = name in self._by_name
+        joined_url = self._url_of(name)
         while True:
             transfer = start()
             try:
                 found = await self._wait(transfer, available, wait)
             except ShardcacheError as exn:
-                if not (may_retry and exn.retryable):
+                if joined_url is None or not (exn.retryable or joined_url != url):
                     raise
-                may_retry = False
+                joined_url = None
                 continue
             if found is not None:
                 return found

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from shardcache.access.urls import canonical, is_glob
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.globs import glob_regex
-from shardcache.redact import redact
+from shardcache.store.keys import stored_url
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
@@ -13,7 +13,7 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
     Blocks: a brace pattern may expand to millions of urls. Raises ConfigError.
     """
-    expanded = (text for pattern in patterns for text in expand_braces(redact(pattern)))
+    expanded = (text for pattern in patterns for text in expand_braces(stored_url(pattern)))
     texts = list(map(canonical, expanded))
     prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
     globs = [glob_regex(text) for text in texts if is_glob(text)]

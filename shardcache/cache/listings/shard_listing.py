@@ -59,8 +59,6 @@ class Listing:
         self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + texts_bytes
 
     def _places(self) -> Iterable[str]:
-        if self._wanted == "samples":
-            return self.shards.urls
         return (place_of(url, is_file=self._is_file(url)) for url in self.shards.urls)
 
     def _is_file(self, url: str) -> bool:

@@ -209,7 +209,7 @@ class Reader:
             return None
         ref = self.ref(position)
         self._check_new(number)
-        if ref.version is None:
+        if ref.version is None or not self._leasing.may_have(ref):
             return None  # the object store may have to be asked for it
         found = self._leasing.at_hand(name_of(ref), span, ref.version)
         if found is None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shardcache.cache.space.part_residency import PartResidency
 from shardcache.cache.waiting.waits import JobKey
-from shardcache.redact import redact
+from shardcache.store.keys import stored_url
 from shardcache.store.part_file import PartFile, Span
 from shardcache.telemetry.metrics import Counters
 
@@ -79,7 +79,7 @@ class HeldRanges:
         if not read:
             self._parts.check(held.file)
             return
-        url = redact(held.file.partial.obj.url)
+        url = stored_url(held.file.partial.obj.url)
         self._counters.bills.add_read(url, held.size_bytes, self._client)
 
     def let_go(self, held: HeldRange) -> None:

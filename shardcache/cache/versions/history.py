@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import structlog
 
 from shardcache.origin.objects import RemoteObject
-from shardcache.redact import redact
 from shardcache.shared.shard_columns import Shards
-from shardcache.store.keys import place_of, shard_key
+from shardcache.store.keys import place_of, shard_key, stored_url
 from shardcache.store.shard import Facts
 from shardcache.store.store import Store
 
@@ -134,7 +133,7 @@ class History:
         """
         async with self._rebuilding:
             pass  # wait for its end
-        keys = [(_KIND, redact(url)) for url in urls]
+        keys = [(_KIND, stored_url(url)) for url in urls]
         losses = self.catalogue.losses
         found = await self.catalogue.get_many(keys, Fetched.from_row)
         if self.catalogue.losses != losses:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -13,6 +14,7 @@ from shardcache.errors import AccessDeniedError, OriginUnavailableError, Shardca
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.signed_urls import is_signed
 from shardcache.store.keys import place_of, shard_key
 from shardcache.store.store import Store
 from shardcache.telemetry.metrics import Counters
@@ -48,6 +50,11 @@ class Revalidation:
     )
     _under_way: Counter[str] = field(default_factory=Counter, init=False)  # requests, by origin
     _silent: set[str] = field(default_factory=set, init=False)  # origins that do not answer
+    # Locks of signed urls that are being checked
+    _proving: WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary,
+        init=False,
+    )
 
     async def check(self, name: str, ref: ShardRef) -> None:
         """Revalidate a cached shard unless that was done lately.
@@ -76,6 +83,42 @@ class Revalidation:
         error = question.result()
         if error is not None:
             raise error
+
+    def allows(self, url: str) -> bool:
+        """Return whether whoever has a url may have cached bytes; True for one without signature.
+
+        A signed one has to be accepted by its origin, lately.
+        """
+        return self._origins.signatures.allow(url)
+
+    async def check_signature(self, name: str, ref: ShardRef) -> None:
+        """Have the origin accept a signed url, unless it did lately, before cached bytes are read.
+
+        Raises the origin's error if it does not, or is silent.
+        """
+        if self.allows(ref.url):
+            return
+        lock = self._proving.setdefault(ref.url, asyncio.Lock())
+        async with lock:  # once for all readers of the url
+            if self.allows(ref.url):
+                return
+            asked_s = time.monotonic()
+            obj = await self._accepted(ref.url)
+        if ref.version is None and self._planner.checked_at_s(name) < asked_s:
+            key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
+            self._planner.learn(name, key, time.monotonic())
+
+    async def _accepted(self, url: str) -> RemoteObject:
+        """Return the object of a signed url, as its origin has it for this url."""
+        self._counters.fetched(url, 0, 1)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await self._origins.origin(url).stat(url)
+        except TimeoutError as exn:
+            raise OriginUnavailableError(
+                f"the origin has not said within {_TIMEOUT_S:g} s whether the signature is valid",
+                url=url,
+            ) from exn
 
     def stop(self) -> None:
         """Cancel the pending requests."""
@@ -113,14 +156,16 @@ class Revalidation:
     async def present(self, url: str) -> RemoteObject | None:
         """Return the object of a cached shard's or file's url as the origin has it now.
 
-        None if the origin is silent, fails or refuses: what is cached is then served. Raises its
-        other errors.
+        None if the origin is silent, fails or refuses: what is cached is then served, but for a
+        signed url that is refused. Raises its other errors.
         """
         self._counters.fetched(url, 0, 1)
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
                 return await self._origins.origin(url).stat(url)
         except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
+            if isinstance(exn, AccessDeniedError) and is_signed(url):
+                raise
             log.warning(
                 "cannot revalidate the shard; serving the cached version",
                 shard=url,

@@ -5,11 +5,13 @@ import time
 from calendar import timegm
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from email.utils import parsedate
 
 from shardcache import errors
 from shardcache.access.protocols import WEB
 from shardcache.access.urls import protocol_of
+from shardcache.shared.signed_urls import expiry_s
 from shardcache.transport.http.http_heads import number_in
 
 _MEANING: dict[int, type[errors.OriginError]] = {
@@ -28,6 +30,9 @@ _MEANING: dict[int, type[errors.OriginError]] = {
     503: errors.OriginBusyError,
     505: errors.OriginError,
 }
+
+# Statuses of answers to urls whose signature has expired; Google's is 400.
+_REFUSED = (400, 401, 403)
 
 _NO_HEADERS: Mapping[str, str] = {}
 _ELSEWHERE = "this redirect is not followed: use its target in the url or as `endpoint_url`"
@@ -49,6 +54,11 @@ def error_of(
         headers: the answer's, of which Retry-After matters.
     """
     kind = _kind(status)
+    until_s = expiry_s(url)
+    if status in _REFUSED and until_s is not None and until_s <= time.time():
+        kind = errors.AccessDeniedError
+        until = datetime.fromtimestamp(until_s, UTC)
+        message = f"the signature of the url expired at {until:%Y-%m-%d %H:%M:%S} UTC: {message}"
     reason = headers.get("x-ms-error-code")
     if reason:
         message = f"{message} ({reason})"

@@ -160,7 +160,7 @@ class Assignment:
         dealt.
         """
         facts: list[object] = [
-            manifest.shards.urls.fingerprint,
+            manifest.objects,
             repr(self.shuffle),
             self.samples_per_epoch,
             *self._identity,

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import Shards, digest
+from shardcache.shared.shard_columns import Shards, Texts, digest
+from shardcache.shared.signed_urls import without_signature
 from shardcache.shared.url_names import may_name_index
 from shardcache_client.order.shards.choices import Choices, narrowed
 
@@ -262,6 +263,15 @@ class Manifest(Sequence[ShardRef]):
         if self.choices is None:
             return ""
         return digest(repr(choice).encode() for choice in self.choices)
+
+    @cached_property
+    def objects(self) -> str:
+        """32 hexadecimal digits that identify the shards' urls, whatever signatures these have."""
+        urls = self.shards.urls
+        if b"?" in urls.text:
+            unsigned = [without_signature(url).encode() for url in urls]
+            urls = Texts.of(map(len, unsigned), b"".join(unsigned))
+        return urls.fingerprint
 
     @property
     def fingerprint(self) -> str:
