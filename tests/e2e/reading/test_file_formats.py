@@ -1,19 +1,13 @@
 """Zips, JSON Lines, TFRecord, ArrayRecord and parquet files, through a daemon: samples as from tars."""
 
-import gzip
-import io
 import json
 import lzma
-import sys
-import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from shardcache.errors import CorruptShardError, SampleError, UnsupportedShardError
@@ -21,89 +15,21 @@ from shardcache_client.dataset import Joined, Mixture, ShardDataset
 from shardcache_client.files.paths import open_cached
 from shardcache_client.handlers import ignore_and_continue
 from support.programs.daemon import Daemon
+from support.shards.file_formats import (
+    EXPECTED,
+    FORMATS,
+    SAMPLES,
+    SHARDS,
+    Row,
+    plain,
+    rows_of_shard,
+    stored_zip,
+    tf_records,
+)
 from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar
-from support.shards.tf_records import example, framed
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
-SHARDS = 3
-SAMPLES = 10
 DATA = Path(__file__).parents[2] / "data" / "formats"
-
-Row = dict[str, Any]
-
-
-def rows_of_shard(shard: int) -> list[Row]:
-    numbers = range(shard * SAMPLES, (shard + 1) * SAMPLES)
-    return [
-        {"__key__": f"n{number:03d}", "image": bytes([number]) * 100, "text": f"Text é {number}", "label": number}
-        for number in numbers
-    ]
-
-
-def zipped(rows: list[Row], method: int) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", method) as archive:
-        for name in ("image", "text", "label"):  # members of a sample lie apart
-            for row in rows:
-                value = row[name]
-                archive.writestr(f"{row['__key__']}.{name}", value if name == "image" else str(value))
-    return data.getvalue()
-
-
-def stored_zip(rows: list[Row]) -> bytes:
-    return zipped(rows, zipfile.ZIP_STORED)
-
-
-def deflated_zip(rows: list[Row]) -> bytes:
-    return zipped(rows, zipfile.ZIP_DEFLATED)
-
-
-def json_lines(rows: list[Row]) -> bytes:
-    return b"".join(json.dumps(row | {"image": row["image"].decode("latin-1")}).encode() + b"\n" for row in rows)
-
-
-def tf_records(rows: list[Row]) -> bytes:
-    records = []
-    for row in rows:
-        features = {
-            "__key__": ("bytes_list", [row["__key__"].encode()]),
-            "image": ("bytes_list", [row["image"]]),
-            "text": ("bytes_list", [row["text"].encode()]),
-            "label": ("int64_list", [row["label"]]),
-        }
-        records.append(example(features))
-    return framed(*records)
-
-
-def parquet(rows: list[Row]) -> bytes:
-    data = io.BytesIO()
-    images = [row | {"image": {"bytes": row["image"], "path": None}} for row in rows]
-    pq.write_table(pa.Table.from_pylist(images), data, row_group_size=4)
-    return data.getvalue()
-
-
-def through(compress: Callable[[bytes], bytes], write: Callable[[list[Row]], bytes]) -> Callable[[list[Row]], bytes]:
-    return lambda rows: compress(write(rows))
-
-
-FORMATS: dict[str, Callable[[list[Row]], bytes]] = {
-    "stored.zip": stored_zip,
-    "deflated.ZIP": deflated_zip,
-    "a.jsonl": json_lines,
-    "b.ndjson": json_lines,
-    "c.jsonl.gz": through(gzip.compress, json_lines),
-    "d.jsonl.zst": through(zstd.compress, json_lines),
-    "a.tfrecord": tf_records,
-    "b.tfrecords": tf_records,
-    "c.tfrecord.gz": through(gzip.compress, tf_records),
-    "a.parquet": parquet,
-}
-
 
 SPELLINGS = {"b.ndjson", "d.jsonl.zst", "b.tfrecords", "c.tfrecord.gz"}
 """Names of formats that others have under another name: those are tested each time."""
@@ -125,21 +51,6 @@ def write(place: Path, name: str, shards: Iterable[int]) -> Path:
     for shard in shards:
         (place / f"{shard}-{name}").write_bytes(FORMATS[name](rows_of_shard(shard)))
     return place
-
-
-def plain(sample: Row) -> Row:
-    """Return a sample as it was written, whatever the types in which its format has the values."""
-    image = sample["image"]
-    text = sample["text"]
-    return {
-        "__key__": sample["__key__"],
-        "image": image.encode("latin-1") if isinstance(image, str) else image,
-        "text": text.decode() if isinstance(text, bytes) else text,
-        "label": int(sample["label"]),
-    }
-
-
-EXPECTED = [row for shard in range(SHARDS) for row in rows_of_shard(shard)]
 
 
 def test_samples_are_those_that_were_written(files: Path, daemon: Daemon) -> None:
