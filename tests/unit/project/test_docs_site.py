@@ -98,6 +98,13 @@ SEARCHED = {
     "exit code": "commands.html",
     "python api": "python.html",
     "alternatives": "features.html",
+    "threads or processes": "workers.html",
+    "private daemon": "private-daemon.html",
+    "which daemon": "how-do-i.html#which-daemon",
+    "egress cost": "costs.html",
+    "simulate": "sizing.html#try-it-before-you-buy",
+    "what happens when a node dies": "tier.html#when-nodes-die-join-and-leave",
+    "global shuffle": "tuning.html#a-permutation-of-all-samples",
 }
 # Widths of a phone, a tablet and a desk, in light and dark: pages take them in turn.
 LOOKS = [(390, False), (390, True), (768, False), (768, True), (1440, False), (1440, True)]
