@@ -8,6 +8,7 @@ from pathlib import Path
 from canvas import Canvas
 from fetching import daemons, parts, tier
 from measured import measured
+from passing import life, next_fetch, node
 from plots import PLOTS, plot
 from reading import epoch, look, window
 
@@ -17,7 +18,10 @@ DRAWINGS: dict[str, Callable[[], Canvas]] = {
     "epochs": epoch,
     "look": look,
     "measured": measured,
+    "next": next_fetch,
+    "node": node,
     "parts": parts,
+    "shard": life,
     "tier": tier,
     "window": window,
     **{name: partial(plot, which) for name, which in PLOTS.items()},
