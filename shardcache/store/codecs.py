@@ -6,13 +6,13 @@ import enum
 import gzip
 import io
 import lzma
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.formats.zstd_library import zstd_library
 from shardcache.shared.units import size
 from shardcache.shared.url_names import compression_of
 from shardcache.store.disk.disk_errors import disk_errors
@@ -20,10 +20,8 @@ from shardcache.store.optional_codecs import BrotliStream, snappy_block
 from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.parts import write_all
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+zstd = zstd_library()
+
 # Presets of xz need at most 65 MiB, `zstd --long` 128 MiB; a header with more could exhaust the
 # daemon's memory.
 _MAX_WINDOW_LOG = 27

@@ -1,4 +1,9 @@
-"""Rows of files that hold tables: JSON lines, CSV, parquet."""
+"""Rows of files that hold tables: JSON lines, CSV, parquet.
+
+Each row is parsed as a whole, and kept as one text of JSON. `shardcache.formats` indexes where each
+cell lies in files of the same kinds: to index a line takes longer than to parse it, and the index
+has two thirds of the file's size.
+"""
 
 import bz2
 import csv
@@ -6,13 +11,13 @@ import gzip
 import io
 import json
 import lzma
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import IO, Any, cast
 
 from shardcache.errors import ConfigError, MetadataError
+from shardcache.formats.zstd_library import zstd_library
 from shardcache.shared.url_names import path_of
 
 Row = dict[str, Any]
@@ -23,10 +28,7 @@ _SHOWN_CHARS = 80
 
 def _zstd(path: Path) -> IO[bytes]:
     try:
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
+        zstd = zstd_library()
     except ImportError as exn:
         raise ConfigError(
             "a table that is compressed with zstd needs a package that is not installed",

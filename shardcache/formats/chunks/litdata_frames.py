@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from itertools import islice
 from operator import le
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.formats.chunks.offset_table import U32_BYTES, ForwardReader, u32s
 from shardcache.formats.files import opened
 from shardcache.formats.streams import stream_of
+from shardcache.formats.zstd_library import zstd_library
 from shardcache.tarindex.members import Read
 
 _MAGIC = b"LDFZ01\0\0"
@@ -117,7 +118,7 @@ def _pieces(path: Path, offsets: "array[int]", frames: list[_Frame], url: str) -
 
 
 def _decompressed(data: bytes, plain_bytes: int, nth: int, url: str) -> bytes:
-    zstd = _zstd()
+    zstd = zstd_library()
     decoder = zstd.ZstdDecompressor()
     try:
         found: bytes = decoder.decompress(data, plain_bytes + 1)
@@ -126,11 +127,3 @@ def _decompressed(data: bytes, plain_bytes: int, nth: int, url: str) -> bytes:
     if len(found) != plain_bytes or not decoder.eof:
         raise CorruptShardError(f"its frame {nth} has not the size that it claims", url=url)
     return found
-
-
-def _zstd() -> Any:
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    return zstd

@@ -9,11 +9,9 @@ HighwayHash, which the standard library lacks; the object store's checksum has b
 """
 
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from shardcache.errors import (
     CorruptShardError,
@@ -25,6 +23,7 @@ from shardcache.formats.format import Decoder, Format, IndexOptions
 from shardcache.formats.records import tfrecord
 from shardcache.formats.records.wire import fields, varint
 from shardcache.formats.streams import stream_of
+from shardcache.formats.zstd_library import zstd_library
 from shardcache.tarindex.tables import Samples
 
 _BLOCK_BYTES = 64 * 1024
@@ -265,20 +264,12 @@ def _numbers_in(message: bytes) -> dict[int, int]:
 
 
 def _zstd_content(data: bytes, size_bytes: int) -> bytes:
-    zstd: Any = _zstd()
+    zstd = zstd_library()
     try:
         plain: bytes = zstd.ZstdDecompressor().decompress(data, size_bytes + 1)
     except zstd.ZstdError as exn:
         raise ValueError(f"a buffer cannot be decompressed ({exn})") from exn
     return plain
-
-
-def _zstd() -> ModuleType:
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    return zstd
 
 
 ARRAY_RECORD = ArrayRecordFormat()
