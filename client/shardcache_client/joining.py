@@ -16,7 +16,7 @@ from shardcache.tarindex.contents import IndexEntry
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import T_co
-from shardcache_client.order.shards.manifest import Column
+from shardcache_client.order.shards.manifest import JoinedManifest
 from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.parts.dataset_parts import DatasetParts
 from shardcache_client.parts.epoch_reader import EpochReader
@@ -224,7 +224,9 @@ def _check(name: str, source: DatasetParts, first: DatasetParts) -> None:
         )
 
 
-def _column(prefix: str, first: DatasetParts, other: DatasetParts, pipeline: Pipeline) -> Column:
+def _column(
+    prefix: str, first: DatasetParts, other: DatasetParts, pipeline: Pipeline
+) -> JoinedManifest:
     """Return another source's shards as they are read beside the first's, by their keys.
 
     Without tables, the nth shards are paired if there are as many, as long as a sample without a
@@ -240,7 +242,7 @@ def _column(prefix: str, first: DatasetParts, other: DatasetParts, pipeline: Pip
         is_missing = is_missing or not all(map(is_index, (*first.urls, *other.urls)))
         is_silent = pipeline.view(0, prefix).unmatched != "error"
         if is_missing and own == others and not is_silent:
-            return Column(prefix, other.manifest)
+            return JoinedManifest(prefix, other.manifest)
         reason = f"{own} shards are joined with {others} by the tables of their keys"
         if is_missing and own == others:
             reason = (
@@ -255,9 +257,9 @@ def _column(prefix: str, first: DatasetParts, other: DatasetParts, pipeline: Pip
         ) from exn
 
 
-def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> Column:
+def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedManifest:
     if len(first.manifest) == len(other.manifest) and _are_paired(first, other):
-        return Column(prefix, other.manifest)
+        return JoinedManifest(prefix, other.manifest)
     alone = {url: (number,) for number, url in enumerate(other.manifest.shards.urls)}
     shards_of: dict[str, tuple[int, ...]] = {}  # of the other source, with samples of a key
 
@@ -285,7 +287,7 @@ def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> Column:
     select(other.manifest, table_rows(other), note_other)
     select(first.manifest, table_rows(first), note_own)
     pairs = tuple(tuple(sorted(beside[url])) for url in urls)
-    return Column(
+    return JoinedManifest(
         prefix, other.manifest, pairs, repeated=tuple(frozenset(repeated[url]) for url in urls)
     )
 

@@ -72,12 +72,12 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 
 def parse_size(text: str) -> int:
     """Parse an option's size into bytes. Raises click.BadParameter."""
-    from shardcache.config.amounts import Amount
+    from shardcache.config.amounts import DiskAmount
 
     try:
-        found = Amount.parse(text)
+        found = DiskAmount.parse(text)
     except ValueError:
-        found = Amount()
+        found = DiskAmount()
     if found.value_bytes < 1:
         raise click.BadParameter(f"{text!r} is not a size; write 256MiB or 1GB")
     return found.value_bytes

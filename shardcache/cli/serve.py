@@ -94,7 +94,7 @@ def _metavar(field: FieldInfo) -> str:
         if kind in kinds:
             return metavar
     names = {getattr(kind, "__name__", "") for kind in kinds}
-    if names & {"Amount", "ByteSize"}:
+    if names & {"DiskAmount", "ByteSize"}:
         return "SIZE"
     return "N" if int in kinds else "TEXT"
 
@@ -298,10 +298,10 @@ def _json(value: object) -> Any:
     from pydantic import BaseModel
 
     from shardcache.access.rules import AllowRule
-    from shardcache.config.amounts import Amount
+    from shardcache.config.amounts import DiskAmount
 
     match value:
-        case Amount():
+        case DiskAmount():
             return value.value_bytes if value.fraction is None else f"{value.fraction * 100:g}%"
         case AllowRule():
             return {
@@ -363,7 +363,7 @@ def _texts(value: Any, field: FieldInfo) -> list[str]:
             return [_table_text(each) for each in value]
         case str():
             return [value]
-    if re.search("ByteSize|Amount", str(field.annotation)):
+    if re.search("ByteSize|DiskAmount", str(field.annotation)):
         return [size(value)]
     return [f"{value:g}"]
 

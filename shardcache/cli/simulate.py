@@ -32,7 +32,7 @@ _UNITS: dict[str, Any] = {
 }
 
 
-class Run(SimpleNamespace):
+class SimulatedRun(SimpleNamespace):
     """A training run, by its options.
 
     A sample takes each rank a second. Jobs begin together, or spread evenly over an epoch.
@@ -225,7 +225,7 @@ def _picture(_ctx: click.Context, _param: click.Parameter, picture: Path | None)
     return picture
 
 
-def _draw(run: Run, picture: Path) -> None:
+def _draw(run: SimulatedRun, picture: Path) -> None:
     drawn = run.picture()
     try:
         picture.write_text(drawn)
@@ -315,7 +315,7 @@ def simulate(
     read again last, which is the best possible if all shards have one size. LRU evicts the shard
     that was read least recently. With none, each process fetches for itself.
     """
-    run = Run(shuffle=shuffle, window=shuffle_window if shuffle else 0, **options)
+    run = SimulatedRun(shuffle=shuffle, window=shuffle_window if shuffle else 0, **options)
     forecast = _forecast(run, line)
     if picture is not None:
         _draw(run, picture)
@@ -325,7 +325,7 @@ def simulate(
         _print_forecast(forecast, has_tier=run.tier)
 
 
-def _forecast(run: Run, line: int) -> Json:
+def _forecast(run: SimulatedRun, line: int) -> Json:
     """Return what each policy fetches, and the disks and the time that the run takes, as JSON."""
     all_reads = 0
     disk_bytes = 0

@@ -17,16 +17,16 @@ _BYTES = pydantic.TypeAdapter(ByteSize)
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class DiskAmount:
     """A size on disk: a number of bytes, or a fraction of the filesystem that holds the cache."""
 
     value_bytes: int = 0
     fraction: float | None = None
 
     @classmethod
-    def parse(cls, text: object) -> "Amount":
+    def parse(cls, text: object) -> "DiskAmount":
         """Parse `200GB`, `1.5TiB`, `80%` or a plain number of bytes."""
-        if isinstance(text, Amount):
+        if isinstance(text, DiskAmount):
             return text
         if isinstance(text, str) and text.strip().endswith("%"):
             percent = float(text.strip().removesuffix("%"))
@@ -48,7 +48,7 @@ class Amount:
         return f"the capacity of {capacity} exceeds the size of its filesystem ({filesystem})"
 
 
-def _holds_a_shard(capacity: Amount) -> Amount:
+def _holds_a_shard(capacity: DiskAmount) -> DiskAmount:
     is_small = capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES
     if is_small or capacity.fraction == 0:
         found = size(capacity.value_bytes)
@@ -56,7 +56,7 @@ def _holds_a_shard(capacity: Amount) -> Amount:
     return capacity
 
 
-Size = Annotated[Amount, BeforeValidator(Amount.parse)]
+Size = Annotated[DiskAmount, BeforeValidator(DiskAmount.parse)]
 """A size on disk."""
 
 Capacity = Annotated[Size, AfterValidator(_holds_a_shard)]

@@ -277,7 +277,7 @@ _IS_SOUND: dict[Any, Callable[[Any], bool]] = {
 }
 
 
-class Message:
+class MessageKind:
     """One kind of message, and the answers to it if it is a request.
 
     Attributes:
@@ -315,7 +315,7 @@ _PIECE = {"id": int, "order": list}
 _READER = dict.fromkeys(("rank", "world_size", "worker", "workers", "pid", "batch_size"), int)
 
 REQUESTS = {
-    "hello": Message(
+    "hello": MessageKind(
         {"protocol": int, "job": str},
         {
             "oldest_protocol": int,
@@ -327,21 +327,21 @@ REQUESTS = {
         },
         answers=("welcome",),
     ),
-    "resolve": Message(
+    "resolve": MessageKind(
         {"id": int, "urls": list[str]},
         {"wanted": str, "max_age_ms": int},
         answers=("manifest",),
     ),
-    "shards": Message(
+    "shards": MessageKind(
         {"id": int, "fingerprint": str}, {"packed": bytes}, answers=("ok", "unknown")
     ),
-    "plan": Message(
+    "plan": MessageKind(
         {**_PIECE, "shards": list[str], "reads": int},
         {"epoch": int, "wanted": str},
         answers=("ok", "unknown"),
     ),
-    "extend": Message(_PIECE, answers=("ok",)),
-    "lease": Message(
+    "extend": MessageKind(_PIECE, answers=("ok",)),
+    "lease": MessageKind(
         {"id": int, "position": int},
         {
             "partial": bool,
@@ -354,11 +354,11 @@ REQUESTS = {
         },
         answers=_GRANTS,
     ),
-    "need": Message({"of": int}),
-    "more": Message({"id": int, "lease": int, "beyond": int}, answers=_GRANTS),
-    "explain": Message({"id": int, "of": int}, answers=("waiting",)),
-    "release": Message({"lease": int}, {"read": bool, "unmatched": int, "damage": str}),
-    "bundle": Message({"messages": list[Json]}),
+    "need": MessageKind({"of": int}),
+    "more": MessageKind({"id": int, "lease": int, "beyond": int}, answers=_GRANTS),
+    "explain": MessageKind({"id": int, "of": int}, answers=("waiting",)),
+    "release": MessageKind({"lease": int}, {"read": bool, "unmatched": int, "damage": str}),
+    "bundle": MessageKind({"messages": list[Json]}),
 }
 """Messages of the client.
 
@@ -366,22 +366,22 @@ Numbers in an order are checked as they are used: there may be millions.
 """
 
 ANSWERS = {
-    "welcome": Message({"protocol": int}, {"version": str, "cache_dir": str, "bundles": bool}),
-    "manifest": Message({"id": int, "packed": bytes}, {"remembered": int}),
-    "ok": Message({"id": int}),
-    "unknown": Message({"id": int}),
-    "leased": Message(
+    "welcome": MessageKind({"protocol": int}, {"version": str, "cache_dir": str, "bundles": bool}),
+    "manifest": MessageKind({"id": int, "packed": bytes}, {"remembered": int}),
+    "ok": MessageKind({"id": int}),
+    "unknown": MessageKind({"id": int}),
+    "leased": MessageKind(
         get_type_hints(_Whole, include_extras=True),
         {"damaged": list[Json], "named_path": str, "inode": _Inode},
     ),
-    "arriving": Message(get_type_hints(Arriving, include_extras=True), {"damaged": list[Json]}),
-    "waiting": Message(
+    "arriving": MessageKind(get_type_hints(Arriving, include_extras=True), {"damaged": list[Json]}),
+    "waiting": MessageKind(
         {"id": int, "reason": str}, {"of": int, "done_bytes": int, "total_bytes": int}
     ),
-    "error": Message({"error": Json, "id": int | None}),
-    "bundle": Message({"messages": list[Json]}),
+    "error": MessageKind({"error": Json, "id": int | None}),
+    "bundle": MessageKind({"messages": list[Json]}),
 }
 """Messages of the daemon."""
 
-UNKNOWN = Message({"id": int | None})
+UNKNOWN = MessageKind({"id": int | None})
 """A message of a newer release."""

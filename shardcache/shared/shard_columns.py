@@ -22,7 +22,7 @@ _ROW_BYTES = 2 * 4 + 3 * 8  # of a packed shard, besides its texts
 _AT_ONCE = 1_000  # shards of which there are objects at the same time
 _PIECE_SHARDS = 20_000  # packed, they are far below the size of a request that the daemon accepts
 
-Columns: TypeAlias = Sequence[Sequence[Any]]
+ShardColumns: TypeAlias = Sequence[Sequence[Any]]
 """Urls, versions, sizes, numbers of samples and of tokens of the same shards.
 
 None for what is not known.
@@ -104,7 +104,7 @@ class Shards(Sequence[ShardRef]):
         return cls.of_columns(_columns_of(refs))
 
     @classmethod
-    def of_columns(cls, columns: Iterable[Columns]) -> Self:
+    def of_columns(cls, columns: Iterable[ShardColumns]) -> Self:
         """Build from the columns of some shards after those of others."""
         urls = _GrowingTexts()
         versions = _GrowingTexts()
@@ -238,7 +238,7 @@ class _GrowingTexts:
         return Texts(self._ends, bytes(self._text))
 
 
-def _columns_of(refs: Iterable[ShardRef]) -> Iterator[Columns]:
+def _columns_of(refs: Iterable[ShardRef]) -> Iterator[ShardColumns]:
     """Yield the columns of some shards after those of others."""
     rest = iter(refs)
     while some := list(islice(rest, _AT_ONCE)):

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardcache.shared.json_stream import JsonText
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import Columns
+from shardcache.shared.shard_columns import ShardColumns
 
 KIND = "wids-shard-index-v1"
 WIDS_VERSION = 1
@@ -70,7 +70,7 @@ def _relative(url: str, folder: str) -> str:
     return path
 
 
-def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[Columns]:
+def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
     """Yield the shards of an index in its order, some at a time, with urls and etags unchanged.
 
     Parsing the whole file at once would take up to thirty times its size in memory, and block the
@@ -98,7 +98,7 @@ def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[Columns]:
         raise ValueError('it has no "shardlist"')
 
 
-def _columns(rows: list[Any]) -> Columns:
+def _columns(rows: list[Any]) -> ShardColumns:
     """Return the rows' columns.
 
     All are checked at once; row by row, for the reason, only if one is at fault.
@@ -111,7 +111,7 @@ def _columns(rows: list[Any]) -> Columns:
     raise ValueError(next(filter(None, map(_fault, rows))))
 
 
-def _are_sound(columns: Columns) -> bool:
+def _are_sound(columns: ShardColumns) -> bool:
     urls, etags, *counts = columns
     if {*map(type, urls)} != {str} or not {*map(type, etags)} <= _TEXT:
         return False

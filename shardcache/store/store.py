@@ -11,7 +11,7 @@ from typing import Self
 
 import structlog
 
-from shardcache.config.amounts import Amount
+from shardcache.config.amounts import DiskAmount
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardError
 from shardcache.origin.objects import RemoteObject
 from shardcache.shared.units import size
@@ -77,7 +77,9 @@ class Store:
         return f"Store({root!r}, shards={len(self.shards)}, used={used} of {capacity})"
 
     @classmethod
-    def open(cls, root: Path, capacity: Amount, min_free: Amount, group: str | None = None) -> Self:
+    def open(
+        cls, root: Path, capacity: DiskAmount, min_free: DiskAmount, group: str | None = None
+    ) -> Self:
         """Lock the folder and recover its contents. Blocks.
 
         Raises CacheDirError, CacheFormatError, DiskError.
@@ -480,7 +482,7 @@ def _sync_folders(layout: Layout) -> None:
             fsync_path(parent)
 
 
-def _space_on_disk(layout: Layout, capacity: Amount, min_free: Amount) -> Space:
+def _space_on_disk(layout: Layout, capacity: DiskAmount, min_free: DiskAmount) -> Space:
     """Return an empty accounting, with limits that may be shares of the filesystem."""
     stat = os.statvfs(layout.root)
     total_bytes = stat.f_blocks * stat.f_frsize

@@ -37,7 +37,7 @@ _PROLOGUE = struct.Struct("=8s7QI")
 _BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
 
-Table: TypeAlias = memoryview  # of u64 or u32
+NumberTable: TypeAlias = memoryview  # of u64 or u32
 Tables: TypeAlias = "Samples | TarIndex"
 
 
@@ -297,12 +297,12 @@ class TarIndex:
     """
 
     header: dict[str, Any]
-    starts: Table
-    ends: Table
-    extension_ids: Table
-    member_ends: Table
+    starts: NumberTable
+    ends: NumberTable
+    extension_ids: NumberTable
+    member_ends: NumberTable
     keys: memoryview
-    key_ends: Table
+    key_ends: NumberTable
     extensions: list[str]
     faults: dict[int, tuple[Fault, int]]
 
@@ -401,13 +401,13 @@ class TarIndex:
         )
 
 
-def _partitions(ends: Table, total: int) -> bool:
+def _partitions(ends: NumberTable, total: int) -> bool:
     """Return True if `ends` is ascending and ends with `total`."""
     last = ends[-1] if len(ends) else 0
     return last == total and all(map(operator.le, ends, islice(ends, 1, None)))
 
 
-def _cut(joined: bytes, ends: Table) -> list[str]:
+def _cut(joined: bytes, ends: NumberTable) -> list[str]:
     pieces = [joined[start:end] for start, end in pairwise((0, *ends))]
     return [piece.decode("utf-8", "surrogateescape") for piece in pieces]
 

@@ -80,11 +80,11 @@ class Measures:
     failed: Counter[str] = field(default_factory=Counter)
 
 
-Kind = Literal["fetched", "read"]
+ChargeKind = Literal["fetched", "read"]
 
 
 @dataclass(slots=True)
-class Amount:
+class Charge:
     """Bytes, requests and their cost: a part of a bill.
 
     Attributes:
@@ -104,16 +104,16 @@ class Amount:
         if cost is not None:
             self.cost = (self.cost or 0) + cost
 
-    def priced(self) -> "Amount":
+    def priced(self) -> "Charge":
         """Return the same amount with a cost: 0 if it has none yet."""
         return replace(self, cost=self.cost or 0)
 
-    def less(self, other: "Amount") -> "Amount":
+    def less(self, other: "Charge") -> "Charge":
         """Return the difference to an amount that is priced if this one is."""
         cost = None
         if self.cost is not None and other.cost is not None:
             cost = self.cost - other.cost
-        return Amount(self.size_bytes - other.size_bytes, self.requests - other.requests, cost)
+        return Charge(self.size_bytes - other.size_bytes, self.requests - other.requests, cost)
 
     def to_json(self, kind: str) -> dict[str, float | None]:
         """Return the numbers under names that begin with `kind`."""
@@ -142,10 +142,10 @@ class Bill:
         read: by readers; each shard is one request, as a process without a cache would send.
     """
 
-    fetched: Amount = field(default_factory=Amount)
-    read: Amount = field(default_factory=Amount)
+    fetched: Charge = field(default_factory=Charge)
+    read: Charge = field(default_factory=Charge)
 
-    def add(self, kind: Kind, size_bytes: int, requests: int, cost: float | None) -> None:
+    def add(self, kind: ChargeKind, size_bytes: int, requests: int, cost: float | None) -> None:
         """Add to what was fetched or read."""
         amount = self.fetched if kind == "fetched" else self.read
         amount.add(size_bytes, requests, cost)
@@ -206,7 +206,9 @@ class Bills:
         """Add one shard to the bills of the node and of its reader's client."""
         self._add("read", url, size_bytes, 1, client)
 
-    def _add(self, kind: Kind, url: str, size_bytes: int, requests: int, client: Hashable) -> None:
+    def _add(
+        self, kind: ChargeKind, url: str, size_bytes: int, requests: int, client: Hashable
+    ) -> None:
         cost = self.cost(url, size_bytes, requests)
         for payer in {None, client}:
             self._by_client[payer].add(kind, size_bytes, requests, cost)

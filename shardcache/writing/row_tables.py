@@ -60,7 +60,7 @@ _EXTENSIONS: Mapping[ColumnKind, str] = {"text": "txt", "number": "cls", "json":
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MemberColumn:
     """A column and the member that it becomes.
 
     Attributes:
@@ -119,7 +119,7 @@ def _file_lengths(values: pa.ChunkedArray) -> list[int | None]:
     return lengths
 
 
-def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[Column]:
+def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[MemberColumn]:
     """Return the columns to write: those wanted or, if none is, all, as `<column>.<kind>`.
 
     Args:
@@ -157,11 +157,13 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[C
         type_ = schema.field(name).type
         kind = _kind(type_)
         usual = f"{name}.{_EXTENSIONS[kind]}" if kind in _EXTENSIONS else None
-        found.append(Column(name, kind, wanted.get(name, usual), _dtype(type_)))
+        found.append(MemberColumn(name, kind, wanted.get(name, usual), _dtype(type_)))
     return found
 
 
-def samples(rows: pa.Table, columns: Sequence[Column], numbers: Iterable[int]) -> Iterator[Sample]:
+def samples(
+    rows: pa.Table, columns: Sequence[MemberColumn], numbers: Iterable[int]
+) -> Iterator[Sample]:
     """Yield a sample for each row, its number as key; a null is left out.
 
     Raises SampleError, InputError.
@@ -182,7 +184,7 @@ def samples(rows: pa.Table, columns: Sequence[Column], numbers: Iterable[int]) -
         yield checked(Sample(key, tuple(members)))
 
 
-def _sizes(rows: pa.Table, columns: Sequence[Column]) -> Iterator[int]:
+def _sizes(rows: pa.Table, columns: Sequence[MemberColumn]) -> Iterator[int]:
     """Yield the size of each row's sample in a tar, in bytes; JSON's is estimated by Arrow's."""
     lengths = [column.lengths(rows.column(column.name)) for column in columns]
     names = [column.extension or f"{column.name}.jpeg" for column in columns]
@@ -225,7 +227,7 @@ def _file_content(value: Mapping[str, Any]) -> bytes:
         raise unreadable(exn, Path(value["path"])) from exn
 
 
-class _Table(ABC):
+class _RowBlocks(ABC):
     """Rows in blocks; a position is (place of the block, row in it).
 
     A sample's key is its row's number. With a seed, the blocks come in random order, and the rows
@@ -240,10 +242,12 @@ class _Table(ABC):
             random.Random(seed).shuffle(self._blocks)
 
     @abstractmethod
-    def _rows(self, block: range, *, at_once: bool) -> Iterator[tuple[list[Column], pa.Table]]:
+    def _rows(
+        self, block: range, *, at_once: bool
+    ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
         """Yield the rows of a block, in their order, a few at a time if not `at_once`."""
 
-    def _batches(self, place: int) -> Iterator[tuple[list[Column], pa.Table, Sequence[int]]]:
+    def _batches(self, place: int) -> Iterator[tuple[list[MemberColumn], pa.Table, Sequence[int]]]:
         """Yield columns, rows, and the numbers of these, of a block in its order."""
         block = self._blocks[place]
         if self._seed is None:
@@ -283,7 +287,7 @@ class _Table(ABC):
                     break
 
 
-class Parquet(_Table):
+class Parquet(_RowBlocks):
     """The rows of parquet files, counted from 0 through all files. A block is a row group."""
 
     def __init__(
@@ -304,7 +308,9 @@ class Parquet(_Table):
                     number += rows
         super().__init__(list(self._groups), seed)
 
-    def _rows(self, block: range, *, at_once: bool) -> Iterator[tuple[list[Column], pa.Table]]:
+    def _rows(
+        self, block: range, *, at_once: bool
+    ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
         fact, group = self._groups[block]
         with _opened(fact) as parquet:
             columns = columns_of(parquet.schema_arrow, self._wanted, fact[0])
@@ -330,7 +336,7 @@ def _opened(fact: Sequence[Any]) -> Iterator[pq.ParquetFile]:
             ) from exn
 
 
-class HuggingFace(_Table):
+class HuggingFace(_RowBlocks):
     """The rows of one split of a dataset, read from mapped Arrow files.
 
     The dataset is on the hub, or in a folder by `save_to_disk`.
@@ -351,7 +357,9 @@ class HuggingFace(_Table):
         numbers = range(len(self._dataset))
         super().__init__([numbers[at : at + _BLOCK_ROWS] for at in numbers[::_BLOCK_ROWS]], seed)
 
-    def _rows(self, block: range, *, at_once: bool) -> Iterator[tuple[list[Column], pa.Table]]:
+    def _rows(
+        self, block: range, *, at_once: bool
+    ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
         yield self._columns, self._dataset[block.start : block.stop]
 
 

@@ -24,7 +24,7 @@ from shardcache.daemon.running import DaemonRun
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.server.listening.activation import ActivatedSockets
 from shardcache.server.process.service_notifier import ServiceNotifier
-from shardcache.shared.protocol import REQUESTS, SESSION_PATH, Message, ShardRef, check_indices, parse, written
+from shardcache.shared.protocol import REQUESTS, SESSION_PATH, MessageKind, ShardRef, check_indices, parse, written
 from shardcache.shared.shard_columns import Shards
 from shardcache.shared.versions import PROTOCOL_VERSION
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
@@ -52,7 +52,7 @@ def message(data: bytes) -> None:
                 _use(parsed, request)
 
 
-def _use(parsed: Json, request: Message) -> None:
+def _use(parsed: Json, request: MessageKind) -> None:
     for field, kind in {**request.fields, **request.optional}.items():
         assert field in request.optional or field in parsed
         value = parsed.get(field, kind())

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from campaign.harness import Result, Row
 from campaign.kills import NEEDS_CC, PART_BYTES, SAMPLES, Death, Ground, Life, Story, ground
-from shardcache.config.amounts import Amount
+from shardcache.config.amounts import DiskAmount
 from shardcache.errors import CorruptShardError, ShardcacheError
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR
@@ -273,7 +273,7 @@ class Examiner:
 
     async def _problems(self, root: Path) -> list[tuple[str, str]]:
         problems: list[tuple[str, str]] = []
-        store = await asyncio.to_thread(Store.open, root, Amount(10**9), Amount(0))
+        store = await asyncio.to_thread(Store.open, root, DiskAmount(10**9), DiskAmount(0))
         try:
             counted = [each for each in root.rglob("*.*") if "catalogue" not in str(each) and each.stem != "format"]
             on_disk_bytes = sum(each.stat().st_size for each in counted)

@@ -13,7 +13,7 @@ from shardcache_client.loading.lock_probe import MAX_SAMPLES, LockProbe, LockUse
 
 log = logging.getLogger("shardcache")
 
-Kind: TypeAlias = Literal["threads", "processes"]
+WorkerKind: TypeAlias = Literal["threads", "processes"]
 
 OF_PROCESSES = ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout")
 """Options that have no effect on threads."""
@@ -77,7 +77,7 @@ class Seen:
         return training + self.workers * self.making.share
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> WorkerKind | None:
         """The kind of workers that this speaks for; None while too little has been seen."""
         demand = self.demand
         if demand is None:
@@ -92,7 +92,7 @@ class WorkerChoice:
         kind: None until it is decided; meanwhile, watched processes make the batches.
     """
 
-    def __init__(self, kind: Kind | None, workers: int) -> None:
+    def __init__(self, kind: WorkerKind | None, workers: int) -> None:
         self.kind = kind
         self._seen = Seen(workers)
 
@@ -102,7 +102,7 @@ class WorkerChoice:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> WorkerChoice:
         """Return the choice of a loader with these options, as given, but for num_workers."""
-        kind: Kind | Literal["auto"] = options["workers"]
+        kind: WorkerKind | Literal["auto"] = options["workers"]
         workers: int = options["num_workers"]
         if kind != "auto":
             return cls(kind, workers)
@@ -152,7 +152,7 @@ class WorkerChoice:
             f"of each worker, and the training loop for {training:.0%}"
         )
 
-    def _decide(self, kind: Kind, why: str) -> None:
+    def _decide(self, kind: WorkerKind, why: str) -> None:
         self.kind = kind
         log.info('workers="auto": the loader\'s workers are %s, as %s', kind, why)
 

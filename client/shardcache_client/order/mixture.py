@@ -34,8 +34,8 @@ from shardcache_client.order.sources.courses import (
     Course,
     GlobalBatches,
     Grouping,
-    Layout,
     MixPart,
+    MixtureLayout,
     SourceBatches,
     layout_of,
 )
@@ -169,7 +169,7 @@ class MixtureDeal(SpanDeal):
         rest = (first, self._turns(self._wanted(first)))
         return self.weights.quotas(self._turns(self.samples), rest)
 
-    def layout(self, epoch: int) -> Layout:
+    def layout(self, epoch: int) -> MixtureLayout:
         """Return the layout of an epoch; of one before the change, as if there had been none."""
         quotas = self._quotas
         known: dict[str, KnownSource] = {}

@@ -15,7 +15,7 @@ from shardcache.formats.format import Decoder, Format
 from shardcache.formats.table import format_named
 from shardcache.formats.tar import TAR
 from shardcache_client.samples.sample_view import View
-from shardcache_client.samples.slicing import Column, Slices
+from shardcache_client.samples.slicing import SlicedColumn, Slices
 
 # Libraries that decode damaged data may raise anything.
 _FAILURES: tuple[type[BaseException], ...] = (Exception,)
@@ -105,12 +105,12 @@ def _of_column(exn: ShardcacheError, column: str, url: str) -> ShardcacheError:
 
 
 def with_decoders(
-    columns: Sequence[Column],
+    columns: Sequence[SlicedColumn],
     decoders: Sequence[Decoder | None],
     data: Slices,
-) -> list[Column]:
+) -> list[SlicedColumn]:
     """Return the columns, those with a decoder over the shard's plain bytes."""
-    found: list[Column] = []
+    found: list[SlicedColumn] = []
     for column, decode in zip(columns, decoders, strict=True):
         name, _ = column
         if decode is None:

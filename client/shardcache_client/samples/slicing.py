@@ -20,10 +20,10 @@ class Slices(Protocol):
     def __getitem__(self, run: slice, /) -> Any: ...
 
 
-Column = tuple[str, Slices]
+SlicedColumn = tuple[str, Slices]
 """An extension, and the tar's bytes from which its values are sliced."""
 
-Run = tuple[str, Slices, Sequence[int], Sequence[int]]
+ColumnSpans = tuple[str, Slices, Sequence[int], Sequence[int]]
 """A column, and where its value begins and ends in each sample, by number."""
 
 Adder = Callable[[int, Sample], object]
@@ -33,20 +33,22 @@ Reads = Callable[[str], bool]
 """Returns True if samples get the members with an extension."""
 
 
-def chosen(columns: Iterable[Column], reads: Reads | None, prefix: str = "") -> list[Column | None]:
+def chosen(
+    columns: Iterable[SlicedColumn], reads: Reads | None, prefix: str = ""
+) -> list[SlicedColumn | None]:
     """Return the columns, with a prefix to their extensions, and None for those left out."""
     named = ((prefix + name, tar) for name, tar in columns)
     return [column if reads is None or reads(column[0]) else None for column in named]
 
 
-def as_bytes(extensions: Iterable[str], tar: Slices) -> list[Column]:
+def as_bytes(extensions: Iterable[str], tar: Slices) -> list[SlicedColumn]:
     """Return columns that all slice `tar`."""
     return [(extension, tar) for extension in extensions]
 
 
 def cut(
     tables: Tables,
-    columns: Sequence[Column | None],
+    columns: Sequence[SlicedColumn | None],
     url: str,
     start: int,
     stop: int,
@@ -90,7 +92,9 @@ def cut(
         key_end = next_key_end
 
 
-def cutter(tables: Tables, columns: Sequence[Column | None], url: str) -> Callable[..., Sample]:
+def cutter(
+    tables: Tables, columns: Sequence[SlicedColumn | None], url: str
+) -> Callable[..., Sample]:
     """Return a function that returns any sample by its number, or adds its members to another.
 
     See `cut` for errors.
@@ -134,9 +138,9 @@ def cutter(tables: Tables, columns: Sequence[Column | None], url: str) -> Callab
 
 def runs_of(
     tables: Tables,
-    columns: Sequence[Column | None],
+    columns: Sequence[SlicedColumn | None],
     places: Sequence[int | None],
-) -> list[Run] | None:
+) -> list[ColumnSpans] | None:
     """Return the runs of the samples at `places`, in this order.
 
     None unless all samples have the same members.
@@ -151,7 +155,7 @@ def runs_of(
     if not is_in_place and None in places:
         return None
 
-    runs: list[Run] = []
+    runs: list[ColumnSpans] = []
     for nth, column in enumerate(columns):
         if column is None:
             continue
@@ -167,7 +171,7 @@ def runs_of(
 def joined(
     keys: Sequence[bytes],
     url: str,
-    runs: Sequence[Run],
+    runs: Sequence[ColumnSpans],
     adders: Sequence[Adder],
 ) -> Callable[[int], Sample]:
     """Return a function that returns any sample by its number.

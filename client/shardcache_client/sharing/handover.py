@@ -18,7 +18,7 @@ from typing import Any
 from shardcache.errors import ConfigError
 from shardcache.tarindex.tables import Tables
 from shardcache_client.samples.mapped_file import map_file, unreadable
-from shardcache_client.samples.slicing import Column, Slices, as_bytes
+from shardcache_client.samples.slicing import SlicedColumn, Slices, as_bytes
 from shardcache_client.sharing.acks import Ack, Acks
 from shardcache_client.sharing.buffer import WORTH_IT_BYTES, Buffer, span
 from shardcache_client.sharing.value_forms import Form, Values, forms
@@ -125,7 +125,7 @@ class Loan:
                 self._handover.keep(self)
         return whole
 
-    def columns(self, tables: Tables) -> list[Column]:
+    def columns(self, tables: Tables) -> list[SlicedColumn]:
         """Return the column of each extension; values that are copied do not keep the loan open."""
         if self._forms is None:
             self._forms = forms(tables, self._handover.extensions)

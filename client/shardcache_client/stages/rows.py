@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from shardcache.errors import MissingMemberError, UnmatchedKeyError
 from shardcache_client.samples.slicing import Sample
+from shardcache_client.stages.decode import Missing
 from shardcache_client.stages.item_stage import Dropped
 from shardcache_client.tables.node_tables import NodeTable
-
-Missing = Literal["error", "skip"] | Mapping[str, Any]
 
 _SHOWN_KEYS = 3
 

@@ -8,7 +8,7 @@ are counted.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardcache.cache.bulk.round import FETCHED, Event, Outcome, Round, Send
+from shardcache.cache.bulk.round import FETCHED, Event, Round, Send, ShardOutcome
 from shardcache.cache.fetching.leasing import Leasing
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.cache.listings.shard_listing import name_of
@@ -64,7 +64,7 @@ class Counting:
         numbers = {ref.url: number for number, ref in enumerate(present)}
         samples = 0
 
-        async def visit(ref: ShardRef) -> Outcome:
+        async def visit(ref: ShardRef) -> ShardOutcome:
             nonlocal samples
             if member is None:
                 counted, hit = await self._counted(ref)
@@ -81,7 +81,7 @@ class Counting:
             }
             if counted.tokens is not None:
                 details["tokens"] = counted.tokens
-            return Outcome(KNOWN if hit else FETCHED, counted.size_bytes, details)
+            return ShardOutcome(KNOWN if hit else FETCHED, counted.size_bytes, details)
 
         work = Round(present, KNOWN, self._transfers, send)
         totals = await work.run(visit, self._max_transfers)

@@ -26,7 +26,7 @@ FETCHED = "fetched"
 FAILED = "failed"
 
 
-class Outcome(NamedTuple):
+class ShardOutcome(NamedTuple):
     """Result for one shard."""
 
     state: str  # the counter that it adds to
@@ -63,7 +63,9 @@ class Round:
         sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
         self.total_bytes = sum(sizes) or None
 
-    async def run(self, visit: Callable[[ShardRef], Awaitable[Outcome]], at_once: int) -> Event:
+    async def run(
+        self, visit: Callable[[ShardRef], Awaitable[ShardOutcome]], at_once: int
+    ) -> Event:
         """Visit every shard, reporting each, and the progress; return the totals."""
         await self._send(
             {"event": "resolved", "shards": len(self._refs), "total_bytes": self.total_bytes},
@@ -80,7 +82,7 @@ class Round:
 
     async def _work(
         self,
-        visit: Callable[[ShardRef], Awaitable[Outcome]],
+        visit: Callable[[ShardRef], Awaitable[ShardOutcome]],
         todo: Iterator[ShardRef],
     ) -> None:
         for ref in todo:
@@ -97,7 +99,7 @@ class Round:
                 self._arriving.discard(name)
             await asyncio.sleep(0)  # a hundred thousand cached shards would block the event loop
 
-    async def _report(self, ref: ShardRef, outcome: Outcome) -> None:
+    async def _report(self, ref: ShardRef, outcome: ShardOutcome) -> None:
         self._counts[outcome.state] += 1
         self._done_bytes += outcome.origin_bytes
         if outcome.state == FETCHED:

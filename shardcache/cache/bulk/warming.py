@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from shardcache.cache.bulk.round import FAILED, FETCHED, Event, Outcome, Round, Send
+from shardcache.cache.bulk.round import FAILED, FETCHED, Event, Round, Send, ShardOutcome
 from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.fetching.transfers import Transfers
 from shardcache.errors import CapacityError
@@ -101,11 +101,11 @@ class Warming:
             use: called with each shard, which is retained meanwhile.
         """
 
-        async def visit(ref: ShardRef) -> Outcome:
+        async def visit(ref: ShardRef) -> ShardOutcome:
             async with self._leasing.published(ref) as found:
                 await use(found)
             details = {"size_bytes": found.facts.size_bytes}
-            return Outcome(_state_of(found), found.facts.origin_bytes, details)
+            return ShardOutcome(_state_of(found), found.facts.origin_bytes, details)
 
         return await work.run(visit, self._max_transfers)
 

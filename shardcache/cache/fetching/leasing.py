@@ -28,7 +28,7 @@ from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
-_Partial = TypeVar("_Partial", Arrival, PartFile)
+_Early = TypeVar("_Early", Arrival, PartFile)
 
 _RECALLED_AT_ONCE = 1_000  # urls looked up at a time: larger batches would block the event loop
 
@@ -116,10 +116,10 @@ class Leasing:
 
     async def _cached_or(
         self,
-        fetch: Callable[[], Awaitable[Shard | _Partial]],
+        fetch: Callable[[], Awaitable[Shard | _Early]],
         name: str,
         ref: ShardRef,
-    ) -> Published | _Partial:
+    ) -> Published | _Early:
         """Return the published shard, or what fetching it gives early of it.
 
         Args:

@@ -30,7 +30,7 @@ from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
-_Partial = TypeVar("_Partial", Arrival, PartFile)
+_Early = TypeVar("_Early", Arrival, PartFile)
 
 _MAX_REFUSALS = 100  # the latest, for people to read
 
@@ -125,9 +125,9 @@ class Transfers:
         name: str,
         url: str,
         start: Callable[[], Transfer],
-        available: Callable[[Transfer, Wait], _Partial | None],
+        available: Callable[[Transfer, Wait], _Early | None],
         wait: Wait,
-    ) -> Shard | _Partial:
+    ) -> Shard | _Early:
         """Wait for a transfer, and return its shard, or what is available of it before.
 
         Args:
@@ -152,9 +152,9 @@ class Transfers:
     async def _wait(
         self,
         transfer: Transfer,
-        available: Callable[[Transfer, Wait], _Partial | None],
+        available: Callable[[Transfer, Wait], _Early | None],
         wait: Wait,
-    ) -> Shard | _Partial | None:
+    ) -> Shard | _Early | None:
         transfer.waits.add(wait)
         wait.stages = transfer.stages
         if wait.bytes is not None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import structlog
 
 from shardcache.cache.waiting.turns import Turns
-from shardcache.config.amounts import Amount
+from shardcache.config.amounts import DiskAmount
 from shardcache.errors import CacheError, CapacityError
 from shardcache.shared.units import size, user_name
 from shardcache.store.folder.pins_file import Pin, read_pins, write_pins
@@ -33,7 +33,7 @@ class Pins:
     `Residency` keeps the cached ones in place.
     """
 
-    def __init__(self, store: Store, turns: Turns, limit: Amount) -> None:
+    def __init__(self, store: Store, turns: Turns, limit: DiskAmount) -> None:
         self._store = store
         self._turns = turns
         self._limit_bytes = limit.of(store.space.capacity_bytes)

@@ -25,7 +25,7 @@ import click
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.demo.demo_data import SHAPES, draw_shape, write_data
-from shardcache.cli.demo.demo_outcome import Epoch, Outcome, epochs_of, show
+from shardcache.cli.demo.demo_outcome import DemoOutcome, Epoch, epochs_of, show
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 from shardcache.shared.protocol import Json
 from shardcache.shared.socket_paths import SOCKET_ENV
@@ -121,7 +121,7 @@ def _write_data(folder: Path, as_json: bool) -> None:
         common.make_console().print(f"{folder}: {', '.join(names)}")
 
 
-async def _run(folder: Path, say: Callable[[str], object]) -> Outcome:
+async def _run(folder: Path, say: Callable[[str], object]) -> DemoOutcome:
     """Run the demo in a folder, and describe each step; return its outcome."""
     import asyncio
 
@@ -146,7 +146,7 @@ async def _run(folder: Path, say: Callable[[str], object]) -> Outcome:
             )
             epochs = await _train(node, dataset["index"])
             fetched_bytes = (await node.status())["counters"]["origin_bytes"]
-    return Outcome(keys, dataset["shards"], dataset["bytes"], epochs, fetched_bytes)
+    return DemoOutcome(keys, dataset["shards"], dataset["bytes"], epochs, fetched_bytes)
 
 
 async def _train(node: _DemoNode, urls: str) -> list[Epoch]:

@@ -96,7 +96,7 @@ def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """The demo's measurements and verdicts."""
 
     samples: frozenset[str]  # keys of the dataset's
@@ -140,7 +140,7 @@ class Outcome:
         return {**head, "epochs": [epoch.to_json(self.samples) for epoch in self.epochs]}
 
 
-def show(outcome: Outcome) -> None:
+def show(outcome: DemoOutcome) -> None:
     """Print a table of the epochs, and what was fetched."""
 
     def verdict(problem: str) -> str:

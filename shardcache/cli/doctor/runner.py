@@ -16,8 +16,8 @@ from shardcache.cli.doctor.context import Context, Finding, failed, of_error
 from shardcache.errors import ShardcacheError
 from shardcache.redact import printable, redact
 
-Outcome = Finding | Sequence[Finding] | None
-Check = tuple[str, Callable[[Context], Outcome | Awaitable[Outcome]]]
+Findings = Finding | Sequence[Finding] | None
+Check = tuple[str, Callable[[Context], Findings | Awaitable[Findings]]]
 """The name of its findings, `family.check`, and the check, which runs in a thread.
 
 A coroutine that the check returns is awaited without a time limit. Raises ShardcacheError or

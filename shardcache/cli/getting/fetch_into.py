@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.getting.get_progress import Progress, shown
+from shardcache.cli.getting.get_progress import GetProgress, shown
 from shardcache.cli.getting.placed_files import Names, folder_of, is_copy_of, put
 from shardcache.cli.getting.wanted_files import PATIENCE, find_files
 from shardcache.errors import CacheError, ConfigError, OriginError, ShardcacheError, ShardError
@@ -58,7 +58,7 @@ def fetch_into(
         show = common.print_json if as_json else stack.enter_context(shown())
         # `find_files` has started a private daemon if there is no other.
         daemon = AdminClient(choice.node or PrivatePlace.find().socket)
-        progress = Progress([*wanted.values(), *found.refused], daemon, show)
+        progress = GetProgress([*wanted.values(), *found.refused], daemon, show)
         run = _Run(folder, place, progress, show)
         todo = run.without_present(wanted)
         progress.tell("resolved")
@@ -81,7 +81,7 @@ class _Run:
         self,
         folder: Path,
         place: int,
-        progress: Progress,
+        progress: GetProgress,
         show: Callable[[Json], None],
     ) -> None:
         """Put files below `folder`, whose descriptor is `place`."""

@@ -27,7 +27,7 @@ _FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
 _STATES = ("linked", "cloned", "copied", "present", "failed")
 
 
-class Progress:
+class GetProgress:
     """The files of one run: the bytes that are in the cache or in place, and the files left."""
 
     def __init__(

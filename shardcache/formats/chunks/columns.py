@@ -13,7 +13,7 @@ _MAX_COLUMNS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ChunkColumns:
     """Names of columns, and how their values are stored.
 
     Attributes:
@@ -74,7 +74,7 @@ class ColumnWalk:
         self,
         bytes_at: BytesAt,
         offsets: Sequence[int],
-        columns: Columns,
+        columns: ChunkColumns,
         url: str,
     ) -> None:
         columns.check(url)

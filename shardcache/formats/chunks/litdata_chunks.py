@@ -20,7 +20,7 @@ from shardcache.formats import cell_values
 from shardcache.formats.arrow import arrow_rows
 from shardcache.formats.arrow.arrow_process import rows_of
 from shardcache.formats.chunks import litdata_values
-from shardcache.formats.chunks.columns import Columns, ColumnWalk
+from shardcache.formats.chunks.columns import ChunkColumns, ColumnWalk
 from shardcache.formats.chunks.litdata_frames import is_framed, plain_chunk
 from shardcache.formats.chunks.offset_table import U32_BYTES, ForwardReader, read_offsets, u32s
 from shardcache.formats.files import opened
@@ -156,7 +156,7 @@ def _unsupported(config: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _columns(companion: str, url: str) -> Columns:
+def _columns(companion: str, url: str) -> ChunkColumns:
     """Return the columns that a part of an index.json describes; see `companion_of`."""
     try:
         config = json.loads(companion)
@@ -175,7 +175,7 @@ def _columns(companion: str, url: str) -> Columns:
         what, remedy = fault
         raise UnsupportedShardError(what, url=url, remedy=remedy)
     assert names is not None
-    return Columns(names, encodings, [None] * len(names))
+    return ChunkColumns(names, encodings, [None] * len(names))
 
 
 def _names_of(spec: Any) -> list[str] | None:

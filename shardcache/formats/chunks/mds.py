@@ -11,7 +11,7 @@ from typing import Any
 
 from shardcache.errors import CorruptShardError, UnsupportedShardError
 from shardcache.formats.chunks import mds_values
-from shardcache.formats.chunks.columns import Columns, ColumnWalk
+from shardcache.formats.chunks.columns import ChunkColumns, ColumnWalk
 from shardcache.formats.chunks.offset_table import U32_BYTES, BytesAt, ForwardReader, read_offsets
 from shardcache.formats.files import opened
 from shardcache.formats.format import (
@@ -76,7 +76,7 @@ def _walk(read: Read, size_bytes: int, url: str) -> ColumnWalk:
     return ColumnWalk(bytes_at, offsets, columns, url)
 
 
-def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> Columns:
+def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> ChunkColumns:
     """Return the columns that the JSON object between two offsets describes."""
     if end - start > _MAX_CONFIG_BYTES:
         raise CorruptShardError(
@@ -85,7 +85,7 @@ def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> Columns:
         )
     try:
         config = json.loads(bytes_at(start, end - start))
-        columns = Columns(
+        columns = ChunkColumns(
             config["column_names"],
             config["column_encodings"],
             [size or None for size in config["column_sizes"]],

@@ -12,7 +12,7 @@ from shardcache.origin.patterns.foreign_lists import NamedShards
 from shardcache.origin.patterns.list_content import parsed_json
 from shardcache.shared import shardlist
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import Columns, Shards
+from shardcache.shared.shard_columns import ShardColumns, Shards
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 """Size up to which a file may be an index: one of a million shards with long urls has 250 MB."""
@@ -90,7 +90,7 @@ def _resolved(
     names: Sequence[str],
     etags: Sequence[str | None],
     *counts: Sequence[int | None],
-) -> Columns:
+) -> ShardColumns:
     """Return an index's columns with urls for names, and versions for ETags."""
     urls = [checked(join(index, name)) for name in names]
     versions = [_version(url, etag) for url, etag in zip(urls, etags, strict=True)]

@@ -4,7 +4,7 @@ from typing import NamedTuple, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-Kind: TypeAlias = type[GaugeMetricFamily | CounterMetricFamily]
+MetricKind: TypeAlias = type[GaugeMetricFamily | CounterMetricFamily]
 
 GAUGE = GaugeMetricFamily
 COUNTER = CounterMetricFamily
@@ -20,7 +20,7 @@ class Row(NamedTuple):
         text: says what it is.
     """
 
-    kind: Kind
+    kind: MetricKind
     key: str
     name: str
     text: str

@@ -18,7 +18,7 @@ from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.waits import Class
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.server.metrics import metric_rows as rows
-from shardcache.server.metrics.metric_rows import COUNTER, GAUGE, Kind, Row
+from shardcache.server.metrics.metric_rows import COUNTER, GAUGE, MetricKind, Row
 from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
@@ -191,7 +191,7 @@ def _by_code(counts: Counter[str], *kinds: type[ShardcacheError]) -> list[tuple[
 
 
 def _family(
-    kind: Kind,
+    kind: MetricKind,
     name: str,
     text: str,
     samples: Iterable[tuple[Labels, float | None]],

@@ -22,7 +22,7 @@ from shardcache.server.s3.keys import S3Keys
 from shardcache.server.s3.object_answers import ObjectAnswers
 from shardcache.server.s3.requests import S3Request, check_host
 from shardcache.server.s3.s3_errors import S3Error
-from shardcache.server.s3.sending import Sender, StalledError
+from shardcache.server.s3.sending import Sender, SlowClientError
 from shardcache.server.s3.signatures import Signature
 from shardcache.shared.own_endpoint import (
     DAEMON_AGENT,
@@ -92,7 +92,7 @@ class S3Door:
             error = S3Error.of(exn)
         except ConnectionError:
             raise
-        except StalledError:
+        except SlowClientError:
             raise ConnectionResetError("the client reads nothing") from None
         except OSError as exn:  # of the disk, or the process's own
             error = S3Error("ServiceUnavailable", f"the daemon cannot answer: {exn.strerror}")

@@ -16,9 +16,10 @@ from shardcache.cache.objects.objects import Objects, parts_of
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
 from shardcache.origin.objects import RemoteObject
-from shardcache.server.s3.requests import S3Request, Span, check_conditions, range_wanted, span_of
+from shardcache.server.s3.requests import S3Request, check_conditions, range_wanted, span_of
 from shardcache.server.s3.s3_errors import S3Error
-from shardcache.server.s3.sending import Sender, Sending, StalledError, in_memory
+from shardcache.server.s3.sending import Sender, Sending, SlowClientError, in_memory
+from shardcache.store.part_file import Span
 
 log = structlog.get_logger()
 
@@ -156,7 +157,7 @@ class ObjectAnswers:
         response.content_length = wanted.size_bytes
         try:
             await self._stream(http, response, wanted, client)
-        except (ShardcacheError, OSError, StalledError, _LostFileError) as exn:
+        except (ShardcacheError, OSError, SlowClientError, _LostFileError) as exn:
             if not response.prepared:
                 raise
             _cut_off(http, wanted, exn)

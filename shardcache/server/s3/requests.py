@@ -8,9 +8,7 @@ from urllib.parse import unquote_plus, unquote_to_bytes
 
 from shardcache.server.s3.s3_errors import S3Error
 from shardcache.server.s3.signatures import SignedRequest
-
-Span = tuple[int, int]
-"""Start and end of a range of bytes."""
+from shardcache.store.part_file import Span
 
 # More digits than any size has, and fewer than Python refuses to convert.
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))")

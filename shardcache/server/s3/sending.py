@@ -26,7 +26,7 @@ _PATIENCE_MS = 20
 _PAUSE_S = 0.005
 
 
-class StalledError(Exception):
+class SlowClientError(Exception):
     """The client has read nothing for too long."""
 
 
@@ -49,7 +49,7 @@ class Sending:
         pause_s = 0.0
         while self._transport.get_write_buffer_size():
             if time.monotonic() > deadline_s:
-                raise StalledError
+                raise SlowClientError
             await asyncio.sleep(pause_s)
             pause_s = _PAUSE_S
 
@@ -103,7 +103,7 @@ class Sending:
             async with asyncio.timeout(self.stall_s):
                 await writable.wait()
         except TimeoutError:
-            raise StalledError from None
+            raise SlowClientError from None
         finally:
             loop.remove_writer(fd)
 

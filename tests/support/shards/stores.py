@@ -15,7 +15,7 @@ from shardcache.cache.space.pins import Pins
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.turns import Turns
-from shardcache.config.amounts import Amount
+from shardcache.config.amounts import DiskAmount
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.store.indexing.indexer import IndexRequest, index_shard
@@ -30,7 +30,7 @@ PIECE_BYTES = 64 * 1024
 
 
 def open_store(root: Path) -> Store:
-    return Store.open(root, Amount(10**9), Amount(0))
+    return Store.open(root, DiskAmount(10**9), DiskAmount(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Kept:
 def kept_in(store: Store, pin_limit_bytes: int = 10**9) -> Kept:
     """Return the cached shards of a store; they are in no plan."""
     planner = Planner(store.shards)
-    pins = Pins(store, Turns(), Amount(pin_limit_bytes))
+    pins = Pins(store, Turns(), DiskAmount(pin_limit_bytes))
     changed = Signal()
     residency = Residency(store, planner, pins, Counters(), changed)
     return Kept(planner, pins, changed, residency)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.cli.demo.demo_outcome import Epoch, Outcome, epochs_of
+from shardcache.cli.demo.demo_outcome import DemoOutcome, Epoch, epochs_of
 
 SAMPLES = frozenset("abc")
 
@@ -16,9 +16,9 @@ def leg(keys: str, *steps: int, promised: int = 2) -> list[dict[str, Any]]:
     return ranks
 
 
-def outcome(*legs: list[dict[str, Any]], origin_bytes: int = 100) -> Outcome:
+def outcome(*legs: list[dict[str, Any]], origin_bytes: int = 100) -> DemoOutcome:
     """Return the outcome of a demo with one good epoch and one of these legs."""
-    return Outcome(SAMPLES, 1, 100, [Epoch("job", 0, [leg("abca", 2, 2)]), Epoch("job", 1, legs)], origin_bytes)
+    return DemoOutcome(SAMPLES, 1, 100, [Epoch("job", 0, [leg("abca", 2, 2)]), Epoch("job", 1, legs)], origin_bytes)
 
 
 def test_reports_of_ranks_and_runs_are_joined_by_epoch() -> None:

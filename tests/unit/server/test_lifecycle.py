@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.config.amounts import Amount
+from shardcache.config.amounts import DiskAmount
 from shardcache.server.process.service_notifier import Liveness, ServiceNotifier, liveness
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.store import Store
@@ -84,7 +84,7 @@ async def test_a_disk_that_hangs_counts_as_silent(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_alive_and_a_silent_one_is_not(tmp_path: Path) -> None:
     """Restarting helps against a hang alone; the line for people says what is wrong."""
-    store = Store.open(tmp_path / "cache", Amount(10**9), Amount())
+    store = Store.open(tmp_path / "cache", DiskAmount(10**9), DiskAmount())
     try:
         assert liveness(WELL, store, 3) == Liveness(True, "3 readers; 0 shards, 0 Bytes of 1.0 GB.")
         full = liveness(WELL | {"error": {"message": "no space left"}}, store, 0)

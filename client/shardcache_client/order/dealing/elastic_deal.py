@@ -15,7 +15,7 @@ from shardcache_client.order.dealing.deal import SpanDeal, Spare
 from shardcache_client.order.sequences.lanes import Interleaved, Lane, Share, Strided
 from shardcache_client.order.sequences.partition import Even, Partition, Phase
 from shardcache_client.order.sequences.rounds import Topology
-from shardcache_client.order.sequences.turns import Blocks
+from shardcache_client.order.sequences.turns import BlockTurns
 from shardcache_client.order.sources.changes import MixtureState
 from shardcache_client.order.sources.courses import GlobalBatches
 
@@ -87,7 +87,7 @@ class ElasticDeal(SpanDeal):
             return Share((), 0)
 
         lanes = self._lanes(epoch, rank * size, size, first, batches, topology.workers)
-        turns = Blocks(tuple(lane.width for lane in lanes))
+        turns = BlockTurns(tuple(lane.width for lane in lanes))
         samples = batches * size
         return Share((Interleaved(0, samples, turns, lanes),), samples)
 

@@ -127,7 +127,7 @@ class Proportions:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockTurns:
     """Turns of lanes that take as many places at a time as their `widths`, at least 1."""
 
     widths: tuple[int, ...]
@@ -234,5 +234,5 @@ class Widened:
         return self.turns.place(lane, turn) * self.width + nth
 
 
-Turns: TypeAlias = Proportions | Blocks | Rotated | Widened
+Turns: TypeAlias = Proportions | BlockTurns | Rotated | Widened
 """A sequence of places, each of which belongs to one of several lanes."""

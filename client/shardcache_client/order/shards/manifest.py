@@ -15,7 +15,7 @@ from shardcache_client.order.shards.choices import Choices, narrowed
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class JoinedManifest:
     """Shards that are read beside those of another manifest, as their samples have the same keys.
 
     Attributes:
@@ -72,7 +72,7 @@ class Manifest(Sequence[ShardRef]):
     versions_named: bool = field(default=True, compare=False)
     choices: Choices | None = None
     lists: tuple[str, ...] = field(default=(), compare=False)
-    columns: tuple[Column, ...] = ()
+    columns: tuple[JoinedManifest, ...] = ()
 
     @classmethod
     def of(cls, shards: Iterable[ShardRef]) -> "Manifest":
@@ -139,7 +139,7 @@ class Manifest(Sequence[ShardRef]):
             choices = tuple(chain.from_iterable(of_each))
 
         lists: list[str] = []
-        columns: list[Column] = []
+        columns: list[JoinedManifest] = []
         first = 0
         for each in manifests:
             lists += each.lists or (each.fingerprint,)

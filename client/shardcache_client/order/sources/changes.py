@@ -15,8 +15,8 @@ from shardcache_client.order.sequences.partition import Phase
 from shardcache_client.order.sources.courses import (
     Course,
     GlobalBatches,
-    Layout,
     MixPart,
+    MixtureLayout,
     SourceBatches,
     layout_of,
     left_by_batches,
@@ -65,7 +65,7 @@ class Section:
     phases: tuple[Phase, ...]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> MixtureLayout:
         """The layout of the epoch."""
         starts = tuple(source.start for source in self.sources)
         samples = tuple(source.samples for source in self.sources)

@@ -110,7 +110,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MixtureLayout:
     """An epoch of a mixture: where it begins in each source's course, and whose each place is."""
 
     starts: tuple[int, ...]
@@ -166,7 +166,7 @@ class SourceBatches(NamedTuple):
 
 def layout_of(
     starts: tuple[int, ...], samples: tuple[int, ...], form: SourceBatches | None
-) -> Layout:
+) -> MixtureLayout:
     """Return the layout of an epoch.
 
     Args:
@@ -176,13 +176,13 @@ def layout_of(
     """
     places = sum(samples)
     if form is None:
-        return Layout(starts, Proportions(samples), places)
+        return MixtureLayout(starts, Proportions(samples), places)
     turns = Proportions(tuple(each // form.samples_per_turn for each in samples))
     if form.alike:
         # After the last turn they begin again, so that each span has all turns.
-        return Layout(starts, Widened(turns, form.size), places)
+        return MixtureLayout(starts, Widened(turns, form.size), places)
     steps = places // (form.spans * form.size)
-    return Layout(starts, Widened(Rotated(turns, steps), form.size), places)
+    return MixtureLayout(starts, Widened(Rotated(turns, steps), form.size), places)
 
 
 class GlobalBatches(NamedTuple):

@@ -12,7 +12,7 @@ from shardcache.tarindex.tables import keys_of
 from shardcache_client.daemon.lease import LeaseRequest
 from shardcache_client.reading.leased.shards import MappedShard
 from shardcache_client.samples.sample_view import View
-from shardcache_client.samples.slicing import Adder, Run, Sample, joined
+from shardcache_client.samples.slicing import Adder, ColumnSpans, Sample, joined
 
 _NO_PARTNER = (
     "rewrite the shards so that each sample has one partner, or give Joined missing='skip', "
@@ -65,7 +65,7 @@ class SampleJoin:
         self._lease = lease
         self._partners = partners
         self._keys = keys_of(own.index)
-        self._runs: list[Run] = []
+        self._runs: list[ColumnSpans] = []
         self._adders: list[Adder] = []
         self._names: set[str] = set()  # of the members so far
 

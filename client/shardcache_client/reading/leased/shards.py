@@ -20,7 +20,7 @@ from shardcache.tarindex.tables import TarIndex
 from shardcache_client.samples import mapped_file, slicing
 from shardcache_client.samples.column_values import column_decoders, decoders_of, with_decoders
 from shardcache_client.samples.sample_view import WHOLE, View
-from shardcache_client.samples.slicing import Column, Run, Sample
+from shardcache_client.samples.slicing import ColumnSpans, Sample, SlicedColumn
 from shardcache_client.samples.token_blocks import BlockCutter
 
 if TYPE_CHECKING:  # imports numpy
@@ -112,7 +112,7 @@ class MappedShard:
         return self._loan is None or self._loan.settled()
 
     @property
-    def _columns(self) -> list[Column | None]:
+    def _columns(self) -> list[SlicedColumn | None]:
         if self._loan is None:
             columns = slicing.as_bytes(self.index.extensions, self.tar)
         else:
@@ -126,7 +126,7 @@ class MappedShard:
             return self._blocks
         return slicing.cutter(self.index, self._columns, self.url)
 
-    def runs(self, places: Sequence[int | None]) -> list[Run] | None:
+    def runs(self, places: Sequence[int | None]) -> list[ColumnSpans] | None:
         """Return where the members of samples are; see `slicing.runs_of`."""
         return slicing.runs_of(self.index, self._columns, places)
 
@@ -205,7 +205,7 @@ class ArrivingShard:
         except OSError as exn:
             raise mapped_file.unreadable(exn, path, self.url) from exn
         self._walk: Walk | None = None
-        self._columns: list[Column | None] = []
+        self._columns: list[SlicedColumn | None] = []
 
     def __repr__(self) -> str:
         ready = f"{self._ready_bytes} of {self._size_bytes} bytes"

@@ -20,7 +20,7 @@ from shardcache_client.order.sequences.lanes import Mix, Share
 from shardcache_client.order.sequences.partition import Even, Partition
 from shardcache_client.order.sequences.rounds import Order, Shuffle, Topology
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.order.sources.courses import Grouping, Layout
+from shardcache_client.order.sources.courses import Grouping, MixtureLayout
 from shardcache_client.position.mixture_change import MixtureLoad
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState
@@ -120,7 +120,7 @@ class Job:
         return change is not None and change.samples is None
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> MixtureLayout:
         """Parts of each source that the epoch takes."""
         deal = self.deal.spans if isinstance(self.deal, ElasticDeal) else self.deal
         assert isinstance(deal, MixtureDeal)
@@ -185,13 +185,13 @@ class Lines:
     def __init__(self) -> None:
         self.lines = {name: Line(name) for name in POOL}
         self.rest: list[list[Sample]] | None = None  # what each rank has left of an epoch that was begun
-        self.layout: Layout | None = None
+        self.layout: MixtureLayout | None = None
         self.names: list[str] = []
         self.is_mixed = True
         self.taken: Counter[Sample] = Counter()
         self.dropped: Counter[Sample] = Counter()
 
-    def span(self, layout: Layout, begin: int, end: int) -> list[Sample]:
+    def span(self, layout: MixtureLayout, begin: int, end: int) -> list[Sample]:
         """Return the samples of a span of the epoch."""
         before = Counter(map(layout.turns.lane, range(begin)))
         counts = Counter(map(layout.turns.lane, range(begin, end)))

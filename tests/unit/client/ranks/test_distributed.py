@@ -18,7 +18,7 @@ from shardcache.shared.protocol import ShardRef
 from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, weights_of
 from shardcache_client.order.sequences.rounds import Shuffle, Topology
-from shardcache_client.order.shards.manifest import Column, Manifest
+from shardcache_client.order.shards.manifest import JoinedManifest, Manifest
 from shardcache_client.ranks import distributed, shared_manifest
 from shardcache_client.ranks.agreement import Agreement
 from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace, StoreAddress
@@ -321,7 +321,7 @@ def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPSto
 def test_ranks_that_join_other_shards_get_an_error(env: pytest.MonkeyPatch, url: str) -> None:
     """It names the first of the shards, which are read beside the same ones on both ranks."""
     first, second, _ = datasets(url)
-    columns = [Column("cap.", Manifest.of([ShardRef(f"s3://b/{name}.tar")])) for name in ("cap", "other")]
+    columns = [JoinedManifest("cap.", Manifest.of([ShardRef(f"s3://b/{name}.tar")])) for name in ("cap", "other")]
     first.compare(replace(manifest(), columns=tuple(columns[:1])), counted=False)
     with pytest.raises(ManifestMismatchError, match=r"other\.tar .* here and s3://b/cap\.tar"):
         second.compare(replace(manifest(), columns=tuple(columns[1:])), counted=False)

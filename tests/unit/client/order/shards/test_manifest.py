@@ -16,7 +16,7 @@ from shardcache.tarindex.tables import Samples
 from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.shards.choices import By, Choices, split, subset
 from shardcache_client.order.shards.declared_plan import Plan
-from shardcache_client.order.shards.manifest import Column, Manifest
+from shardcache_client.order.shards.manifest import JoinedManifest, Manifest
 from shardcache_client.parts.sample_tables import select
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
@@ -188,7 +188,9 @@ def test_a_plan_names_the_shards_beside_each() -> None:
         Manifest.of(ShardRef(f"{name}{number}") for number in range(count))
         for name, count in (("img", 3), ("cap", 3), ("lat", 2), ("web", 2))
     )
-    joined = replace(images, columns=(Column("cap.", captions), Column("lat.", latents, ((0,), (0, 1), ()))))
+    joined = replace(
+        images, columns=(JoinedManifest("cap.", captions), JoinedManifest("lat.", latents, ((0,), (0, 1), ())))
+    )
     mixed = Manifest.joined([labels, joined])
     for manifest, first in ((joined, 0), (mixed, 2)):
         plan = Plan.of(manifest, 0, [first + 2, first + 1], lambda first=first: [first])
