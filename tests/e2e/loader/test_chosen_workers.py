@@ -189,7 +189,7 @@ End = Callable[[Any], object]
 
 
 @pytest.mark.parametrize("end", [bool, next, lambda batches: batches.close()])
-def test_nothing_stays_of_an_iterator_that_is_left(long: Data, end: End) -> None:
+def test_abandoned_iterator_ends_its_threads_and_processes(long: Data, end: End) -> None:
     """Neither threads nor processes, whichever made the last batch, and in between."""
     before = running()
     for taken in (1, 3):
@@ -207,7 +207,7 @@ def test_nothing_stays_of_an_iterator_that_is_left(long: Data, end: End) -> None
 
 
 @pytest.mark.parametrize("error", [ValueError("no image"), KeyboardInterrupt()], ids=repr)
-def test_nothing_stays_of_a_loop_that_ends_with_an_error(long: Data, error: BaseException) -> None:
+def test_failed_loop_ends_its_threads_and_processes(long: Data, error: BaseException) -> None:
     """Or with Ctrl-C, once the error is dealt with."""
     before = running()
 

@@ -25,7 +25,7 @@ from support.shards.reading import keys_of
 from support.shards.tars import write_indexed, write_shards
 
 
-def test_nothing_is_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
+def test_evicted_shards_are_not_fetched_after_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
     """An evicted shard is fetched again for a next epoch that nobody has ruled out, and for no other."""
     urls, datasets = {}, {}
     for name, epochs in (("last", 2), ("another", None)):

@@ -137,7 +137,9 @@ def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_referen
 
 
 @pytest.mark.parametrize(("partial_reads", "etags"), [(False, True), (True, False)])
-def test_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool) -> None:
+def test_shard_is_read_whole_where_partial_reads_are_off_or_unsafe(
+    daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool
+) -> None:
     """Not to who opts out, and of no store that cannot guard each read against another version."""
     store.etags = etags
     samples = iter(ShardDataset(store.put("a.tar", BODY), socket=daemon.socket, partial_reads=partial_reads))

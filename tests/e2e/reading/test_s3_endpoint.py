@@ -126,7 +126,7 @@ def test_a_range_fetches_its_parts_alone(client: Any, bucket: Bucket, daemon: Da
 
 
 @pytest.mark.parametrize("wanted", ["bytes=1-0", "bytes=a-b", "lines=1-2", "bytes=0-1,4-5"])
-def test_a_range_that_is_none_gives_the_whole_object(client: Any, bucket: Bucket, wanted: str) -> None:
+def test_invalid_range_gives_the_whole_object(client: Any, bucket: Bucket, wanted: str) -> None:
     """As S3 has it."""
     answer = client.get_object(Bucket=bucket.name, Key="small", Range=wanted)
     assert answer["Body"].read() == SMALL
@@ -271,7 +271,7 @@ def test_missing_things_have_the_codes_of_s3(client: Any, bucket: Bucket) -> Non
     assert refusal(client.list_objects_v2, Bucket="nowhere-at-all") == (404, "NoSuchBucket")
 
 
-def test_nothing_can_be_changed(client: Any, bucket: Bucket) -> None:
+def test_s3_endpoint_refuses_writes(client: Any, bucket: Bucket) -> None:
     """Whatever writes is refused, and the same connections serve reads afterwards."""
     of_small = {"Bucket": bucket.name, "Key": "small"}
     assert refusal(client.put_object, **of_small, Body=b"x" * 100_000) == (405, "MethodNotAllowed")

@@ -226,7 +226,7 @@ def test_the_endpoint_is_for_the_loopback_alone(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost:port", "9099", "nowhere.invalid:1"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     """With the form that it has to have."""
     with pytest.raises(ConfigError, match="--s3"), listening_for_s3(address):
         pass

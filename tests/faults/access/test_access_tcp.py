@@ -96,7 +96,7 @@ def test_the_loopback_may_read(daemon: Daemon, port: int, path: str) -> None:
         *(("POST", path) for path in ("//v1/evict", "/v1/%65vict", "/v1/../v1/evict", "/v1/evict?x", "/v1/evict/")),
     ],
 )
-def test_nothing_else_is_to_be_had(daemon: Daemon, port: int, method: str, path: str) -> None:
+def test_tcp_refuses_changes_and_sessions(daemon: Daemon, port: int, method: str, path: str) -> None:
     """Whatever changes something, and sessions, are refused; the cache is as before."""
     before = daemon.shards()
     answer = ask(port, path, method, Upgrade="websocket", Connection="Upgrade", Sec_WebSocket_Version="13")

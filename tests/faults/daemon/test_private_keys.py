@@ -100,7 +100,7 @@ async def test_keys_that_have_expired_do_not_displace_newer_ones(
     assert len(home.running()) == 1
 
 
-async def test_no_file_has_any_of_the_keys(
+async def test_keys_are_written_to_no_file(
     home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither names, nor the log, nor the cache."""

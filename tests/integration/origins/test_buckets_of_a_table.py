@@ -185,7 +185,7 @@ async def test_the_environments_proxies_hold_for_each_host(
 
 
 @pytest.mark.parametrize("region", ["elsewhere.example/", ""])
-async def test_a_region_that_is_none_leads_nowhere(
+async def test_invalid_region_is_not_followed(
     region: str, strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A header that would change the host is left to the SDK, which refuses it."""

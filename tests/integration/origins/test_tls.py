@@ -95,7 +95,7 @@ async def test_a_cut_within_a_record_is_a_lost_connection(
 
 @pytest.mark.parametrize("status", ["301 Moved", "307 Temporary Redirect"])
 @KINDS
-async def test_nothing_is_read_where_https_leads_to_http(
+async def test_redirect_from_https_to_http_is_an_error(
     kind: str, status: str, trusting: Authority, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A url asked for by https does not come by a way that anybody can change; the error comes at once."""

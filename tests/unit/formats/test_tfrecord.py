@@ -118,7 +118,7 @@ def test_other_record_among_examples_is_a_fault(tmp_path: Path) -> None:
     assert "not a tf.train.Example" in (fault_of(samples, 1) or "")
 
 
-def test_no_records_are_no_samples(tmp_path: Path) -> None:
+def test_file_without_records_has_no_samples(tmp_path: Path) -> None:
     """TensorFlow writes an empty file for them."""
     assert not len(indexed(tmp_path / "a.tfrecord", b""))
 

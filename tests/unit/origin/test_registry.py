@@ -13,7 +13,7 @@ from shardcache.origin.registry import Origins
 from shardcache.origin.tier.slow_owners import SlowOwners
 
 
-def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+def test_sdks_are_imported_on_first_use() -> None:
     """A daemon that starts does not pay for SDKs; checked in an interpreter of its own."""
     code = (
         "import sys, shardcache.origin.patterns.expansion, shardcache.fetch.download\n"

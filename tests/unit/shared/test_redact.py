@@ -49,7 +49,7 @@ def test_other_urls_stay_as_they_are(url: str) -> None:
 
 
 @given(st.text("?&=:/@ab;#.", max_size=30), st.sampled_from(["sig", "X-Amz-Signature", "token"]))
-def test_nothing_around_a_signature_brings_it_back(text: str, name: str) -> None:
+def test_signature_is_removed_whatever_surrounds_it(text: str, name: str) -> None:
     """However urls are cut and quoted; what is left out once needs nothing left out again."""
     shown = redact(f"https://h/{text}?{name}=MARK&{text}")
     assert "MARK" not in shown

@@ -61,7 +61,7 @@ def test_states_of_ranks_are_told_from_those_of_readers() -> None:
     assert find_states(state_of(0).to_json()) == [state_of(0)]
 
 
-def test_nothing_found_is_an_error() -> None:
+def test_states_without_one_of_the_dataset_are_an_error() -> None:
     """Rather than an epoch from its beginning."""
     for nothing in ({}, [], {"model": "shardcache"}, None, "shardcache"):
         with pytest.raises(ConfigError, match="no state"):

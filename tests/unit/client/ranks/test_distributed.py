@@ -171,7 +171,7 @@ def test_ranks_that_ask_for_different_things(env: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_of_an_iteration_given_up_is_counted(env: pytest.MonkeyPatch) -> None:
+def test_messages_of_an_abandoned_iteration_are_ignored(env: pytest.MonkeyPatch) -> None:
     """A greeting and a value that nobody took, left by readers that are gone, do not reach those who come after."""
     with pytest.raises(RankTimeoutError):
         member("again", 1, SHORT_S).greatest("round 0", 99)
@@ -353,7 +353,7 @@ def test_restarted_job_may_list_again(env: pytest.MonkeyPatch, url: str) -> None
     second.compare(manifest(4), counted=True)
 
 
-def test_nothing_is_compared_without_a_store(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
+def test_ranks_without_a_store_iterate_without_comparing(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
     """A rank that was named as the only one, and a store that is gone: iteration goes on."""
     keys = server.num_keys()
     TorchRankGroup(Topology(), [url], 5.0).compare(manifest(), counted=True)

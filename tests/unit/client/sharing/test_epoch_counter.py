@@ -186,7 +186,7 @@ def test_a_change_that_fails_changes_nothing() -> None:
     assert counter.read() == Count(5)
 
 
-def test_nothing_is_left() -> None:
+def test_epoch_counter_leaves_no_descriptor_open() -> None:
     """The file has no name anywhere, and its descriptor goes with the object."""
     before = memfds()
     counter = EpochCounter()

@@ -338,7 +338,7 @@ def test_the_places_are_kept_whatever_else_is_closed() -> None:
         assert theirs.cell != ours.cell
 
 
-def test_nothing_is_left() -> None:
+def test_acks_leave_no_descriptor_open() -> None:
     """They have no name anywhere; their descriptors go with the object."""
     before = memfds()
     acks = Acks()

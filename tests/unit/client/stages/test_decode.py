@@ -92,7 +92,7 @@ def test_values_by_name_and_type() -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "npz", "tensor"])
-def test_nothing_is_unpickled_unless_asked_for(name: str) -> None:
+def test_pickles_are_refused_by_default(name: str) -> None:
     """An array of objects, or a file of torch's with any object, is an error."""
     array = np.array([{1}], dtype=object)
     save = {

@@ -167,7 +167,7 @@ def test_sample_comes_with_the_header_after_it_and_no_sooner(path: Path, format_
     assert counts == set(range(len(expected)))
 
 
-def test_nothing_is_asked_for_while_there_is_something_to_give(path: Path) -> None:
+def test_more_bytes_are_requested_only_when_samples_run_out(path: Path) -> None:
     """Arrived bytes come without a question; the question names the bytes that the next header needs."""
     tar = make_tar(random_samples(4, {"bin": 1000}))  # a member and its header: 1536 bytes
     download = Download(path, tar, [2 * 1536 + 512, 2 * 1536 + 600, len(tar)])
