@@ -161,7 +161,6 @@ class ObjectAnswers:
             if not response.prepared:
                 raise
             _cut_off(http, wanted, exn)
-        self._objects.reads.sent(wanted.obj, wanted.size_bytes, client)
         return response
 
     def _short(self, wanted: _Wanted, client: JobKey, body: bytes | bytearray) -> web.Response:
@@ -201,9 +200,14 @@ class ObjectAnswers:
         assert http.transport is not None
         with self._sender.sending(http.transport) as sending:
             stream = _Stream(http, response, wanted, sending, self._is_whole(wanted))
-            while not stream.is_at_end:
-                async with self._held(stream, client) as held:
-                    await stream.send(held)
+            try:
+                while not stream.is_at_end:
+                    async with self._held(stream, client) as held:
+                        await stream.send(held)
+            finally:
+                # A client that has all it wants may close the connection before this ends.
+                if response.prepared:
+                    self._objects.reads.sent(wanted.obj, sending.sent_bytes, client)
 
     def _held(self, stream: "_Stream", client: JobKey) -> AbstractAsyncContextManager[HeldBytes]:
         """Hold the bytes that are sent next: the whole object, or a piece of it."""

@@ -36,12 +36,14 @@ class Sending:
 
     Attributes:
         stall_s: how long the client may read nothing.
+        sent_bytes: bytes of files that the socket took, also of a `send` that was cancelled.
     """
 
     _transport: asyncio.Transport
     _socket: socket.socket  # a duplicate: the event loop keeps its own for the transport
     _threads: ThreadPoolExecutor
     stall_s: float
+    sent_bytes: int = 0
 
     async def flushed(self) -> None:
         """Wait until the socket has all that the transport was given. Raises StalledError."""
@@ -91,6 +93,7 @@ class Sending:
             if not some:
                 raise OSError("the file is shorter than it was")
             sent += some
+            self.sent_bytes += some
         return sent
 
     async def _writable(self) -> None:

@@ -8,8 +8,18 @@ from typing import Any
 import pytest
 
 from support.programs.cli import shardcache
-from support.programs.daemon import Daemon
-from support.programs.s3_door import DOOR, address_of, ask, connect, keys_of, refusal, signed
+from support.programs.daemon import Daemon, eventually
+from support.programs.s3_door import (
+    DOOR,
+    address_of,
+    ask,
+    connect,
+    connection,
+    keys_of,
+    refusal,
+    request_of,
+    signed,
+)
 from support.stores.buckets import Bucket, MotoS3, new_bucket
 from support.stores.seaweedfs import SeaweedFS
 
@@ -88,6 +98,17 @@ def test_sent_bytes_are_counted(client: Any, bucket: Bucket, daemon: Daemon) -> 
     body(client, bucket, "small", Range="bytes=0-9")
     assert counted(daemon, "s3_requests") - requests == 2
     assert counted(daemon, "s3_bytes") - sent_bytes == len(SMALL) + 10
+
+
+def test_bytes_sent_to_a_client_that_closes_early_are_counted(client: Any, bucket: Bucket, daemon: Daemon) -> None:
+    """What it was sent is counted, and not what it was not."""
+    body(client, bucket, "large")
+    before = counted(daemon, "s3_bytes")
+    with connection(daemon) as early:
+        early.sendall(request_of(*signed(daemon, f"/{bucket.name}/large", keys_of(daemon))))
+        assert len(early.makefile("rb").read(1000)) == 1000
+    eventually(lambda: counted(daemon, "s3_bytes") > before)
+    assert counted(daemon, "s3_bytes") - before < len(LARGE)
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

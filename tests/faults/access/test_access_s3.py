@@ -2,7 +2,6 @@
 
 import json
 import select
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,17 @@ from shardcache.server.listening.s3_listener import listening_for_s3
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
-from support.programs.s3_door import DOOR, address_of, ask, connect, keys_of, refusal, signed
+from support.programs.s3_door import (
+    DOOR,
+    address_of,
+    ask,
+    connect,
+    connection,
+    keys_of,
+    refusal,
+    request_of,
+    signed,
+)
 from support.stores.buckets import Bucket, MotoS3, new_bucket
 
 STRANGER = OtherUser(54321)
@@ -205,10 +214,8 @@ def test_a_client_that_reads_no_answers_is_cut_off(tmp_path: Path, bucket: Bucke
     path = f"/{bucket.name}/open/short"
     with Daemon(tmp_path, *DOOR, "--s3-stall-s", "0.5", env=bucket.env()) as daemon:
         target, headers = signed(daemon, path, keys_of(daemon))
-        lines = [f"GET {target} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items()), "", ""]
-        request = "\r\n".join(lines).encode()
-        host, _, port = address_of(daemon).rpartition(":")
-        with socket.create_connection((host, int(port)), GUARD_S) as client:
+        request = request_of(target, headers)
+        with connection(daemon) as client:
             client.setblocking(False)
             with suppress(BlockingIOError):
                 while True:  # until more answers are due than the buffers of both sockets hold

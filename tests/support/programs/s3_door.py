@@ -2,7 +2,9 @@
 
 import http.client
 import json
-from contextlib import closing
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from email.message import Message
 from typing import Any, NamedTuple
 
@@ -99,3 +101,20 @@ def ask(daemon: Daemon, target: str, headers: dict[str, str], method: str = "GET
         connection.endheaders()
         answer = connection.getresponse()
         return Answer(answer.status, answer.headers, answer.read())
+
+
+def request_of(target: str, headers: dict[str, str], method: str = "GET") -> bytes:
+    """Return a request without a body as it is sent."""
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items()), "", ""]
+    return "\r\n".join(lines).encode()
+
+
+@contextmanager
+def connection(daemon: Daemon) -> Iterator[socket.socket]:
+    """A connection to a daemon's endpoint, into which little is sent that its client does not read."""
+    host, _, port = address_of(daemon).rpartition(":")
+    with socket.socket() as client:
+        client.settimeout(GUARD_S)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        client.connect((host, int(port)))
+        yield client
