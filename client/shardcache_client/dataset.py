@@ -109,6 +109,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         missing: for a sample without a member that `members` or the table of `decode` names:
             "error", a MissingMemberError; "skip" the sample, as `on_error` would; or a dict of
             values, of which it gets copies.
+        key_split: the dot of a member's name at which its sample's key ends: "first-dot", as in
+            webdataset, or "last-dot", as in WeNet, whose ids have dots. Each is a shard of its own
+            in the cache. An index made with `--key-split last-dot` says so by itself.
         on_error: called with the error of a shard or sample; returns True to skip it, False to end
             the epoch there, or raises. One of `handlers` can be given by its name, such as
             "warn_and_continue". Unless `even` is None, skipped samples are replaced by others of

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Sel
 from shardcache.errors import ConfigError
 from shardcache.shared.local_urls import patterns_from_here
 from shardcache.tarindex.contents import Row
+from shardcache.tarindex.key_splits import KeySplit, with_key_split
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import T_co, U
@@ -100,6 +101,7 @@ class ShardReader(Selecting, Generic[T_co]):
         decode: Callable[[Sample], T_co] | Mapping[str, Spec] | str | None = None,
         members: Iterable[str] | None = None,
         missing: Missing = "error",
+        key_split: KeySplit = "first-dot",
         on_error: Handler | str = reraise,
         job: str | None = None,
         socket: str | os.PathLike[str] | None = None,
@@ -125,7 +127,7 @@ class ShardReader(Selecting, Generic[T_co]):
         choice = DaemonChoice.of(socket, daemon, fallback)
         # Arrays without a copy, and blocks of tokens, are parts of a file that has arrived whole.
         is_partial = partial_reads and not zero_copy and tokens is None
-        patterns = patterns_from_here(urls)
+        patterns = [with_key_split(url, key_split) for url in patterns_from_here(urls)]
         source = ShardSource(patterns, choice, job or job_name(), timeout_s, is_partial)
         ranks = given_ranks(mesh, rank, world_size)
         group = self._runtime.rank_group(ranks, source.urls, timeout_s)

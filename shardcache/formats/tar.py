@@ -6,7 +6,13 @@ from shardcache.errors import NotATarError
 from shardcache.formats.files import opened
 from shardcache.formats.foreign import explained
 from shardcache.formats.format import Format, IndexOptions, Walk
-from shardcache.tarindex.grouping import Adjacency, Grouping, index_tar, split_lines
+from shardcache.tarindex.grouping import (
+    Adjacency,
+    Grouping,
+    index_tar,
+    split_lines,
+    splitter_of,
+)
 from shardcache.tarindex.members import Read, Tar
 from shardcache.tarindex.tables import Samples
 
@@ -63,7 +69,7 @@ class TarWalk:
         self._url = url
         self._read = read
         self._members = split_lines(tar, read, url)
-        self._grouping = Grouping()
+        self._grouping = Grouping(splitter_of(url))
         self.samples = self._grouping.samples
         self._adjacency = Adjacency(self.samples)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 from shardcache import errors
@@ -10,6 +11,7 @@ from shardcache.access.protocols import row_of
 from shardcache.origin.base import Origin, Setup
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.tier.tier_state import Route
+from shardcache.tarindex.key_splits import key_split_in
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
@@ -48,19 +50,21 @@ class DeferredOrigin(Origin):
         with contextlib.suppress(errors.ShardcacheError, TimeoutError):
             async with asyncio.timeout(_EXPECT_S):
                 origin = await self.loaded()
-                await origin.prepare(url)
+                object_url, _ = key_split_in(url)
+                await origin.prepare(object_url)
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`. Notes whether a signed url is accepted."""
         origin = await self.loaded()
         signatures = self._setup.signatures
+        object_url, _ = key_split_in(url)
         try:
-            obj = await origin.stat(url, first_bytes)
+            obj = await origin.stat(object_url, first_bytes)
         except errors.AccessDeniedError:
             signatures.refuse(url)
             raise
         signatures.accept(url)
-        return obj
+        return obj if url == object_url else replace(obj, url=url)
 
     async def fetch(
         self,
@@ -70,7 +74,7 @@ class DeferredOrigin(Origin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`."""
-        return await (await self.loaded()).fetch(obj, parts, flow, commit)
+        return await (await self.loaded()).fetch(_itself(obj), parts, flow, commit)
 
     async def ask_tier(
         self,
@@ -80,7 +84,7 @@ class DeferredOrigin(Origin):
         flow: Flow | None,
     ) -> Answer | None:
         """As `Origin.ask_tier`."""
-        return await (await self.loaded()).ask_tier(route, obj, parts, flow)
+        return await (await self.loaded()).ask_tier(route, _itself(obj), parts, flow)
 
     async def list_prefix(
         self,
@@ -114,6 +118,12 @@ class DeferredOrigin(Origin):
             self._expecting.cancel()
         if self._origin is not None:
             await self._origin.close()
+
+
+def _itself(obj: RemoteObject) -> RemoteObject:
+    """Return an object by the url that its origin knows, without what is said of keys."""
+    url, _ = key_split_in(obj.url)
+    return obj if url == obj.url else replace(obj, url=url)
 
 
 def _load(setup: Setup) -> Origin:

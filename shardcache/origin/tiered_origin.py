@@ -8,6 +8,7 @@ from shardcache.origin.base import Setup
 from shardcache.origin.deferred_origin import DeferredOrigin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import TierState
+from shardcache.tarindex.key_splits import key_split_in
 
 _MAX_KNOWN = 10_000
 _VERSION_LIMIT_S = 5.0
@@ -58,6 +59,8 @@ class TieredOrigin(DeferredOrigin):
         origin = await self.loaded()
         try:
             async with asyncio.timeout(_VERSION_LIMIT_S):
-                return await origin.permitted_lately(route, url)
+                object_url, _ = key_split_in(url)
+                found = await origin.permitted_lately(route, object_url)
+                return None if found is None else replace(found, url=url)
         except (OriginError, TimeoutError):
             return None

@@ -10,6 +10,7 @@ import re
 from shardcache.formats import table
 from shardcache.formats.format import Format
 from shardcache.formats.tar import TAR
+from shardcache.tarindex.key_splits import key_split_in
 
 INDEX_SUFFIX = ".json"
 """Suffix of the indexes that shardcache writes."""
@@ -26,8 +27,9 @@ _VERSIONED = re.compile(r"((?i:s3a?)://.+)\?versionId=([^?&#/*\[\]]+)")
 def path_of(url: str) -> str:
     """Return a url without the query and fragment of a web url, or the version of one of S3.
 
-    Elsewhere, `?` and `#` are part of a name.
+    Elsewhere, `?` and `#` are part of a name, but for what a url says of keys (`key_splits`).
     """
+    url, _ = key_split_in(url)
     if not _WEB.match(url):
         path, _ = version_in(url)
         return path
@@ -54,6 +56,11 @@ def is_tar(url: str) -> bool:
     return found is not None and found[1] is TAR
 
 
+def is_tar_or_unnamed(url: str) -> bool:
+    """Return whether the samples of an object are read as those of a tar."""
+    return format_of(url) is TAR
+
+
 def is_shard_or_file(url: str) -> bool:
     """Return whether an object is taken for a shard where shards or files are wanted.
 
@@ -70,6 +77,7 @@ def format_of(url: str) -> Format:
 
 def split_of(index: str) -> tuple[str, str | None]:
     """Return the url of an index file, and the split that is named behind it, as in `#train`."""
+    index, _ = key_split_in(index)
     url, mark, split = index.rpartition("#")
     if mark and "/" not in split and path_of(url).lower().endswith(_LISTS):
         return url, split

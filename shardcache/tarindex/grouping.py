@@ -7,10 +7,11 @@ line of a hundred bytes. WebDataset skips members below folders of such a name.
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from shardcache.errors import TornSampleError, UnsupportedShardError
+from shardcache.tarindex.key_splits import LAST_DOT, key_split_in
 from shardcache.tarindex.members import Member, Read, Tar
 from shardcache.tarindex.tables import Fault, Samples, key_of
 
@@ -58,7 +59,7 @@ def index_tar(
             require_end=require_end,
             ignore_trailing_data=ignore_trailing_data,
         )
-        samples = group(split_lines(tar, read, url))
+        samples = group(split_lines(tar, read, url), splitter_of(url))
     finally:
         os.close(fd)
     if require_adjacent:
@@ -66,9 +67,9 @@ def index_tar(
     return samples
 
 
-def group(members: Iterable[Member]) -> Samples:
+def group(members: Iterable[Member], split: "Splitter | None" = None) -> Samples:
     """Group consecutive members with the same key into samples."""
-    grouping = Grouping()
+    grouping = Grouping(split)
     grouping.add(members)
     return grouping.finish()
 
@@ -80,8 +81,14 @@ class Grouping:
         samples: those so far; the last one may be incomplete.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, split: "Splitter | None" = None) -> None:
+        """Begin without members.
+
+        Args:
+            split: splits their names; None for the first dot.
+        """
         self.samples = Samples()
+        self._split = split or split_name
         self._extensions = _Extensions(self.samples.extensions)
         self._current = b""
 
@@ -94,6 +101,7 @@ class Grouping:
         """Add the members that follow in the tar."""
         # Locals, since a tar may have millions of members.
         samples = self.samples
+        split = self._split
         extensions = self._extensions
         current = self._current
         hidden = current.endswith(b"/")  # the member before is a hidden file
@@ -102,7 +110,7 @@ class Grouping:
         extension_ids = samples.extension_ids
         key_ends = samples.key_ends
         for name, start_byte, end_byte, flaw in members:
-            key, extension = split_name(name)
+            key, extension = split(name)
             if not key or (name.startswith(b"__") and _METADATA.match(name)):
                 continue
 
@@ -257,6 +265,28 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
     if dot <= start or name.find(b"/", dot) >= 0:
         return b"", b""
     return name[:dot], name[dot + 1 :]
+
+
+def split_at_last_dot(name: bytes) -> tuple[bytes, bytes]:
+    """Split a member's name at the last dot of its last component into key and extension.
+
+    Both are empty without a dot, for a hidden file without another one, and for what macOS adds.
+    """
+    start = name.rfind(b"/") + 1
+    dot = name.rfind(b".", start)
+    if dot <= start or is_of_macos(name):
+        return b"", b""
+    return name[:dot], name[dot + 1 :]
+
+
+Splitter = Callable[[bytes], tuple[bytes, bytes]]
+"""Returns key and extension of a member's name; both are empty for one that is left out."""
+
+
+def splitter_of(url: str) -> Splitter:
+    """Return what splits the names of a shard's members, as its url says."""
+    _, key_split = key_split_in(url)
+    return split_at_last_dot if key_split == LAST_DOT else split_name
 
 
 class _Extensions:

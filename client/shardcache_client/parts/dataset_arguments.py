@@ -56,6 +56,7 @@ ARGUMENTS = {
     ).or_none(),
     "members": arguments.NAMES.or_none("None for all"),
     "missing": arguments.Accepts('"error", "skip", or a dict of default values', _missing),
+    "key_split": arguments.one_of("first-dot", "last-dot"),
     "on_error": arguments.Accepts(ANY_HANDLER, handler_of),
     "job": arguments.JOB.or_none(),
     "socket": arguments.PATH.or_none(),

@@ -6,6 +6,7 @@ from shardcache.access.urls import canonical, is_glob
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.globs import glob_regex
 from shardcache.store.keys import stored_url
+from shardcache.tarindex.key_splits import key_split_in
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
@@ -13,16 +14,22 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
     Blocks: a brace pattern may expand to millions of urls. Raises ConfigError.
     """
-    expanded = (text for pattern in patterns for text in expand_braces(stored_url(pattern)))
+    expanded = (text for pattern in patterns for text in expand_braces(_stored(pattern)))
     texts = list(map(canonical, expanded))
     prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
     globs = [glob_regex(text) for text in texts if is_glob(text)]
     urls = frozenset(texts)  # a url may have the characters of a glob in its name
 
     def matches(url: str) -> bool:
-        place = canonical(url)
+        place = canonical(_stored(url))
         if place in urls or place.startswith(prefixes):
             return True
         return any(glob.fullmatch(place) for glob in globs)
 
     return matches
+
+
+def _stored(url: str) -> str:
+    """Return a url or pattern without secrets, and without what it says of keys."""
+    objects, _ = key_split_in(url)
+    return stored_url(objects)

@@ -18,6 +18,7 @@ from shardcache.shared import shardlist
 from shardcache.shared.local_urls import from_here, local_path
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.url_names import INDEX_SUFFIX, beside_index, path_of
+from shardcache.tarindex.key_splits import FIRST_DOT, LAST_DOT, with_key_split
 
 if TYPE_CHECKING:
     from shardcache.tarindex.contents import MetadataMember, TokenMember
@@ -65,6 +66,13 @@ def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     metavar="URL",
     help="Write the shards' names relative to this url.  [default: full urls]",
 )
+@click.option(
+    "--key-split",
+    type=click.Choice([FIRST_DOT, LAST_DOT]),
+    default=FIRST_DOT,
+    show_default=True,
+    help="The dot of a member's name at which its sample's key ends. The index says so, too.",
+)
 @tokens_option(
     help="Count tokens as well: those of .npy members with this extension, or of plain "
     "arrays (tok:uint16).",
@@ -87,6 +95,7 @@ def index(
     urls: tuple[str, ...],
     output: str,
     relative_to: str | None,
+    key_split: str,
     tokens: TokenMember | None,
     with_samples: bool,
     metadata: MetadataMember | None,
@@ -108,6 +117,7 @@ def index(
     _check_usage(output, with_samples, metadata, as_json=as_json)
     import asyncio
 
+    urls = tuple(with_key_split(url, key_split) for url in urls)
     before = None
     if output != _STDOUT:
         before = asyncio.run(_at(output, lambda place, name: place.version(name)))

@@ -7,7 +7,7 @@ import structlog
 
 from shardcache.access.deceptive import checked, is_sound
 from shardcache.access.urls import glob_prefix, is_glob, join
-from shardcache.errors import NotAnIndexError, NotFoundError
+from shardcache.errors import ConfigError, NotAnIndexError, NotFoundError
 from shardcache.formats.table import SUFFIXES, plain_suffixes
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns import foreign_lists
@@ -19,7 +19,14 @@ from shardcache.origin.whole_object import read_object
 from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.shard_columns import Shards
 from shardcache.shared.units import size
-from shardcache.shared.url_names import format_of, is_index, is_shard, split_of
+from shardcache.shared.url_names import (
+    format_of,
+    is_index,
+    is_shard,
+    is_tar_or_unnamed,
+    split_of,
+)
+from shardcache.tarindex.key_splits import FIRST_DOT, key_split_in, with_key_split
 from shardcache.transport.between.flow import Flow, Received, nothing
 
 log = structlog.get_logger()
@@ -66,18 +73,45 @@ async def expand(
     if indexes is None:
         indexes = {}
     found: list[Shards] = []
-    for url in await asyncio.to_thread(expand_braces, pattern):
+    urls, key_split = key_split_in(pattern)
+    for url in await asyncio.to_thread(expand_braces, urls):
         found.append(await _expand_one(url, origins, received, indexes, wanted))
         check_number(sum(map(len, found)), pattern)
-    return await asyncio.to_thread(Shards.joined, found)
+    shards = await asyncio.to_thread(Shards.joined, found)
+    return await asyncio.to_thread(_with_key_split, shards, key_split, pattern)
 
 
 def named_by_braces(pattern: str) -> Shards | None:
     """Return the shards that braces alone determine; None if the origin has to be asked. Blocks."""
-    urls = expand_braces(pattern)
-    if asks_store(pattern):
+    named, key_split = key_split_in(pattern)
+    urls = expand_braces(named)
+    if asks_store(named):
         return None
-    return Shards.of(map(ShardRef, urls))
+    return _with_key_split(Shards.of(map(ShardRef, urls)), key_split, pattern)
+
+
+def _with_key_split(shards: Shards, key_split: str, pattern: str) -> Shards:
+    """Return shards with urls that say where names are split. Blocks.
+
+    Raises ConfigError if they were counted by other keys, or are no tars.
+    """
+    if key_split == FIRST_DOT:
+        return shards
+    for ref in shards:
+        if not is_tar_or_unnamed(ref.url):
+            raise ConfigError(
+                "key_split is for tars: the keys of another format are its own",
+                url=ref.url,
+                remedy="omit key_split",
+            )
+        if ref.samples is not None and ref.url != with_key_split(ref.url, key_split):
+            raise ConfigError(
+                "the index counts samples whose keys end at the first dot of a name",
+                url=pattern,
+                remedy="index the shards again: shardcache index --key-split last-dot URL... -o "
+                "index.json; such an index says by itself where names are split",
+            )
+    return Shards.of(ref._replace(url=with_key_split(ref.url, key_split)) for ref in shards)
 
 
 def asks_store(pattern: str) -> bool:
