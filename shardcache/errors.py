@@ -185,7 +185,7 @@ class OutdatedError(OriginError, code="outdated"):
 
     default_remedy = (
         "if the dataset uses an index file, update it: `shardcache index INDEX -o INDEX` reads "
-        "only the shards that changed; then restart the job, which lists the shards anew"
+        "only the shards that changed; then restart the job, which lists the shards again"
     )
 
 
@@ -227,9 +227,9 @@ class TornSampleError(ShardError, code="torn_sample"):
     """
 
     default_remedy = (
-        "extract the tar and pack it again by `tar --sort=name`, or have `shardcache write` make "
-        "shards of the folder; if its samples are meant to be as they are, set `require_adjacent "
-        "= false` in its [[origin]] table"
+        "extract the tar and pack it again with `tar --sort=name`, or have `shardcache write` make "
+        "shards of the folder; if the order is intended, set `require_adjacent = false` in its "
+        "[[origin]] table"
     )
 
 
@@ -425,7 +425,7 @@ class RankTimeoutError(RanksError, code="rank_timeout"):
 
     default_remedy = (
         "check what that rank is doing: it may have failed, ended its epoch early, or never "
-        "created the dataset; create a dataset used by one rank alone with rank=0, world_size=1"
+        "created the dataset; if only one rank uses a dataset, create it with rank=0, world_size=1"
     )
 
 

@@ -238,10 +238,10 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         """
         if not options.get("in_order", True):
             raise ConfigError(
-                "in_order=False would give other batches from run to run, and states that do not "
-                "tell which were taken",
-                remedy="omit it; more batches made ahead, prefetch_factor=, even out the time that "
-                "they take",
+                "with in_order=False, batches would differ from run to run, and "
+                "states would not say which were taken",
+                remedy="omit it; to even out the time that batches take, have more of them "
+                "made ahead: prefetch_factor=",
             )
         if batch_size == "dataset":
             # A dataset's batch_size counts samples, and not the groups that a stage makes of them.

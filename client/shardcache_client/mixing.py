@@ -111,7 +111,7 @@ class MixtureReader(ShardReader[T_co]):
     def indexed(self, window: int = 4) -> NoReturn:
         """Raise ConfigError: the samples of a mixture have no numbers."""
         raise ConfigError(
-            "a mixture has no samples by number", remedy="use indexed() of its sources"
+            "samples of a mixture have no numbers", remedy="use indexed() of its sources"
         )
 
     def _selected(self, choices: Choices) -> NoReturn:
@@ -153,7 +153,8 @@ def _check_batches(batches: Grouping, dealing: Assignment) -> None:
         return
     if dealing.even is None:
         raise ConfigError(
-            f"batches={batches!r} gives every rank whole batches, and even=None some of them less",
+            f"batches={batches!r} gives every rank whole batches, but with even=None "
+            "some ranks get fewer samples",
             remedy='give the sources even="pad" or "drop"',
         )
     if batches == "rank-source" and dealing.global_batch_size is not None:

@@ -155,7 +155,7 @@ def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as exn:
-        raise ConfigError(f"pattern={pattern!r} is no regular expression ({exn})") from exn
+        raise ConfigError(f"pattern={pattern!r} is not a regular expression ({exn})") from exn
     if not isinstance(compiled.pattern, str) or not compiled.groups:
         raise ConfigError(
             f"pattern={pattern!r} has no group, which is the sample's key",
@@ -199,7 +199,7 @@ def row_stages(
         named = tuple(name for name in named if not name.startswith(tuple(tables)))
         if not named:
             raise ConfigError(
-                "members names columns of tables alone", remedy="name a member of the shards, too"
+                "members names only columns of tables", remedy="name a member of the shards, too"
             )
     if isinstance(missing, Mapping):
         missing = {

@@ -122,7 +122,7 @@ class AdminClient:
                 is_done = event.get("event") == "done"
         if not is_done:
             raise NoDaemonError(
-                "the daemon stopped before the request was done",
+                "the daemon stopped before it finished the request",
                 url=str(self._path),
             )
 

@@ -177,8 +177,8 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
 
     if options["nodes"] == "-":
         raise ConfigError(
-            "the list of nodes is read again when it changes",
-            remedy="put it into a file: --nodes FILE",
+            "a list of nodes from stdin cannot be read again when it changes",
+            remedy="write the list to a file: --nodes FILE",
         )
     notifier = ServiceNotifier.take(os.environ, os.getpid())
     name = node or socket.gethostname().partition(".")[0]

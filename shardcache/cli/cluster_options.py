@@ -170,7 +170,7 @@ def nodes_of(text: str) -> tuple[Node, ...]:
         raise ConfigError(
             "the list of nodes does not exist",
             url=text,
-            remedy="write it to this file",
+            remedy="write the list to this file, or correct --nodes",
         ) from None
     except (OSError, UnicodeDecodeError) as exn:
         raise ConfigError(
@@ -239,7 +239,7 @@ def _system_resolvers() -> tuple[str, ...]:
     found = _NAMESERVER.findall(_RESOLV_CONF.read_text()) if _RESOLV_CONF.is_file() else []
     if not found:
         raise ConfigError(
-            "no DNS server is known here",
+            "this machine's configuration names no DNS server",
             url=str(_RESOLV_CONF),
             remedy="name a DNS server with --resolver, "
             "or resolve the store's name when nginx starts: --resolver none",

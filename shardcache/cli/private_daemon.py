@@ -89,7 +89,7 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
         if is_listening(place.socket):
             if not place.shows_cache():
                 raise NoDaemonError(
-                    "a daemon has just been started whose cache is not seen here",
+                    "a private daemon has just been started, but this process cannot see its cache",
                     remedy="try again",
                 )
             return {"socket": str(place.socket), "started": False}
@@ -177,7 +177,9 @@ def _free_folder(base: Path, name: str) -> Path:
         with _held(secured(folder)) as is_free:
             if is_free:
                 return folder
-    raise CacheDirError(f"{_MAX_FOLDERS} daemons hold folders in {base}", remedy="shardcache stop")
+    raise CacheDirError(
+        f"{_MAX_FOLDERS} private daemons already use folders in {base}", remedy="shardcache stop"
+    )
 
 
 @contextmanager
@@ -286,7 +288,8 @@ def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
         if os.WIFSIGNALED(status):
             raise NoDaemonError(
                 f"the private daemon was killed before it was ready (signal {os.WTERMSIG(status)})",
-                remedy="if memory is short, free some: dmesg names what the kernel killed",
+                remedy="see in dmesg whether the kernel ended it for lack of memory; if so, "
+                "free some",
             )
         raise DaemonError(
             "the private daemon ended before it was ready",

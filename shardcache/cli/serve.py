@@ -147,7 +147,7 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
 
     if "socket" in options:
         raise ConfigError(
-            "a private daemon listens where its user's processes look for it",
+            "a private daemon chooses its own socket, where your processes find it",
             remedy="omit --socket",
         )
     place = start(options, config)
@@ -175,8 +175,8 @@ def stop(yes: bool, as_json: bool, socket: Path | None) -> None:
     sockets = private if socket is None else [socket]
     if not sockets:
         raise NoDaemonError(
-            "no private daemon of yours runs here",
-            remedy="for another daemon, pass its --socket",
+            "you have no private daemon running here",
+            remedy="to stop another daemon, pass its --socket",
         )
     stopped = []
     for path in sockets:
@@ -216,16 +216,17 @@ def _stop(path: Path, running: int) -> None:
     if pid != running:
         # The socket is a service manager's, or the daemon runs in another PID namespace.
         raise DaemonError(
-            "another process started the daemon's socket",
+            "the daemon's socket was opened by another process",
             url=str(path),
-            remedy="stop it where it runs",
+            remedy="stop the daemon where it was started: by its service manager, or in its "
+            "container",
         )
     process = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         if not select.select([process], [], [], _STOP_S)[0]:
             raise DaemonError(
-                f"the daemon has not ended after {_STOP_S:g} s",
+                f"the daemon did not stop within {_STOP_S:g} s",
                 url=str(path),
                 remedy=f"kill -9 {pid}",
             )

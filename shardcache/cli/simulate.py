@@ -218,9 +218,9 @@ def _picture(_ctx: click.Context, _param: click.Parameter, picture: Path | None)
     """Raise ConfigError for a picture in a missing folder, before anything is computed."""
     if picture is not None and not picture.parent.is_dir():
         raise ConfigError(
-            "cannot write the picture: there is no such folder",
+            "cannot write the picture: the folder does not exist",
             url=str(picture.parent),
-            remedy="make the folder, or name another",
+            remedy="create the folder, or name another",
         )
     return picture
 

@@ -64,8 +64,9 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
     is_possible = 0 < connect_ms < asked_ms and 2 * asked_ms < store_ms < front_ms < 1000 * _MAX_S
     if not is_possible:
         raise ConfigError(
-            f"no time limits follow from a stall time-out of {stall_timeout_s:g} s",
-            remedy="use that of the daemons, such as 20",
+            "the tier cannot derive its time limits from a stall time-out of "
+            f"{stall_timeout_s:g} s",
+            remedy="use the daemons' value, such as 20",
         )
     return {
         # To connect to an owner, TLS handshakes included: an owner whose processors are busy is not
@@ -244,8 +245,8 @@ def _socket_path(path: Path) -> str:
     text = _path(path)
     if len(os.fsencode(text)) > MAX_SOCKET_BYTES or ":" in text:
         raise ConfigError(
-            f"a Unix socket's path has at most {MAX_SOCKET_BYTES} bytes, and nginx takes none with "
-            "a colon",
+            f"a Unix socket's path may have at most {MAX_SOCKET_BYTES} bytes and, for "
+            "nginx, no colon",
             url=text,
             remedy="choose another --run-dir",
         )

@@ -35,9 +35,9 @@ def clear_front(front: Path) -> None:
     while _is_served(front):
         if time.monotonic() > deadline_s:
             raise ConfigError(
-                "another nginx serves this node's daemon",
+                "another nginx already serves this node's daemon",
                 url=str(front),
-                remedy="end it first",
+                remedy="stop that nginx first",
             )
         time.sleep(_POLL_S)
     front.unlink(missing_ok=True)
@@ -139,7 +139,7 @@ def reload(process: Process, front: str, digest: str) -> None:
             if digest in answer_of(front):
                 return
         time.sleep(_POLL_S)
-    raise ConfigError("nginx did not load its new configuration", remedy="see its messages")
+    raise ConfigError("nginx did not load its new configuration", remedy="see nginx's messages")
 
 
 def end(process: Process) -> int:

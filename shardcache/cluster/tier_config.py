@@ -67,19 +67,21 @@ class Upstream:
         has_more = parts.path.strip("/") or parts.query
         if parts.scheme not in _PORTS or not is_host or port == 0 or has_more:
             raise ConfigError(
-                "the url of a store has a scheme, a host and perhaps a port, and nothing else",
+                "a store's url may have a scheme, a host and a port, and nothing else",
                 url=url,
-                remedy="write its endpoint, such as https://s3.eu-central-1.amazonaws.com; for a "
-                "bucket, its region's",
+                remedy="write the store's endpoint, such as "
+                "https://s3.eu-central-1.amazonaws.com; for a bucket, the endpoint "
+                "of its region",
             )
         if port == _PORTS[parts.scheme]:
             port = None
         store = cls(parts.scheme, host, port)
         if store.scheme == "https" and store.is_address:
             raise ConfigError(
-                "nginx can verify the certificate of a name, not that of an address",
+                "nginx can verify a certificate for a host name, but not for an address",
                 url=url,
-                remedy="name the store, here and in the daemons' endpoint; or use http",
+                remedy="write the store's host name, here and in the daemons' endpoint_url; "
+                "or use http",
             )
         return store
 

@@ -38,7 +38,7 @@ def _parsed(value: object) -> object:
         return json.loads(value)
     except ValueError:
         example = '[{"match": "s3://bucket/", …}]'
-        raise ValueError(f"write the tables as a list in JSON: {example}") from None
+        raise ValueError(f"write the tables as a JSON list: {example}") from None
 
 
 def config_file(given: Path | None = None) -> Path:

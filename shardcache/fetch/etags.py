@@ -71,6 +71,6 @@ class Etags:
         raise CorruptShardError(
             f"the MD5 of the received bytes is {found:032x}, the origin's is {wanted:032x}",
             url=obj.url,
-            remedy="upload the shard again; if the origin's value is not meant to be it, "
+            remedy="upload the shard again; if the origin's value is not the content's MD5, "
             "set `verify_etag = false` in its [[origin]] table",
         )

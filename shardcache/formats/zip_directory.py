@@ -152,7 +152,7 @@ class _Zip:
                     return self._directory_by(tail_start + at, fields)
             at = tail.rfind(_END_SIGNATURE, 0, at)
         raise CorruptShardError(
-            "the file has no end of a zip's directory: it is no zip, or not a whole one",
+            "the file does not end with a zip's directory: it is truncated, or not a zip",
             url=self._url,
         )
 

@@ -50,7 +50,7 @@ def checksum_in(algorithm: str, stated: str, url: str) -> Checksum:
         value = base64.b64decode(stated, validate=True)
     except ValueError as exn:  # also of characters beyond ASCII
         raise OriginUnavailableError(
-            f"the origin states {stated!r} as {algorithm}, which is no Base64",
+            f"the origin states {stated!r} as {algorithm}, which is not Base64",
             url=url,
         ) from exn
     return Checksum(algorithm, int.from_bytes(value, "big"))

@@ -114,9 +114,10 @@ class Replay:
         self._schedule.waits(read.session, read.position)
         if read.shard not in self._cached and not self._fetch(read.shard, float("-inf")):
             raise CapacityError(
-                f"the {len(+self._in_hand)} shards that a node's ranks have in hand fill its disk",
-                remedy="give it ranks x (shuffle_window + 1) shards, or lower the window or the "
-                "number of ranks",
+                f"a node's disk is full with the {len(+self._in_hand)} shards that "
+                "its ranks are reading",
+                remedy="give the disk space for ranks x (shuffle_window + 1) shards, or "
+                "lower the window or the number of ranks",
             )
         self._schedule.reads(read.session, read.position)
         self._in_hand[read.shard] += 1

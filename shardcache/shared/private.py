@@ -123,7 +123,7 @@ class PrivatePlace:
             if place not in listening:
                 return place
         raise DaemonError(
-            f"none of the {_MAX_PLACES} daemons in {folder} has a cache that this process sees",
+            f"none of the {_MAX_PLACES} daemons in {folder} has a cache that this process can see",
             remedy="shardcache stop; or mount the same cache folder in all of your containers",
         )
 

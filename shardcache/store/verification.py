@@ -33,7 +33,7 @@ def check_sidecar(sidecar: Path, facts: Facts) -> None:
     # They may differ in one fact: a shard that was a file may have been indexed since, which counts
     # its samples.
     if replace(found, samples=facts.samples) != facts:
-        raise CorruptShardError(f"the sidecar {sidecar} is of another shard", url=facts.url)
+        raise CorruptShardError(f"the sidecar {sidecar} belongs to another shard", url=facts.url)
 
 
 class Scrub:

@@ -236,7 +236,7 @@ class TokenMember:
         """Raise ConfigError for a type that tokens cannot have."""
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(
-                f"tokens of type {self.dtype!r}",
+                f"tokens cannot be of type {self.dtype!r}",
                 remedy=f"choose one of {', '.join(DTYPES)}",
             )
         _check_extension(self.extension, "npy")

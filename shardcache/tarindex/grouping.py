@@ -162,9 +162,9 @@ class Adjacency:
         if torn is not None:
             key, extension, at = torn
             raise TornSampleError(
-                f"the key {key[:_SHOWN_CHARS]!r} comes again, with the member "
-                f"{extension[:_SHOWN_CHARS]!r} at byte {at}: "
-                "the members of a sample must be adjacent",
+                f"the key {key[:_SHOWN_CHARS]!r} appears again, with the member "
+                f"{extension[:_SHOWN_CHARS]!r} at byte {at}: the members of a sample "
+                "must be adjacent",
                 url=url,
             )
 

@@ -157,7 +157,7 @@ class _Conversion:
                 self._queue.put_nowait((number, name, shard))
                 self._show()
             if not self._planned:
-                raise InputError("there is no sample in the input", remedy="check the path")
+                raise InputError("the input contains no samples", remedy="check the path")
         except ShardcacheError as exn:
             self._failure = self._failure or exn
         self._queue.put_nowait(None)
@@ -275,8 +275,9 @@ class _WriterProcess:
             raise CacheError(
                 "a process that writes shards was killed, or did not respond",
                 url=name,
-                remedy="if it printed no traceback, look for the OOM killer in dmesg, "
-                "and try fewer --workers; the same command again resumes",
+                remedy="if it printed no traceback, see in dmesg whether the OOM killer "
+                "ended it, and try fewer --workers; to resume, run the same command "
+                "again",
             )
         found = json.loads(answer)
         if isinstance(found, dict):

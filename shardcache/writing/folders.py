@@ -314,8 +314,8 @@ def _content(fact: Sequence[Any]) -> bytes:
         data = file.read()
     if len(data) != fact[1]:
         raise InputError(
-            "the file became shorter while it was read",
+            "the file became shorter while it was being read",
             url=fact[0],
-            remedy="start again",
+            remedy="run the command again",
         )
     return data

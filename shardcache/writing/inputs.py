@@ -69,7 +69,7 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
     """
     for name in names:
         if "://" in name:
-            raise ConfigError("inputs are local files", url=name, remedy="download them first")
+            raise ConfigError("inputs must be local files", url=name, remedy="download them first")
     paths = sorted({path for name in names for path in _files_of(name)})
     kinds = sorted({_kind(path) for path in paths})
     kind, *others = kinds
@@ -193,7 +193,7 @@ def _check(kind: str, options: WriteOptions) -> None:
     """Raise ConfigError for an option of other inputs."""
     if options.pack and options.field is not None:
         raise ConfigError(
-            "--pack does not apply to a --field, which may contain line feeds",
+            "--pack cannot be combined with --field, whose text may contain line feeds",
             remedy="omit one of them",
         )
     given = {

@@ -87,7 +87,7 @@ def sample_of(fields: Mapping[str, Any]) -> Sample:
     if not isinstance(key, str):
         raise SampleError(
             "a sample has no __key__",
-            remedy='give each a text that no other has: {"__key__": "000017"}',
+            remedy='give each sample a key of its own: {"__key__": "000017"}',
         )
     members = []
     for name, value in fields.items():

@@ -54,8 +54,8 @@ class ShardFile:
         """
         if sample.key == self._last_key:
             raise errors.SampleError(
-                f"two samples in succession have the key {shown(sample.key)}; readers would take "
-                "them for one",
+                f"two consecutive samples have the key {shown(sample.key)}; readers "
+                "would take them for one",
                 remedy="give each sample its own key",
             )
         self._last_key = sample.key
@@ -88,8 +88,8 @@ class ShardFile:
         if torn is not None:
             key, _, _ = torn
             raise errors.SampleError(
-                f"two samples have the key {shown(key)}, and not the same members; readers "
-                "would refuse the shard",
+                f"two samples with different members have the key {shown(key)}; "
+                "readers would reject the shard",
                 remedy="give each sample its own key, or write all of its members at once",
             )
         with writing(self.path):

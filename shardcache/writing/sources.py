@@ -74,7 +74,7 @@ def fact_of(path: Path) -> FileFact:
         raise unreadable(exn, path) from exn
     if not stat.S_ISREG(found.st_mode):
         raise InputError(
-            "it is no regular file, but a pipe, socket or device",
+            "it is a pipe, socket or device, not a regular file",
             url=str(path),
             remedy="write its content to a file, or remove it from the folder",
         )

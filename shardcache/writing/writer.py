@@ -90,9 +90,9 @@ class ShardWriter:
                 self._await_upload()
                 if not self._number:
                     raise errors.ConfigError(
-                        f"no sample was written to {self._target.url}, and readers refuse "
-                        "an index of none",
-                        remedy="see why there are no samples; nothing was stored",
+                        f"no samples were written to {self._target.url}, and readers "
+                        "reject an empty index",
+                        remedy="find out why there were no samples; nothing was stored",
                     )
                 names = [self._names.name(number) for number in range(self._number)]
                 self._call(self._target.store_table(names))

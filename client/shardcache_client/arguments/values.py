@@ -311,7 +311,7 @@ def check_global_batches(
         )
     if even is None:
         raise ConfigError(
-            "global_batch_size needs ranks that are even",
+            "global_batch_size needs the same number of samples on every rank",
             remedy='choose even="pad" or even="drop"',
         )
     if size % canonical_nodes:

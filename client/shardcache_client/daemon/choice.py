@@ -42,7 +42,7 @@ class DaemonChoice:
         """Return the choice that a user's arguments describe. Raises ConfigError."""
         if socket is not None and daemon == "private":
             raise errors.ConfigError(
-                "socket and daemon='private' exclude each other",
+                "socket and daemon='private' cannot be combined",
                 remedy='omit socket, or daemon="private"',
             )
         is_private = daemon == "private"

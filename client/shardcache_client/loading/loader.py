@@ -258,7 +258,7 @@ class ShardLoader(Generic[B_co]):
             given = given_of_processes(options)
             if given:
                 raise ConfigError(
-                    f"{given} is of worker processes, and the loader's workers are threads",
+                    f"{given} applies to worker processes, but the loader's workers are threads",
                     remedy='omit it; or write workers="processes"',
                 )
             options["num_workers"] = 0

@@ -87,7 +87,7 @@ class DatasetEpochs:
         samples = self.deal.rank_size(self._parts.group.topology())
         if self._parts.stage is not None:
             raise TypeError(
-                "len() is unknown until the samples have been read, which a stage regroups"
+                "len() is unknown until the samples have been read, because a stage regroups them"
             )
         if self._parts.pipeline.filters:
             raise TypeError("len() is unknown because of filter()")

@@ -151,7 +151,7 @@ def rows_by_shard(
             raise _invalid(exn, url) from exn
         if not known:
             raise ConfigError(
-                "the table of samples is not that of the index file: "
+                "the table of samples does not match the index file: "
                 f"{manifest[shard].url} differs",
                 url=url,
                 remedy=_REMEDY,

@@ -107,8 +107,8 @@ def _places_of(parts: DatasetParts) -> ScatteredPlaces:
     tables = tables_beside(parts)
     if not tables:
         raise ConfigError(
-            'shuffle="global" reads samples by their places in the tars, which the table of '
-            "samples next to an index file says",
+            'shuffle="global" needs a table of samples next to the index file, which '
+            "says where each sample is in its tar",
             url=next(iter(parts.urls), None),
             remedy="write both: shardcache index URL... -o index.json --samples; then use "
             "index.json as the url",

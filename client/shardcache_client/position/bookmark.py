@@ -364,10 +364,10 @@ class Bookmark:
         """
         if self.is_outdated(iteration):
             raise ConfigError(
-                "a state was loaded while this iterator was being read, and it would go on where "
-                "it was",
-                remedy="load the state before the loop; or begin another one, which resumes from "
-                "the state",
+                "a state was loaded while this iterator was being read, and the "
+                "iterator would ignore it",
+                remedy="load the state before the loop; or start another loop, which "
+                "resumes from the state",
             )
         if self._begun and self._begun[-1] is iteration:
             return

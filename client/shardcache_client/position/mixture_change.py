@@ -162,8 +162,8 @@ def _progress(states: Sequence[Saved]) -> Progress:
         return progress_of_all([state for state in states if isinstance(state, RankState)])
     if not staged_state.tell_of_all(staged):
         raise ConfigError(
-            "the mixture has changed, and one rank's state does not tell what the others have "
-            "read of a group of samples",
+            "the mixture has changed, and one rank's state does not say what the "
+            "others have read of a group of samples",
             remedy="load the states of all ranks",
         )
     return staged_state.as_progress(staged)

@@ -242,7 +242,7 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
         if all(state.in_step for state in states) and len(set(each.values())) == 1:
             return progress
         raise ConfigError(
-            "the states of some ranks do not tell how far the others are",
+            "the states of some ranks do not say how far the others are",
             remedy="load the states of all ranks",
         )
     ordered = [each[rank, ranks] for rank in range(ranks)]
@@ -292,7 +292,7 @@ def _progress_of_rank(states: Sequence[RankState]) -> Progress:
 
 def _not_of_one_moment() -> ConfigError:
     return ConfigError(
-        "the states to load are not from one moment of one job",
+        "the states are not from the same moment of the same job",
         remedy="load the states of a single checkpoint",
     )
 

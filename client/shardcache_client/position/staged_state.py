@@ -289,7 +289,7 @@ def _found(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> S
                 state, reached=state.reached._replace(mark=_of_another(state.reached.mark))
             )
     raise ConfigError(
-        "one rank's state does not tell how far the others are",
+        "one rank's state does not say how far the others are",
         remedy="load the states of all ranks",
     )
 
@@ -311,8 +311,9 @@ def _divided(by_reader: Mapping[int, StagedState], first: StagedState) -> Progre
     """
     if not tell_of_all(list(by_reader.values())):
         raise ConfigError(
-            "one rank's state does not tell which samples the others have given of the groups that "
-            "they are in, and other readers, or another stage, would read these again",
+            "one rank's state does not say which samples of their present groups the "
+            "other ranks have already given; other readers, or another stage, would "
+            "read these again",
             remedy="load the states of all ranks; one is enough for the same ranks and workers",
         )
     readers = range(first.readers)

@@ -30,7 +30,7 @@ def find_states(data: object) -> list[Saved]:
         raise ConfigError("the object to load contains no state of a ShardDataset", remedy=remedy)
     if len({state.moment for state in states}) > 1:
         remedy = "load the states of a single checkpoint and dataset"
-        raise ConfigError("the states to load are not from one moment of one job", remedy=remedy)
+        raise ConfigError("the states are not from the same moment of the same job", remedy=remedy)
     return states
 
 
@@ -46,7 +46,7 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
             return
         if data.get("_steps_since_snapshot"):
             raise ConfigError(
-                "the loader's state is older than the moment at which it was requested",
+                "the loader returned a state that is older than the request for it",
                 remedy="use StatefulDataLoader with snapshot_every_n_steps=1, its default",
             )
     for each in _children(data):

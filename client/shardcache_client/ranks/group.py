@@ -96,8 +96,8 @@ class RankGroup:
         """
         if self.ranks.world_size > 1:
             raise ConfigError(
-                f"seed=None would be another seed on each of {self.ranks.world_size} ranks, which "
-                "share no store",
+                f"with seed=None, each of {self.ranks.world_size} ranks would draw a "
+                "seed of its own, because they share no key-value store",
                 remedy="give a seed; or initialise torch.distributed before creating the "
                 "ShardDataset",
             )

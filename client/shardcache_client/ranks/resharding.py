@@ -176,6 +176,6 @@ def _count(shares: Shares, variables: Variables) -> int:
 def _error(resharder: Resharder, shares: int, reader: str) -> ConfigError:
     return ConfigError(
         f"the samples are sharded a second time: {resharder.name} passes on one of {shares} "
-        f"shares of the samples that this {reader} reads, and the rest is lost",
+        f"shares of the samples that this {reader} reads, and drops the rest",
         remedy=resharder.remedy,
     )

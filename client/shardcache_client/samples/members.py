@@ -152,7 +152,7 @@ def _check(extension: str, alternatives: str) -> None:
     if not extension or extension.startswith((".", "__")):
         raise ConfigError(
             f"{alternatives!r} names no member",
-            remedy='write extensions as "jpg", no dot',
+            remedy='write extensions without a dot, as "jpg"',
         )
     if "*" in extension:
         raise ConfigError(

@@ -61,7 +61,7 @@ class TokenBlocks:
         if self.overlap >= self.length:
             remedy = "give an overlap below the length"
             raise ConfigError(
-                f"blocks of {self.length} tokens that overlap by {self.overlap}",
+                f"blocks of {self.length} tokens cannot overlap by {self.overlap}",
                 remedy=remedy,
             )
         member = TokenMember(self.member, self.dtype)

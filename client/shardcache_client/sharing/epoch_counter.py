@@ -245,10 +245,10 @@ def _filled(count: Count) -> int:
     except OSError as exn:
         os.close(fd)
         raise ConfigError(
-            "a dataset's processes share their count of epochs, which this one may not write "
-            f"({exn.strerror})",
-            remedy="ulimit -S -f unlimited, before the job starts: the limit of file sizes counts "
-            "for memory as well",
+            "this process may not write the count of epochs that the dataset's "
+            f"processes share ({exn.strerror})",
+            remedy="before the job starts: ulimit -S -f unlimited; the limit of file sizes "
+            "counts for shared memory as well",
         ) from exn
     return fd
 

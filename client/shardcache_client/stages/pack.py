@@ -323,8 +323,8 @@ class _Groups:
         if self._last_given is None:
             raise ConfigError(
                 "this reader has no sample for a block, but the same worker of another rank does",
-                remedy="give each worker of each rank a sample at least: use fewer of them; or "
-                "begin the next epoch",
+                remedy="use fewer workers or ranks, so that each has at least one sample; "
+                "or begin the next epoch",
             )
         return [self._last_given]
 

@@ -80,6 +80,7 @@ class Rows:
         return UnmatchedKeyError(
             f"the sample {key!r}{looked_up} cannot be joined with the table {self.url}: {found}",
             url=sample["__url__"],
-            remedy="if the table's keys are written otherwise, give Table a pattern or key_of; "
-            "else give Joined missing='skip', or default values of the members",
+            remedy="if the table's keys are written differently, give Table a pattern or "
+            "key_of; else give Joined missing='skip', or default values of the "
+            "members",
         )

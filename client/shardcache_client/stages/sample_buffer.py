@@ -55,7 +55,8 @@ class SampleBuffer:
         if before is None:
             raise ConfigError(
                 "this reader has no sample for a batch, but the same worker of another rank does",
-                remedy="give each worker of each rank a sample at least: use fewer of them",
+                remedy="use fewer workers or ranks, so that each has at least one sample; "
+                "or begin the next epoch",
             )
         self.add(*before.shortest_sample)
 

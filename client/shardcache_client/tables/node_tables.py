@@ -89,7 +89,7 @@ def _folder() -> Path:
         found = folder.lstat()
     except OSError as exn:
         raise CacheDirError(
-            f"the folder {folder} cannot be made ({exn.strerror})",
+            f"the folder {folder} cannot be created ({exn.strerror})",
             remedy="export TMPDIR=…, a folder on a local disk in which you may write",
         ) from exn
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()

@@ -89,7 +89,7 @@ class RowIndex:
         magic, count, hashes_at = _FOOTER.unpack(self._map[-_FOOTER.size :])
         end = hashes_at + count * _PAIR.size
         if magic != _MAGIC or end + _FOOTER.size != len(self._map):
-            raise CacheDirError(f"{path} is no table of rows, or a damaged one", remedy="remove it")
+            raise CacheDirError(f"{path} is not a table of rows, or is damaged", remedy="remove it")
         numbers = memoryview(self._map)[hashes_at:end].cast("Q")
         self._hashes = numbers[:count]
         self._offsets = numbers[count:]

@@ -88,7 +88,7 @@ class Warming:
             totals[_state_of(found)] -= 1
             totals[FAILED] += 1
             evicted = CapacityError(
-                f"evicted again, to make room for other shards; {space.explanation}",
+                f"the shard was evicted again to make room for other shards; {space.explanation}",
                 url=found.facts.url,
                 remedy=f"{space.remedy}, or warm fewer shards",
             )

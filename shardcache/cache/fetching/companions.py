@@ -43,7 +43,7 @@ class Companions:
             return await self._downloader.ask(companion, request)
         except NotFoundError as exn:
             raise NotFoundError(
-                f"{exn.message}: without it, shards of {format_.name} beside it cannot be read",
+                f"{exn.message}: without it, the {format_.name} shards next to it cannot be read",
                 url=companion,
                 remedy=f"upload the {format_.needs} that was written with the shards",
             ) from exn

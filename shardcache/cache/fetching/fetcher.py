@@ -292,7 +292,9 @@ class Fetcher:
         arriving = transfer.arriving
         transfer.arriving = None
         if arriving is not None and arriving.shard is None:
-            arriving.fail(OriginUnavailableError("transfer was cancelled", url=transfer.ref.url))
+            arriving.fail(
+                OriginUnavailableError("the transfer was cancelled", url=transfer.ref.url)
+            )
 
         # Readers have the part open, which stays for the next transfer or was removed; or an
         # inflated tar, which was removed. What was removed takes disk space until the last of them

@@ -246,7 +246,7 @@ class Transfers:
             if not transfer.outcome.done():
                 # Postponed, or the daemon is stopping: waiters still get an answer.
                 transfer.outcome.set_exception(
-                    OriginUnavailableError("transfer was cancelled", url=transfer.ref.url),
+                    OriginUnavailableError("the transfer was cancelled", url=transfer.ref.url),
                 )
             transfer.moved.notify()
             if not is_postponed:

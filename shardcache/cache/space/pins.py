@@ -213,8 +213,8 @@ class Pins:
         if growth_bytes > 0 and pinned_bytes > self._limit_bytes:
             limit = size(self._limit_bytes)
             raise CapacityError(
-                f"pins would take {size(pinned_bytes)}, more than their limit of {limit}; "
-                "the rest is for unpinned shards",
+                f"the pins would take {size(pinned_bytes)}; their limit is {limit}, "
+                "because the rest of the cache is for unpinned shards",
                 remedy="pin less, remove pins with `shardcache unpin` (`shardcache pin` lists "
                 "them), or restart the daemon with a larger --capacity or --max-pinned",
             )

@@ -173,7 +173,8 @@ class _Stores:
                 return await self.origins.origin(shard).stat(shard)
         except TimeoutError:
             raise OriginUnavailableError(
-                f"no answer from the object store in {_LIMIT_S:g} s, or a longer listing",
+                "the object store did not answer, or did not finish its listing, "
+                f"within {_LIMIT_S:g} s",
                 url=url,
                 remedy="give the url of one shard; for training, create an index file once: "
                 "shardcache index",
@@ -185,7 +186,7 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
     done_bytes, first_byte_s, _ = await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES)
     if obj.size_bytes and not done_bytes:
         raise OriginUnavailableError(
-            "the object store reports the object but sends no bytes of it",
+            "the object store lists the object but sends none of its bytes",
             url=obj.url,
         )
     if obj.ranges:  # the first request had to connect

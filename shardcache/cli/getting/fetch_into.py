@@ -139,10 +139,10 @@ def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> Shard
     """
     if getattr(exn, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         raise ShardcacheError(
-            f"no space is left for {path}",
+            f"no space left for {path}",
             url=ref.url,
-            remedy="free space there, and run the same command again: it keeps the files that are "
-            "there",
+            remedy="free some space there, then run the same command again: files that are "
+            "already there are kept",
         ) from exn
     if isinstance(exn, ShardcacheError):
         return exn

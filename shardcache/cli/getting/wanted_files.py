@@ -66,7 +66,7 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
             continue
         if named.setdefault(names, ref) != ref:
             raise ConfigError(
-                f"two files would be {'/'.join(names)}: this, and {named[names].url}",
+                f"two files would be written to {'/'.join(names)}: this one and {named[names].url}",
                 url=ref.url,
             )
     is_one_url = not source.endswith("/") and _PATTERN.search(path_of(source)) is None
@@ -107,6 +107,7 @@ def _names(url: str, base: str) -> Names:
         raise ConfigError(
             "the key is not a path below a folder",
             url=url,
-            remedy="copy it to another key, or fetch it by open_cached, which needs no name for it",
+            remedy="copy the object to another key, or read it with open_cached, which "
+            "needs no file name",
         )
     return names

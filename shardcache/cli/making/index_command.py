@@ -157,7 +157,7 @@ def _check_usage(
         raise click.UsageError("--json and -o - both print to standard output")
     if with_samples and output == _STDOUT:
         raise click.UsageError(
-            "--samples writes a second file beside the index: name a file with -o",
+            "--samples writes a second file next to the index: name a file with -o",
         )
     if metadata is not None and not with_samples:
         raise click.UsageError("--metadata adds to the table of the samples: pass --samples, too")

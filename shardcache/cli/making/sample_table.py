@@ -109,7 +109,7 @@ def check_same(listed: Sequence[ShardRef], indexed: Sequence[ShardRef]) -> None:
             if before.version != after.version
         )
         raise ConfigError(
-            "the shards have changed while they were read",
+            "shards changed while they were being read",
             url=next(changed, None),
             remedy="run the command again; unchanged shards that are still cached are not fetched "
             "again",

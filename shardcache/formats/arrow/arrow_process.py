@@ -38,7 +38,7 @@ class _ArrowProcess(io.RawIOBase):
         super().__init__()
         if importlib.util.find_spec("pyarrow") is None:
             raise MissingPackageError(
-                f"reading a {what} needs the Python package pyarrow, where the daemon runs",
+                f"reading a {what} needs the Python package pyarrow in the daemon's environment",
                 url=url,
                 remedy="pip install 'shardcache[parquet]', and restart the daemon",
             )

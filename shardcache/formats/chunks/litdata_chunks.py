@@ -220,7 +220,7 @@ def rows_span(read: Read, size_bytes: int, url: str) -> tuple[int, int] | None:
     start = end - u32s(tail[:U32_BYTES])[0]
     if start < 0:
         raise CorruptShardError(
-            f"the rows at its end would begin {-start} bytes before the file", url=url
+            f"its table of rows is damaged: it would begin {-start} bytes before the file", url=url
         )
     return start, end
 

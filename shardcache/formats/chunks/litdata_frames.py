@@ -87,7 +87,7 @@ def _check(offsets: "array[int]", frames: list[_Frame], size_bytes: int, url: st
         if frame.first != at or end >= len(offsets):
             fault = f"its frame {nth} does not begin with sample {at}"
         elif frame.plain_bytes != offsets[end] - offsets[at]:
-            fault = f"its frame {nth} has not the size of its samples"
+            fault = f"its frame {nth} does not have the size of its samples"
         elif frame.plain_bytes > _MAX_FRAME_BYTES:
             fault = f"its frame {nth} claims {frame.plain_bytes:,} bytes"
         elif frame.start + frame.stored_bytes > size_bytes:
@@ -125,5 +125,5 @@ def _decompressed(data: bytes, plain_bytes: int, nth: int, url: str) -> bytes:
     except zstd.ZstdError as exn:
         raise CorruptShardError(f"its frame {nth} cannot be decompressed ({exn})", url=url) from exn
     if len(found) != plain_bytes or not decoder.eof:
-        raise CorruptShardError(f"its frame {nth} has not the size that it claims", url=url)
+        raise CorruptShardError(f"its frame {nth} does not have the size that it states", url=url)
     return found

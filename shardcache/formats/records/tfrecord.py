@@ -120,7 +120,7 @@ def _check(data: bytes, check: bytes, what: str, url: str, crc32c: Crc32c) -> No
     masked = (rotated + _MASK_DELTA) & 0xFFFFFFFF
     if check != _CRC.pack(masked):
         raise CorruptShardError(
-            f"{what} does not have its checksum, or the file is no TFRecord file", url=url
+            f"{what} does not match its checksum, or the file is not a TFRecord file", url=url
         )
 
 

@@ -50,7 +50,7 @@ class HubOrigin(StoreOrigin):
         answer, place = await self._find(url)
         if self._is_far and is_near(place.host or ""):
             raise NotAllowedError(
-                f"the Hub leads to {place.host}, which is this node or its metadata service",
+                f"the Hub redirects to {place.host}, which is this node or its metadata service",
                 url=url,
             )
         if len(self._located) >= _MAX_LOCATED:

@@ -102,7 +102,7 @@ def is_folder(url: str) -> errors.NotFoundError:
 def is_special(url: str) -> errors.NotFoundError:
     """Return the error for a url that names neither a file nor a folder."""
     return errors.NotFoundError(
-        "this is no regular file, but a pipe, socket or device",
+        "this is a pipe, socket or device, not a regular file",
         url=url,
         remedy="write its content to a file",
     )

@@ -69,7 +69,7 @@ def _of_another_format(url: str, data: bytes) -> Shards | None:
             raise NotAnIndexError(
                 f"not an index of {format_.name} shards that can be read ({exn})",
                 url=url,
-                remedy="see `shardcache write` for shards of other data",
+                remedy="to make shards of other data, see `shardcache write`",
             ) from exn
     return None
 

@@ -49,8 +49,8 @@ def listening_for_s3(s3: str | None) -> Iterator[tuple[socket.socket, ...]]:
     addresses = resolved("--s3", s3)
     if not all(ipaddress.ip_address(address).is_loopback for address, _ in addresses):
         raise ConfigError(
-            f"--s3 {s3} can be reached from other machines, but the S3 endpoint has no encryption "
-            "and serves this node's users alone",
+            f"--s3 {s3} can be reached from other machines, but the S3 endpoint has "
+            "no encryption and serves only this node's users",
             remedy="listen on 127.0.0.1; each node runs a daemon of its own",
         )
     with ExitStack() as held:

@@ -109,7 +109,7 @@ class S3Door:
         if http.method not in ("GET", "HEAD"):
             raise S3Error(
                 "MethodNotAllowed",
-                "the endpoint only reads; write to the object store itself",
+                "the endpoint is read-only; write to the object store itself",
                 {"Allow": _READ_ONLY},
             )
         response = self._at_once(request, peer)
@@ -140,7 +140,7 @@ class S3Door:
         if key is None:
             raise S3Error(
                 "InvalidAccessKeyId",
-                "this daemon has not given the key; run shardcache credentials",
+                "this daemon did not issue the key; run shardcache credentials",
             )
         now_s = time.time()
         signature.check(request.signed, key.secret_key, now_s)
@@ -236,7 +236,7 @@ def _check_operation(request: S3Request, known: frozenset[str]) -> None:
             continue
         raise S3Error(
             "NotImplemented",
-            f"{name[:40]!a} is not answered here; send the request to the object store",
+            f"{name[:40]!a} is not supported here; send the request to the object store",
         )
 
 

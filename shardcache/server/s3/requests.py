@@ -50,7 +50,7 @@ class S3Request:
         if not bucket:
             bucket, _, place = place.partition("/")
         if (bucket or place) and _BUCKET.fullmatch(bucket) is None:
-            raise S3Error("InvalidBucketName", f"{bucket[:80]!a} is no name of a bucket")
+            raise S3Error("InvalidBucketName", f"{bucket[:80]!a} is not a valid bucket name")
         if len(place.encode()) > _MAX_KEY_BYTES:
             raise S3Error("KeyTooLongError", f"a key has at most {_MAX_KEY_BYTES} bytes")
         return cls(signed, bucket, place, _params(query))

@@ -65,7 +65,7 @@ class Indexers:
         raise CacheError(
             "the indexing process was killed, or did not respond, twice",
             url=request.url,
-            remedy="look for the OOM killer in dmesg",
+            remedy="see in dmesg whether the kernel's OOM killer ended it",
         )
 
     async def _idle_or_new(self, url: str) -> "HelperProcess":

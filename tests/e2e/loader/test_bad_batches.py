@@ -153,7 +153,7 @@ def test_ranks_of_which_one_had_an_empty_batch_are_out_of_step(daemon: Daemon, t
     taken = [list(islice(loader, 2)) for loader in loaders]
     states = [loader.state_dict() for loader in loaders]
     other = rank(1)
-    with pytest.raises(ConfigError, match="the states of some ranks do not tell"):
+    with pytest.raises(ConfigError, match="the states of some ranks do not say"):
         other.load_state_dict(states[0])
         list(other)
     read = Counter(key for batches in taken for batch in batches for key in batch)

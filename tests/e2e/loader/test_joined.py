@@ -445,7 +445,7 @@ def test_as_many_shards_that_are_cut_otherwise_are_joined_by_the_tables(daemon: 
     odd = ShardDataset(recut(daemon, tmp_path / "odd", CAPTIONS, (5, 20, 5, 10, 5, 5)), socket=daemon.socket)
     table = tmp_path / "odd" / "index.samples"
     shutil.copy(tmp_path / "cap" / table.name, table)
-    with pytest.raises(ConfigError, match=r"the table of samples is not that of the index file"):
+    with pytest.raises(ConfigError, match=r"the table of samples does not match the index file"):
         Joined({"": one, "cap": odd})
     bare = ShardDataset(write(tmp_path / "bare", "txt", lambda _, some: some.pop()), socket=daemon.socket)
     assert len(keys_of(Joined({"": one, "cap": bare}).subset(range(8)))) == 8

@@ -313,11 +313,11 @@ def test_arguments_that_do_not_fit_are_errors(make: Make, tmp_path: Path, daemon
         Joined({"": table})
     with pytest.raises(ConfigError, match=r"decode names 'row\.text', a column of a table"):
         make(table, {"decode": {"row.text": str.upper}})
-    with pytest.raises(ConfigError, match="names columns of tables alone"):
+    with pytest.raises(ConfigError, match="names only columns of tables"):
         make(table, {"members": ["row.text"]})
     with pytest.raises(ConfigError, match="has no group"):
         Table(url, key="id", pattern=r".*\.wav")
-    with pytest.raises(ConfigError, match="is no regular expression"):
+    with pytest.raises(ConfigError, match="is not a regular expression"):
         Table(url, key="id", pattern="(")
     with pytest.raises(ConfigError, match=r"a table of this kind cannot be read"):
         make(Table(manifest(tmp_path, b"", "rows.xlsx"), key="id"))

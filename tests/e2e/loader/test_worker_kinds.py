@@ -270,5 +270,5 @@ def test_error_of_a_thread_comes_where_its_batch_would_have_come(make: Make) -> 
 def test_options_of_processes_are_refused_for_threads(make: Make, option: str) -> None:
     """They would have no effect."""
     values = {"worker_init_fn": print, "multiprocessing_context": "spawn", "timeout": 5}
-    with pytest.raises(ConfigError, match=f"{option} is of worker processes"):
+    with pytest.raises(ConfigError, match=f"{option} applies to worker processes"):
         load(make(), num_workers=2, workers="threads", **{option: values[option]})

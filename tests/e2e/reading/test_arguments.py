@@ -44,7 +44,7 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"even": "Pad"}, ["even is 'Pad'", '"pad", "drop" or None']),
         ({"global_batch_size": 0}, ["global_batch_size is 0"]),
         ({"global_batch_size": 16, "batch_size": 4}, ["batch_size is 4", "give global_batch_size alone"]),
-        ({"global_batch_size": 16, "even": None}, ["needs ranks that are even"]),
+        ({"global_batch_size": 16, "even": None}, ["same number of samples on every rank"]),
         ({"global_batch_size": 16, "canonical_nodes": 3}, ["cannot be divided among canonical_nodes=3"]),
         ({"tokens": 2048}, ["tokens is 2048", "TokenBlocks(length)"]),
         ({"timeout_s": 0}, ["timeout_s is 0", "above 0"]),

@@ -334,13 +334,13 @@ def test_pipe_is_no_file(folder: Path, daemon: Daemon) -> None:
     """By any door: it is not taken for an empty file."""
     pipe = folder / "pipe.bin"
     os.mkfifo(pipe)
-    with pytest.raises(NotFoundError, match=r"pipe\.bin: this is no regular file"):
+    with pytest.raises(NotFoundError, match=r"pipe\.bin: this is a pipe, socket or device"):
         open_cached(pipe, socket=daemon.socket)
-    with pytest.raises(NotFoundError, match="no regular file"), cached_paths(pipe, socket=daemon.socket):
+    with pytest.raises(NotFoundError, match="not a regular file"), cached_paths(pipe, socket=daemon.socket):
         pass
     got = shardcache("get", pipe, folder / "copy", socket=daemon.socket)
     assert got.code != 0
-    assert "no regular file" in got.out
+    assert "not a regular file" in got.out
 
 
 def test_files_are_refused_that_the_rules_do_not_allow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -208,7 +208,7 @@ def test_table_of_other_shards_is_an_error(data: Dataset, tmp_path: Path) -> Non
     data.store.files["/index.samples"] = (tmp_path / "new.samples").read_bytes()
     with data.indexed() as samples:
         assert content(samples[0]) == ALL[0]
-        with pytest.raises(ConfigError, match="the table of samples is not that of the index file"):
+        with pytest.raises(ConfigError, match="the table of samples does not match the index file"):
             samples[PER_SHARD]
 
 

@@ -161,7 +161,7 @@ def test_impossible_selections_say_why(make: Make, train: str, folder: Path, dae
     del fewer["shardlist"][2]
     (source / "fewer.json").write_text(json.dumps(fewer))
     (source / "fewer.samples").write_bytes((source / "index.samples").read_bytes())
-    with pytest.raises(ConfigError, match="not that of the index file"):
+    with pytest.raises(ConfigError, match="not match the index file"):
         ShardDataset(str(source / "fewer.json"), socket=daemon.socket).select(bool)
     with pytest.raises(ConfigError, match="no sample is selected"):
         alone.subset([])

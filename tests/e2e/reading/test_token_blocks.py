@@ -180,7 +180,7 @@ def test_an_index_with_other_numbers_is_an_error(folder: Path, daemon: Daemon) -
     url = write_token_shards(folder / "wrong", [[[1, 2, 3, 4, 5]]])
     path = folder / "wrong" / "index.json"
     path.write_text(path.read_text().replace('"ntokens": 5', '"ntokens": 6'))
-    with pytest.raises(CountMismatchError, match="it holds 2 blocks of tokens, but the manifest says 3"):
+    with pytest.raises(CountMismatchError, match="the shard holds 2 blocks of tokens, but the dataset's list says 3"):
         list(ShardReader(url, tokens=TokenBlocks(2), socket=daemon.socket))
     with pytest.raises(TokensError, match=r"not a \.npy file"):
         list(ShardReader(url, tokens=TokenBlocks(2, member="txt"), socket=daemon.socket))

@@ -208,7 +208,7 @@ def test_full_destination_ends_the_command_at_the_first_file(daemon: Daemon, mod
         assert (small.folder / "config.json").exists()
         assert not (small.folder / "tokens" / "vocab.txt").exists()
     assert ran.code == 1
-    assert f"no space is left for {small.folder}/model.safetensors" in ran.err
+    assert f"no space left for {small.folder}/model.safetensors" in ran.err
     assert "failed" not in ran.out
 
 

@@ -120,7 +120,7 @@ def test_pins_that_would_fill_the_cache_are_refused(daemon: Daemon, urls: list[s
     (answer,) = pin(daemon, urls[:4])
     assert answer["error"]["code"] == "capacity"
     assert "--max-pinned" in answer["error"]["remedy"]
-    assert "more than their limit of 1.6 MB" in answer["error"]["message"]
+    assert "their limit is 1.6 MB" in answer["error"]["message"]
     assert not pins(daemon)
     assert not daemon.shards()
 

@@ -114,7 +114,7 @@ def test_object_replaced_by_one_with_another_count_is_an_error_that_says_so(
         values(dataset)
     assert caught.value.url == f"file://{folder}/{REPLACED}.tar"
     assert caught.value.yielded == 0
-    assert "lists the shards anew" in caught.value.remedy
+    assert "lists the shards again" in caught.value.remedy
 
 
 @orders

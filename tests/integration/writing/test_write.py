@@ -103,7 +103,7 @@ def test_pipes_are_no_input(photos: Path, tmp_path: Path, name: str) -> None:
     source = photos if name.startswith("photos") else tmp_path / name
     refused = shardcache("write", *ALONE, source, tmp_path / "out")
     assert refused.code == FAILED
-    assert "it is no regular file" in refused.err
+    assert "not a regular file" in refused.err
     assert f"Where: {tmp_path / name}\n" in refused.err
 
 
@@ -340,7 +340,7 @@ def test_frozen_process_ends_the_run_with_its_shard_and_the_remedy(photos: Path,
     wait_until_ended(worker)
     assert run.returncode == 1
     assert "did not respond" in err
-    assert "the same command again resumes" in err
+    assert "to resume, run the same command again" in err
 
 
 @pytest.mark.slow

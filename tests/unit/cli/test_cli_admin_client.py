@@ -105,7 +105,10 @@ def test_a_connection_that_breaks_is_not_the_end_of_a_list(answer: bytes, tmp_pa
 def test_work_that_ends_without_its_last_event_failed(tmp_path: Path) -> None:
     """A daemon that stops ends its answers in good order, but has not done the work."""
     answer = LINES + chunk(b'{"event": "resolved"}\n') + chunk(b"")
-    with answering(tmp_path / "s", sends(answer)) as daemon, pytest.raises(NoDaemonError, match="before the request"):
+    with (
+        answering(tmp_path / "s", sends(answer)) as daemon,
+        pytest.raises(NoDaemonError, match="before it finished the request"),
+    ):
         list(daemon.warm(["s3://b/a.tar"]))
 
 

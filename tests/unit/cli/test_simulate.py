@@ -197,11 +197,11 @@ def test_a_disk_of_the_reported_size_keeps_all(index: Path, flags: tuple[str, ..
 @pytest.mark.parametrize(
     ("text", "flags", "wrong", "remedy"),
     [
-        (None, ("--picture", "/no/such/folder/hits.svg"), "no such folder", "make the folder"),
+        (None, ("--picture", "/no/such/folder/hits.svg"), "does not exist", "create the folder"),
         (None, ("--picture", "/dev/full"), "cannot write the picture", "may write"),
         ("{}", (), 'it has no "shardlist"', "shardcache index"),
         ('{"shardlist": [{"url": "a.tar"}]}', (), "no sample counts", "shardcache index"),
-        (None, ("--disk", "20MB"), "fill its disk", "lower the window"),
+        (None, ("--disk", "20MB"), "disk is full", "lower the window"),
         (None, ("--disk", "10.1MB"), "the shard takes 10.4 MB", "raise --disk"),
     ],
 )

@@ -191,7 +191,7 @@ def test_input_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> None:
         (["photos/*.jpg"], {}, "no file matches"),
         (["photos", "a.jsonl"], {}, "several kinds"),
         (["a.jsonl"], {"shuffle": 1}, "--shuffle does not apply"),
-        (["a.jsonl"], {"pack": True, "field": "text"}, "--pack does not apply"),
+        (["a.jsonl"], {"pack": True, "field": "text"}, "--pack cannot be combined"),
         (["photos"], {"columns": {"a": "b"}}, "--columns does not apply"),
         (["empty"], {}, "no files here"),
         (["loop"], {}, "link to itself"),

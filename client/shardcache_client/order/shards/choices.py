@@ -164,8 +164,8 @@ def split(counts: Sequence[int], fractions: Sequence[float], seed: int, by: By) 
     are_fractions = all(0 < fraction <= 1 for fraction in fractions)
     if not are_fractions or not math.isclose(sum(fractions), 1, rel_tol=1e-6):
         raise ConfigError(
-            f"the fractions of the split are {fractions}",
-            remedy="give some above 0 whose sum is 1",
+            f"a dataset cannot be split into the fractions {fractions}",
+            remedy="give fractions above 0 whose sum is 1",
         )
 
     total = sum(counts)

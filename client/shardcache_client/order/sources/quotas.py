@@ -191,7 +191,7 @@ def _by_epoch(weights: Any) -> dict[int, Any]:
     found = {_epoch(key, value): value for key, value in weights.items()}
     if 0 not in found:
         raise ConfigError(
-            "weights has none for epoch 0",
+            "weights has no entry for epoch 0",
             remedy="give the weights of the first epoch under 0",
         )
     return found

@@ -315,13 +315,13 @@ class LeasedShard:
             return
         if self._lease.latest:
             raise errors.CountMismatchError(
-                f"it was replaced in the object store since it was listed, and holds {count} "
-                f"{unit} instead of {self.count}",
+                "the shard was replaced in the object store since it was listed, and "
+                f"holds {count} {unit} instead of {self.count}",
                 url=url,
-                remedy="start the job again, which lists the shards anew",
+                remedy="restart the job, which lists the shards again",
             )
         raise errors.CountMismatchError(
-            f"it holds {count} {unit}, but the manifest says {self.count}",
+            f"the shard holds {count} {unit}, but the dataset's list says {self.count}",
             url=url,
         )
 

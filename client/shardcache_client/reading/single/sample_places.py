@@ -156,8 +156,8 @@ class SamplePlaces:
         if rows.shards != len(self.manifest):
             rows.close()
             raise ConfigError(
-                f"the tables of samples are of {rows.shards} shards, the index files of "
-                f"{len(self.manifest)}",
+                f"the tables of samples describe {rows.shards} shards, but the index "
+                f"files list {len(self.manifest)}",
                 url=self._tables[0],
                 remedy=TABLES_REMEDY,
             )
@@ -194,7 +194,7 @@ class SamplePlaces:
             raise invalid_row(exn, row["table"]) from exn
         if not (is_of_shard and is_complete and is_version):
             raise ConfigError(
-                f"the table of samples is not that of the index file: {ref.url} differs",
+                f"the table of samples does not match the index file: {ref.url} differs",
                 url=row["table"],
                 remedy=TABLES_REMEDY,
             )

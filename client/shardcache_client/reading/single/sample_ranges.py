@@ -93,8 +93,8 @@ class SampleRanges:
         data, grant = self._data(request)
         if place.version not in (None, grant["version"]):
             raise ShardChangedError(
-                f"the object store has version {grant['version']}, the table of samples is of "
-                f"{place.version}",
+                f"the object store has version {grant['version']}, but the table of "
+                f"samples describes {place.version}",
                 url=grant["url"],
                 remedy=TABLES_REMEDY,
             )
@@ -150,8 +150,8 @@ def _sample(data: bytes, place: SamplePlace, url: str, view: View) -> Sample:
 
 def _misplaced(place: SamplePlace, url: str) -> ConfigError:
     return ConfigError(
-        f"the table of samples is not that of this shard: bytes {place.start} to {place.stop} are "
-        "not the sample that it lists there",
+        f"the table of samples does not match this shard: bytes {place.start} to "
+        f"{place.stop} are not the sample that it lists there",
         url=url,
         remedy=TABLES_REMEDY,
     )

@@ -90,14 +90,14 @@ def _unlisted(places: SamplePlaces, shard: int) -> ConfigError:
     url = places.manifest[shard].url
     if compression_of(url) is not None:
         return ConfigError(
-            'shuffle="global" reads samples by their places in the tar, which a compressed one '
-            "does not have",
+            'shuffle="global" needs each sample\'s place in the tar, which a '
+            "compressed tar does not have",
             url=url,
             remedy="decompress the shards, or use shuffle=True",
         )
     return ConfigError(
-        'shuffle="global" reads samples by their places in the tar, which no table of samples '
-        "next to the index file says",
+        'shuffle="global" needs each sample\'s place in the tar, which no table of '
+        "samples next to the index file gives",
         url=url,
         remedy=TABLES_REMEDY,
     )

@@ -82,7 +82,7 @@ def test_states_without_one_of_the_dataset_are_an_error() -> None:
 )
 def test_states_of_several_moments_are_refused(other: dict[str, Any]) -> None:
     """Nobody could say what is left of the epoch."""
-    with pytest.raises(ConfigError, match="not from one moment"):
+    with pytest.raises(ConfigError, match="not from the same moment"):
         find_states([state_of(0).to_json(), state_of(1, **other).to_json()])
 
 

@@ -77,7 +77,7 @@ def test_a_split_is_pinned() -> None:
 @pytest.mark.parametrize("fractions", [(), (0.5,), (0.5, 0.6), (1.5, -0.5), (1.0, 0.0), (float("nan"), 1.0)])
 def test_fractions_that_do_not_divide_are_refused(fractions: tuple[float, ...]) -> None:
     """So is a part that would be empty."""
-    with pytest.raises(ConfigError, match="fractions of the split"):
+    with pytest.raises(ConfigError, match="split into the fractions"):
         split([10], fractions, 0, "samples")
     with pytest.raises(ConfigError, match=r"part 1 of the split, 0\.01 of 10 samples in 2 shards, is empty"):
         split([5, 5], (0.99, 0.01), 0, "samples")

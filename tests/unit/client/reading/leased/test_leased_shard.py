@@ -157,7 +157,7 @@ def test_number_of_samples_other_than_declared_is_an_error(socket: Path, folder:
     """No sample is left out in silence where a shard holds more, nor made up for where it holds fewer."""
     script = begun(folder.arriving(7, FOUR_READY), folder.whole(7, samples=len(KEYS)))
     with passing(socket, script, count=count, span=(0, count)) as (leased_shard, _):
-        with pytest.raises(CountMismatchError, match=f"holds 6 samples, but the manifest says {count}") as caught:
+        with pytest.raises(CountMismatchError, match=f"holds 6 samples, but the dataset's list says {count}") as caught:
             keys(leased_shard)
         assert caught.value.yielded == min(count - 1, 4)
 
