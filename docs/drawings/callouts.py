@@ -11,7 +11,6 @@ from PIL import Image, ImageDraw, ImageFont
 PICTURES = Path(__file__).parents[1] / "pictures"
 RADIUS_PX = 15
 FONT_PX = 20
-BOTTOM_PX = 1_412  # the map of cached shards below is left out
 CENTRES = [
     (1_232, 136),  # the first line
     (635, 350),  # Ahead
@@ -26,7 +25,7 @@ CENTRES = [
 def number(source: Path, target: Path) -> None:
     """Copy a picture with a numbered disc at each of the places."""
     with Image.open(source) as opened:
-        picture = opened.convert("RGB").crop((0, 0, opened.width, BOTTOM_PX))
+        picture = opened.convert("RGB")
     draw = ImageDraw.Draw(picture)
     font = ImageFont.load_default(FONT_PX)
     for label, (x, y) in enumerate(CENTRES, start=1):

@@ -115,7 +115,6 @@ class LiveTexts:
         self._service = service
         self._view = service.cache.live_view
         self._moments = _Texts(0)
-        self._maps = _Texts(0)
 
     async def moment(self, peer: Peer) -> str:
         """Return the daemon's current state, at most a second old."""
@@ -128,21 +127,6 @@ class LiveTexts:
             texts[peer] = _compact(self._service.status(peer) | outlook)
         return texts[peer]
 
-    async def map_after(self, seen: int, peer: Peer) -> tuple[str, int]:
-        """Return the map of cached shards, and its number: those of the last refresh.
-
-        The text is empty if that is the one of number `seen`.
-        """
-        if self._maps.refresh != self._view.maps:
-            self._maps = _Texts(self._view.maps)
-        maps = self._maps
-        if maps.refresh == seen:
-            return "", seen
-        if peer not in maps.by_peer:
-            cells = await self._view.map(self._service.cache.visible_to(peer))
-            maps.by_peer[peer] = _compact(cells)
-        return maps.by_peer[peer], maps.refresh
-
 
 def _compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
@@ -152,7 +136,7 @@ LIVE_TEXTS: web.AppKey[LiveTexts] = web.AppKey("LIVE_TEXTS", LiveTexts)
 
 
 async def stream_live(request: web.Request) -> web.StreamResponse:
-    """Stream a `moment` event each second, and a `map` event whenever the map is refreshed."""
+    """Stream a `moment` event each second."""
     peer = peer_of(request)
     response = web.StreamResponse(headers=_LIVE_HEADERS)
     limit = asyncio.timeout(_STREAM_LIMIT_S)
@@ -171,13 +155,9 @@ async def stream_live(request: web.Request) -> web.StreamResponse:
 async def _send_events(app: web.Application, peer: Peer, response: web.StreamResponse) -> None:
     """Send events until the daemon is about to stop."""
     texts = app[LIVE_TEXTS]
-    seen_map = 0
     while not app[SERVICE].drain.began:
         moment = await texts.moment(peer)
         await response.write(_event("moment", moment))
-        cells, seen_map = await texts.map_after(seen_map, peer)
-        if cells:
-            await response.write(_event("map", cells))
         await asyncio.sleep(_EVENT_INTERVAL_S)
 
 

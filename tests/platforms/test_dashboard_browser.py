@@ -140,34 +140,12 @@ def test_shards_of_the_same_name_have_a_row_each(browser: ClientConnection, scen
         assert page.evaluate(ENDINGS) == ["a/train/1.tar", "c/train/1.tar", "2.tar"]
 
 
-def test_the_map_can_be_walked_and_searched(browser: ClientConnection, scene: Scene) -> None:
-    """Arrow keys go from shard to shard, Escape leaves; what is typed is found; the table counts every cell."""
-    with opened(browser, scene.url) as page:
-        page.until(
-            "[...document.querySelectorAll('#band-rows td:nth-child(2)')].reduce((n, c) => n + +c.innerText, 0) >= 4"
-        )
-        page.evaluate("document.querySelector('#map').focus()")
-        for key in ("ArrowRight", "ArrowRight"):
-            page.press(key)
-        page.until("document.querySelector('#cell').innerText.includes('train-000001.tar')")
-        page.press("Escape")
-        page.until("!document.querySelector('#cell').innerText.includes('train-')")
-        page.evaluate("document.querySelector('#find-text').focus()")
-        page.type("000003")
-        page.until("/^1 found.*train-000003.tar/.test(document.querySelector('#cell').innerText)")
-        assert page.complaints == []
-
-
 def test_the_keyboard_reaches_everything(browser: ClientConnection, scene: Scene) -> None:
-    """The first stop skips to the jobs; search field and map follow; each shows that it has the focus."""
+    """The first stop skips to the jobs, and shows that it has the focus."""
     with opened(browser, scene.url) as page:
-        stops = []
-        for _ in range(3):
-            page.press("Tab")
-            stops.append(page.evaluate(FOCUS))
-            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", stops
-        assert stops == ["skip", "find-text", "map"]
-        page.evaluate("document.querySelector('.skip').focus()")
+        page.press("Tab")
+        assert page.evaluate(FOCUS) == "skip"
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
         page.press("Enter")
         page.until("document.activeElement.id === 'jobs'")
 

@@ -1,4 +1,4 @@
-"""The live view of the dashboard: present waits, needs of the next minutes, and the map.
+"""The live view of the dashboard: present waits, and needs of the next minutes.
 
 It is refreshed at most once a second, however many pages are open, and not at all when none is; on
 a node with many shards less often, so that it takes a small share of a core.
@@ -16,7 +16,6 @@ from shardcache.cache.readers.connected_reader import LISTING, Reader
 from shardcache.cache.readers.readers import Readers
 from shardcache.cache.views.job_timelines import HORIZON_S, MAX_USES, Lane, Presence, Use, gaps
 from shardcache.cache.views.reasons import Reasons
-from shardcache.cache.views.shard_map import ShardMap
 from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.turns import Turns
@@ -26,7 +25,7 @@ from shardcache.store.store import Store
 
 # A little less than the pages' interval, so that no page gets the same state twice.
 _PERIOD_S = 0.9
-_SHARE = 0.04  # share of the time that refreshing lanes and map may take
+_SHARE = 0.04  # share of the time that refreshing the lanes may take
 
 
 class LiveView:
@@ -34,7 +33,6 @@ class LiveView:
 
     Attributes:
         looks: the number of refreshes.
-        maps: the number of those that included lanes and map.
     """
 
     def __init__(
@@ -47,39 +45,29 @@ class LiveView:
         turns: Turns,
     ) -> None:
         self.looks = 0
-        self.maps = 0
         self._readers = readers
         self._transfers = transfers
         self._store = store
         self._planner = planner
         self._reasons = reasons
         self._turns = turns
-        self._map = ShardMap(store, planner, turns)
         self._lanes: list[Lane] = []
         self._looking = asyncio.Lock()
         self._looked_s = -math.inf  # when it was last refreshed
-        self._due_s = -math.inf  # when lanes and map are to be refreshed again
+        self._due_s = -math.inf  # when the lanes are to be refreshed again
 
     async def look(self) -> None:
-        """Refresh the view, lanes and map included if they are due, unless that was just done."""
+        """Refresh the view, lanes included if they are due, unless that was just done."""
         async with self._looking:
             begun_s = time.monotonic()
             if begun_s - self._looked_s < _PERIOD_S:
                 return
             self._looked_s = begun_s
             if begun_s >= self._due_s:
-                await self._look_ahead(begun_s)
+                self._lanes = await self._present_lanes()
+                # The longer that takes, the later it is done again.
+                self._due_s = begun_s + (time.monotonic() - begun_s) / _SHARE
             self.looks += 1
-
-    async def _look_ahead(self, begun_s: float) -> None:
-        """Refresh lanes and map; the longer that takes, the later it is done again."""
-        self._lanes = await self._present_lanes()
-        is_complete = await self._map.refresh()
-        pause_s = 0.0
-        if is_complete:
-            pause_s = (time.monotonic() - begun_s) / _SHARE
-        self._due_s = begun_s + pause_s
-        self.maps += 1
 
     def outlook(self, visible: Visible) -> Json:
         """Return the present waits, and each job's next minutes as of the last refresh."""
@@ -88,10 +76,6 @@ class LiveView:
             "lanes": [lane.to_json(visible) for lane in self._lanes],
             "gaps": [use.to_json(visible) for use in gaps(self._lanes)],
         }
-
-    async def map(self, visible: Visible) -> Json:
-        """Return the map of cached shards as of the last refresh; see `ShardMap.to_json`."""
-        return await self._map.to_json(visible)
 
     def _waits(self, visible: Visible) -> Iterator[Json]:
         """Yield, for each shard or listing and job, how many readers wait for it, and why."""

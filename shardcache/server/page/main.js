@@ -4,7 +4,6 @@
 
 import { byId, setText } from "./dom.js";
 import { showJobs, showUpcoming } from "./jobs.js";
-import { CacheMap } from "./map.js";
 import { Rates, showStores, showSummary } from "./summary.js";
 import { shortOfData } from "./waits.js";
 
@@ -12,7 +11,7 @@ const KEY = "shardcache.token";
 const PAUSES_S = [0.5, 1, 2, 5];
 
 const reasons = new Map(); // by job, what it last waited for
-const rates = new Rates(), map = new CacheMap(byId("map"));
+const rates = new Rates();
 let last = null;
 
 function show(moment) {
@@ -31,12 +30,10 @@ function show(moment) {
 
 function onEvent(name, data) {
   onLink(true);
-  if (name === "map") map.take(data);
-  else if (name === "moment") {
-    last = data;
-    rates.take(data);
-    show(data);
-  }
+  if (name !== "moment") return;
+  last = data;
+  rates.take(data);
+  show(data);
 }
 
 function onLink(connected) {
@@ -47,7 +44,6 @@ function onLink(connected) {
 /** Draw again, in another theme or size. */
 function redraw() {
   if (last !== null) show(last);
-  map.arrange();
 }
 
 async function run() {
@@ -121,5 +117,5 @@ async function read(reader, take) {
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 addEventListener("resize", redraw);
-for (const id of ["token", "find"]) byId(id).addEventListener("submit", (event) => event.preventDefault());
+byId("token").addEventListener("submit", (event) => event.preventDefault());
 run();

@@ -31,9 +31,7 @@ _WATCHED_S = 30.0
 # of the navigation. What is drawn shows with the next frame.
 _STOPWATCH = """
 new MutationObserver(() => {
-    const cells = [...document.querySelectorAll("#band-rows td:nth-child(2)")];
-    const shards = cells.reduce((total, cell) => total + Number(cell.textContent.replace(/\\D/g, "")), 0);
-    if (window.shown || shards < SHARDS || document.querySelectorAll("#job-rows tr").length < JOBS) return;
+    if (window.shown || document.querySelectorAll("#job-rows tr").length < JOBS) return;
     window.shown = true;
     requestAnimationFrame(() => requestAnimationFrame(() => { window.shownAfter = performance.now() / 1000; }));
 }).observe(document, { subtree: true, childList: true, characterData: true });
@@ -53,8 +51,8 @@ def measure(place: Workplace) -> list[Row]:
         place.say(f"making up {shards:,} shards")
         refs = make_hollow_shards(folder, [URL.format("imagenet", number) for number in range(shards)], _SHARD_BYTES)
         with Daemon(folder, "1TB", env) as daemon, reading(daemon, refs, *jobs), chromium() as browser:
-            _load(browser, address, shards)  # the first one after the daemon's start has more to wait for
-            shown_s = [_load(browser, address, shards) for _ in range(LOADS)]
+            _load(browser, address)  # the first one after the daemon's start has more to wait for
+            shown_s = [_load(browser, address) for _ in range(LOADS)]
             contenders = {pages: partial(_watch, daemon, browser, address, pages) for pages in (0, 1, PAGES)}
             percents = interleaved(contenders, lambda text: place.say(f"pages: {text} %"), place.rounds)
     what, limit = f"{shards:,} shards, {JOBS * READERS} readers", Target("≤", 5.0)
@@ -66,11 +64,11 @@ def measure(place: Workplace) -> list[Row]:
     return rows
 
 
-def _load(browser: ClientConnection, address: str, shards: int) -> float:
-    """Open the page as one who never saw it; return after how many seconds jobs and map were drawn."""
+def _load(browser: ClientConnection, address: str) -> float:
+    """Open the page as one who never saw it; return after how many seconds all jobs were drawn."""
     with tab(browser) as page:
         page.look()
-        script = f"const SHARDS = {shards}, JOBS = {JOBS}; {_STOPWATCH}"
+        script = f"const JOBS = {JOBS}; {_STOPWATCH}"
         page.call("Page.addScriptToEvaluateOnNewDocument", source=script)
         page.open(f"http://{address}/")
         return float(page.until("window.shownAfter"))
@@ -94,9 +92,8 @@ def _onlooker(address: str) -> Iterator[None]:
 
     def look() -> None:
         with closing(follow(partial(HTTPConnection, address))) as events:
-            for name, _ in events:
-                if name == "map":
-                    began.set()
+            for _ in events:
+                began.set()
                 if stop.is_set():
                     return
 

@@ -166,9 +166,9 @@ def tab(browser: ClientConnection) -> Iterator[Tab]:
 
 @contextmanager
 def opened(browser: ClientConnection, url: str, **look: Any) -> Iterator[Tab]:
-    """Open a daemon's page as `Tab.look` says; hand it out once it is live and has drawn its map."""
+    """Open a daemon's page as `Tab.look` says; hand it out once it is live and has drawn its summary."""
     with tab(browser) as page:
         page.look(**look)
         page.open(url)
-        page.until("document.querySelector('.live') && document.querySelector('#band-rows td').innerText")
+        page.until("document.querySelector('.live') && document.querySelector('#verdict-text').innerText")
         yield page

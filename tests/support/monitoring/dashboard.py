@@ -46,18 +46,12 @@ class Page:
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
         self.moment: dict[str, Any] = {}  # the last moment
-        self.map: dict[str, int] = {}  # the band of each cached shard, by url: see `views.shard_map`
-        self.maps = 0  # number of maps received
 
     def hear(self) -> None:
-        """Take events until there is a moment, and a map."""
+        """Take the next moment."""
         for name, data in self._events:
             if name == "moment":
                 self.moment = data
-            else:
-                self.map = {folder + row[0]: row[1] for folder, rows in data["folders"].items() for row in rows}
-                self.maps += 1
-            if self.moment and self.maps:
                 return
         raise EOFError("the stream has ended")
 
@@ -66,7 +60,7 @@ class Page:
             self.hear()
             if condition():
                 return
-        raise TimeoutError(f"still: {self.moment}, {self.map}")
+        raise TimeoutError(f"still: {self.moment}")
 
     @property
     def lanes(self) -> dict[str, dict[str, Any]]:
