@@ -51,6 +51,7 @@ class PausableRead(Flow):
 
     Attributes:
         credit_bytes: unused byte credit; negative after bytes without credit.
+        received_bytes: number of bytes received so far.
         written_bytes: size of the body's beginning that is in the file, as far as known.
         when_written: called when that grows.
         first_byte_s: reading time before the first byte; None until it arrives.
@@ -78,7 +79,7 @@ class PausableRead(Flow):
         if size_bytes:
             self._enough_bytes = max(1, int(stall_timeout_s * MIN_BYTES_PER_S))
         self._lately_bytes = 0  # received since the timer was last restarted
-        self._restarts_from_s = 0.0
+        self._restarts_from_s = 0.0  # time from which the timer may be restarted again
         self._limit: asyncio.Timeout | None = None
         self._pause: Callable[[], object] = _no_callback
         self._has_slot = asyncio.Event()
@@ -107,11 +108,11 @@ class PausableRead(Flow):
                     self.worked.stop()
         except TimeoutError:
             # Origins translate their own timeouts, so this one is the timer's.
-            raise self._stalled() from None
+            raise self._stall_error() from None
         finally:
             self._limit = None
 
-    def _stalled(self) -> StalledError:
+    def _stall_error(self) -> StalledError:
         amount = "nothing was"
         if self._lately_bytes:
             amount = f"only {self._lately_bytes} bytes were"
@@ -200,10 +201,11 @@ class PausableRead(Flow):
 
     @property
     def _wants_credit(self) -> bool:
-        return self.credit_bytes <= 0 < self._left_bytes
+        is_spent = self.credit_bytes <= 0
+        return is_spent and self._left_bytes > 0
 
     def _restart(self) -> None:
-        """Restart the stall time-out."""
+        """Restart the stall time-out, unless that was done a moment ago."""
         self._lately_bytes = 0
         if self._limit is None or self._limit.expired():
             return

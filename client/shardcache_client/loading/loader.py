@@ -214,7 +214,7 @@ class ShardLoader(Generic[B_co]):
     # may be gone by now.
 
     def _count(self, iteration: Iteration, source: Source) -> None:
-        self._reader.bookmark.count(iteration)
+        self._reader.bookmark.make_main(iteration)
         self._keep(source, iteration)
 
     def _finish(self, iteration: Iteration, source: Source) -> None:

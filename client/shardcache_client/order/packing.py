@@ -41,6 +41,7 @@ _ANY_NUMBER = 2**31
 
 
 def _alone(value: int) -> int:
+    """Return the greatest value of all ranks, where there is one rank."""
     return value
 
 
@@ -72,11 +73,17 @@ def next_group(
         ValueError: a length is not from 1 to `max_tokens`.
     """
     _check(waiting, max_tokens)  # before the other ranks wait for this one
-    if greatest(unread) == 0:
-        count = greatest(len(pack(waiting, max_tokens, sources=sources)))
+    is_last = greatest(unread) == 0
+    if is_last:
+        # As many as the rank that needs most: nothing may be left.
+        needed = len(pack(waiting, max_tokens, sources=sources))
+        count = greatest(needed)
         blocks = pack(waiting, max_tokens, least=count, sources=sources)
     else:
-        count = -greatest(-_offer(waiting, unread, max_tokens, sources))
+        # As many as the rank that can fill fewest: the least value is that with the greatest
+        # negative.
+        offered = _offer(waiting, unread, max_tokens, sources)
+        count = -greatest(-offered)
         blocks = _blocks_in_step(waiting, unread, max_tokens, count, greatest, sources)
 
     missing = count - len(blocks)

@@ -92,7 +92,7 @@ class EpochReader:
         iteration.position = run
         if iteration.states and not (run.counted and run.samples_left):
             # StatefulDataLoader asks for no sample if it resumes at the end.
-            self.bookmark.count(iteration)
+            self.bookmark.make_main(iteration)
 
     def _samples(self, iteration: Iteration) -> Iterator[Any]:
         # A wrapper around the iterator is on the stack only from the first sample on.
@@ -117,7 +117,7 @@ class EpochReader:
         first_batch = 1 if self.parts.stage else self.parts.batch_size
         for number, sample in enumerate(samples):
             if number == first_batch:
-                self.bookmark.count(iteration)
+                self.bookmark.make_main(iteration)
             self.bookmark.take(iteration)
             yield sample
 

@@ -21,7 +21,7 @@ Each begins as a look. "main" has been the main iteration, and "overtaken" can n
 have read later epochs.
 """
 
-Reading = Literal["open", "read", "over"]
+IterationState = Literal["open", "read", "over"]
 """Progress of an iteration: "read" once its last sample or batch was yielded, "over" once more was
 asked for after that.
 """
@@ -53,7 +53,7 @@ class Iteration:
     states: Sequence[Saved] = ()
     is_set: bool = False
     position: Any = None
-    reading: Reading = "open"
+    reading: IterationState = "open"
     role: Role = "look"
     number: int = 0
     loads: int = 0
@@ -196,11 +196,7 @@ class Bookmark:
         self._has_own_states = worker
         if worker:
             return
-        self.changes += 1
-        self._loads += 1
-        self.loaded_at = self.changes
-        self._chosen = -1
-        self._share_states()
+        self._record_load(chosen=-1)
         with self.counter.change() as count:
             is_over = all(state.over for state in states)
             count.next = states[0].epoch + 1 if is_over else states[0].epoch
@@ -209,8 +205,12 @@ class Bookmark:
             count.is_resumed = False
             count.workers = 0
 
-    def _share_states(self) -> None:
-        """Have running workers find the states that were loaded, once the count says so."""
+    def _record_load(self, chosen: int) -> None:
+        """Count a load of states, which running workers find once the shared count says so."""
+        self.changes += 1
+        self._loads += 1
+        self.loaded_at = self.changes
+        self._chosen = chosen
         self.counter.hold_loaded(json.dumps([state.to_json() for state in self.states]).encode())
 
     def forget_states(self) -> None:
@@ -236,12 +236,8 @@ class Bookmark:
         self._forget_iterations()
         self.states = () if theirs.is_resumed else other.states
         self._has_own_states = False
-        self.changes += 1
-        self._loads += 1
-        self.loaded_at = self.changes
-        self._chosen = -1 if chosen is None else chosen
         self.terms = other.terms
-        self._share_states()
+        self._record_load(chosen=-1 if chosen is None else chosen)
         with self.counter.change() as count:
             count.next = theirs.next
             count.chosen = self._chosen
@@ -335,15 +331,7 @@ class Bookmark:
         # A worker's first iteration reads the epoch that was set when the worker was started: the
         # trainer may set another one before the first worker begins.
         chosen = self._chosen if nth == 1 else count.chosen
-        last = count.passes[-1] if count.passes else None
-        epoch = count.next
-        if self._has_own_states and chosen in (-1, self.states[0].epoch):
-            epoch = self.states[0].epoch
-        elif chosen >= 0:
-            epoch = chosen
-        elif last is not None and last.epoch + 1 == epoch and not last.is_read:
-            is_held = last.loader != loader and _is_running(last.pid)
-            epoch = self._epochs.follows(epoch, last.epoch, is_held=is_held)
+        epoch = self._epoch_of_pass(loader, count, chosen)
         iteration.is_set = chosen >= 0
         self._epochs.begin(None if iteration.is_set else epoch)
         begun = Pass(loader, nth, epoch, iteration.workers, os.getpid())
@@ -355,6 +343,29 @@ class Bookmark:
                 count.next = epoch + 1
             count.passes = [*count.passes, begun]
         return begun
+
+    def _epoch_of_pass(self, loader: int, count: Count, chosen: int) -> int:
+        """Return the epoch of a new pass of a loader's workers.
+
+        Args:
+            chosen: the epoch that was set; -1 if none was.
+        """
+        # 1. This worker itself has loaded states, and no other epoch was set.
+        if self._has_own_states and chosen in (-1, self.states[0].epoch):
+            return self.states[0].epoch
+
+        # 2. An epoch was set.
+        if chosen >= 0:
+            return chosen
+
+        # 3. The latest pass was ended early: the ranks agree on what follows it.
+        last = count.passes[-1] if count.passes else None
+        if last is not None and last.epoch + 1 == count.next and not last.is_read:
+            is_held = last.loader != loader and _is_running(last.pid)
+            return self._epochs.follows(count.next, last.epoch, is_held=is_held)
+
+        # 4. It is the one after those that were read.
+        return count.next
 
     def take(self, iteration: Iteration) -> None:
         """Note that a batch is taken from an iteration of this process.
@@ -374,7 +385,7 @@ class Bookmark:
         # It is read on after others, which were nested in it.
         self._move_last(iteration)
         if iteration.role == "main":
-            self.count(iteration)
+            self.make_main(iteration)
 
     def is_outdated(self, iteration: Iteration) -> bool:
         """Return True if a state was loaded since the iteration began."""
@@ -384,11 +395,11 @@ class Bookmark:
         self._begun = [each for each in self._held() if each is not iteration]
         self._begun.append(iteration)
 
-    def count(self, iteration: Iteration) -> None:
-        """Make an iteration of this process the main one.
+    def make_main(self, iteration: Iteration) -> None:
+        """Make an iteration of this process the main one, or "overtaken" if that is too late.
 
-        Its second batch or its last was taken, or a later one. One that was not before others have
-        read later epochs is overtaken.
+        To be called when its second batch or a later one, or its last, is taken. It is too late if
+        the main one reads a later epoch by then.
         """
         main = self._main
         if iteration.role == "overtaken" or main is iteration or self.is_outdated(iteration):
@@ -422,7 +433,7 @@ class Bookmark:
         """Note that this process has yielded the last sample of its part."""
         iteration.reading = "read"
         if iteration.loader is None:
-            self.count(iteration)  # also if its last batch is its first
+            self.make_main(iteration)  # also if its last batch is its first
             is_read = iteration.role != "overtaken"
         else:
             with self.counter.change() as count:

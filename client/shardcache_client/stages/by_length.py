@@ -96,7 +96,7 @@ class _Rounds:
 
     def _rounds(self) -> Iterator[tuple[Any, Mark]]:
         start = self._facts.start
-        skip = start.given
+        skip = start.given  # batches of the first round that were given before the state was taken
         before = self._before(start)
         spare = before.shortest if before else None
         buffer = SampleBuffer(start.group, start.first, spare)
@@ -141,13 +141,13 @@ class _Rounds:
         # The same on all ranks, so that they get batches of similar length at the same time.
         key = f"{facts.seed}/{facts.epoch}/{facts.reader.worker}/{buffer.number}"
         order = permutation(count, key)
-        for given, which in enumerate(order, 1):
-            batch = buffer.take(made[which])
+        for given, number in enumerate(order, 1):
+            batch = buffer.take(made[number])
             if given > skip:
                 mark = buffer.mark(given) if given < count else following.mark(0)
                 yield self._stage.collate(batch), mark
-            # As many as were yielded, so that no batch waits for a whole buffer, and memory never
-            # holds two.
+            # As many samples as have been taken from the one: no batch waits for a whole buffer,
+            # and memory never holds two.
             self._fill(following, min(buffer.gone, self._stage.sort_buffer))
 
     def _fill(self, buffer: SampleBuffer, size: int) -> None:
@@ -161,7 +161,7 @@ class _Rounds:
             if len(buffer.samples) + buffer.refused >= size and not is_only_refused:
                 return
             placed = next(self._samples, _END)
-            if placed.place < 0:
+            if placed is _END:
                 self._is_over = True
                 return
             self._read_until = placed.place + 1
@@ -184,9 +184,3 @@ class _Rounds:
         if self._repeated:
             text = "epoch %d: repeated %d samples to make as many batches as other ranks"
             log.warning(text, self._facts.epoch, self._repeated)
-
-
-# Every batch is padded to its longest sample, so samples of similar length belong together: batches
-# are runs of the samples in order of length. No other division needs fewer batches: the batch with
-# the longest sample holds at most `max_tokens // longest` samples; filling it with the next longest
-# keeps the shortest possible samples for the rest, and the same argument applies to those.

@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from shardcache.access.urls import place_of
 from shardcache.origin.base import Setup
 from shardcache.origin.filesystems.fsspec_errors import missing, translated
 from shardcache.origin.filesystems.fsspec_origin import FsspecOrigin
@@ -40,10 +41,11 @@ class LocalOrigin(FsspecOrigin):
         return super()._connect(_LocalFiles)
 
     async def _check(self, url: str) -> None:
-        path = url.partition("://")[2] if "://" in url else url
+        path = place_of(url)
         names_folder = path.endswith("/")
         real = await asyncio.to_thread(os.path.realpath, path)
-        if self._redirect_guard is not None and real != path.rstrip("/"):
+        has_links = real != path.rstrip("/")
+        if self._redirect_guard is not None and has_links:
             target = f"file://{real}"
             if names_folder:
                 target += "/"

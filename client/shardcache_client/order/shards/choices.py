@@ -162,7 +162,8 @@ def split(counts: Sequence[int], fractions: Sequence[float], seed: int, by: By) 
         by: "samples" or "shards".
     """
     are_fractions = all(0 < fraction <= 1 for fraction in fractions)
-    if not are_fractions or not math.isclose(sum(fractions), 1, rel_tol=1e-6):
+    is_whole = math.isclose(sum(fractions), 1, rel_tol=1e-6)
+    if not are_fractions or not is_whole:
         raise ConfigError(
             f"a dataset cannot be split into the fractions {fractions}",
             remedy="give fractions above 0 whose sum is 1",
@@ -203,7 +204,7 @@ def _by_samples(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[C
         for part, before, after in each:
             size = after - before
             if size == count:
-                part.append(None)
+                part.append(None)  # all of the shard, which may be empty
             elif size == 0:
                 part.append(NO_SAMPLES)
             else:

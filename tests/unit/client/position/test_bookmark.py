@@ -62,7 +62,7 @@ def join(bookmark: Bookmark, *place: int) -> Iteration:
 def begun(bookmark: Bookmark, *place: int) -> Iteration:
     """Begin an iteration, take a second batch of it, and read it to its end."""
     iteration = join(bookmark, *place)
-    bookmark.count(iteration)
+    bookmark.make_main(iteration)
     bookmark.finish(iteration)
     return iteration
 
@@ -164,7 +164,7 @@ def epochs_of(workers: list[Bookmark], loader: int, order: list[int]) -> list[in
     """Have a loader's workers begin in an order, and read to the end; return the epoch that each reads."""
     iterations = [join(workers[worker], loader, worker, len(order)) for worker in order]
     for bookmark, iteration in zip(workers, iterations, strict=True):
-        bookmark.count(iteration)
+        bookmark.make_main(iteration)
         bookmark.finish(iteration)
     return [each.epoch for each in iterations]
 
@@ -214,9 +214,9 @@ def test_the_iteration_that_was_read_last_is_the_main_one(bookmark: Bookmark) ->
     outer = join(bookmark)
     for epoch in (0, 1):
         nested = join(bookmark)
-        bookmark.count(nested)
+        bookmark.make_main(nested)
         assert (nested.epoch, bookmark.next_epoch) == (epoch, epoch + 1)
-        bookmark.count(outer)
+        bookmark.make_main(outer)
         assert (outer.role, bookmark.next_epoch) == ("main", 1)
 
 
@@ -225,7 +225,7 @@ def test_look_that_was_overtaken_does_not_count_when_it_is_read_on(bookmark: Boo
     look = join(bookmark)
     for _ in range(2):
         begun(bookmark)
-    bookmark.count(look)
+    bookmark.make_main(look)
     assert (look.role, bookmark.next_epoch) == ("overtaken", 2)
 
 
@@ -242,7 +242,7 @@ def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on
     iterations = [Iteration() for _ in range(3)]
     for iteration in iterations:
         bookmark.begin(iteration)
-        bookmark.count(iteration)
+        bookmark.make_main(iteration)
         if iteration is iterations[1]:
             bookmark.finish(iteration)
     assert ([each.epoch for each in iterations], asked) == ([0, 0, 1], [(1, 0)])
@@ -295,7 +295,7 @@ def test_iterations_of_a_forked_process_are_its_own(bookmark: Bookmark) -> None:
 def test_next_epoch_is_settled_as_an_iteration_would_settle_it() -> None:
     """Ranks agree on what follows an epoch that was ended early, once, whoever asks first."""
     bookmark = Bookmark(EpochCounter(), Repeated())
-    bookmark.count(join(bookmark))
+    bookmark.make_main(join(bookmark))
     assert bookmark.next_epoch == 1
     assert bookmark.settle_next_epoch() == 0
     assert bookmark.next_epoch == 0
@@ -305,6 +305,6 @@ def test_next_epoch_is_settled_as_an_iteration_would_settle_it() -> None:
 def test_next_epoch_that_was_set_needs_no_settling() -> None:
     """It is what the user has set."""
     bookmark = Bookmark(EpochCounter(), Repeated())
-    bookmark.count(join(bookmark))
+    bookmark.make_main(join(bookmark))
     bookmark.set_epoch(EPOCH)
     assert bookmark.settle_next_epoch() == EPOCH
