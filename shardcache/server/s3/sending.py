@@ -46,7 +46,7 @@ class Sending:
     sent_bytes: int = 0
 
     async def flushed(self) -> None:
-        """Wait until the socket has all that the transport was given. Raises StalledError."""
+        """Wait until the socket has all that the transport was given. Raises SlowClientError."""
         deadline_s = time.monotonic() + self.stall_s
         pause_s = 0.0
         while self._transport.get_write_buffer_size():
@@ -58,8 +58,8 @@ class Sending:
     async def send(self, fd: int, start: int, end: int) -> None:
         """Send bytes of a file.
 
-        Raises StalledError, ConnectionError if the client is gone, and OSError if the file cannot
-        be read.
+        Raises SlowClientError, ConnectionError if the client is gone, and OSError if the file
+        cannot be read.
         """
         while start < end:
             if self._transport.is_closing():
@@ -97,7 +97,7 @@ class Sending:
         return sent
 
     async def _writable(self) -> None:
-        """Wait until the client has read something. Raises StalledError."""
+        """Wait until the client has read something. Raises SlowClientError."""
         loop = asyncio.get_running_loop()
         writable = asyncio.Event()
         fd = self._socket.fileno()
