@@ -12,6 +12,7 @@ from shardcache.store.part_file import Span
 
 # More digits than any size has, and fewer than Python refuses to convert.
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))")
+_MALFORMED_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _MAX_KEY_BYTES = 1024
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -175,6 +176,8 @@ def _time_in(header: str | None) -> float | None:
 
 
 def _decoded(path: str) -> str:
+    if _MALFORMED_ESCAPE.search(path):
+        raise S3Error("InvalidURI", "a % in the path has to be followed by two hexadecimal digits")
     try:
         return unquote_to_bytes(path.encode("utf-8", "surrogateescape")).decode()
     except UnicodeDecodeError:

@@ -208,6 +208,13 @@ def test_odd_paths_lead_nowhere(daemon: Daemon, bucket: Bucket, path_: str) -> N
     assert daemon.status()["s3"]
 
 
+@pytest.mark.parametrize("key", ["%", "100%", "a%f", "%zz/a", "a%ff"])
+def test_a_path_that_is_not_encoded_is_refused(daemon: Daemon, bucket: Bucket, key: str) -> None:
+    """It names no object, though its signature is right."""
+    answer = ask(daemon, *signed(daemon, f"/{bucket.name}/{key}", keys_of(daemon)))
+    assert (answer.status, answer.code) == (400, "InvalidURI")
+
+
 def test_a_client_that_reads_no_answers_is_cut_off(tmp_path: Path, bucket: Bucket) -> None:
     """Short answers wait for their client no longer than a large object does."""
     bucket.put("open/short", bytes(60_000))
