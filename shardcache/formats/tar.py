@@ -35,6 +35,7 @@ class TarFormat(Format):
         ".tb2": "bzip2",
         ".tar.xz": "xz",
         ".txz": "xz",
+        ".tar.lz4": "lz4",
     }
     reads_early = True
 

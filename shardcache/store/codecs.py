@@ -16,7 +16,7 @@ from shardcache.formats.zstd_library import zstd_library
 from shardcache.shared.units import size
 from shardcache.shared.url_names import compression_of
 from shardcache.store.disk.disk_errors import disk_errors
-from shardcache.store.optional_codecs import BrotliStream, snappy_block
+from shardcache.store.optional_codecs import BrotliStream, Lz4Stream, snappy_block
 from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.parts import write_all
 
@@ -39,6 +39,7 @@ class Codec(enum.Enum):
     ZSTD = "zstd"
     BZIP2 = "bzip2"
     XZ = "xz"
+    LZ4 = "lz4"
     BROTLI = "brotli"
     SNAPPY = "snappy"
 
@@ -62,6 +63,8 @@ class Codec(enum.Enum):
                 )
             case Codec.XZ:
                 return io.BufferedReader(_XzStreams(path), _CHUNK_BYTES)
+            case Codec.LZ4:
+                return io.BufferedReader(Lz4Stream(path), _CHUNK_BYTES)
             case Codec.BROTLI:
                 return io.BufferedReader(BrotliStream(path), _CHUNK_BYTES)
             case Codec.SNAPPY:

@@ -1,4 +1,4 @@
-"""Compressions whose libraries are optional: those of MDS shards besides gzip, bzip2 and zstd."""
+"""Compressions whose libraries are optional: LZ4 of tars, and Brotli and Snappy of MDS shards."""
 
 import io
 import os
@@ -64,6 +64,38 @@ class BrotliStream(io.RawIOBase):
         except self._error as exn:
             raise OSError(str(exn)) from exn  # without errno, as gzip's
         return piece
+
+
+class Lz4Stream(io.RawIOBase):
+    """Decompressed bytes of all frames of an .lz4 file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file. Raises MissingPackageError, OSError."""
+        super().__init__()
+        try:
+            import lz4.frame
+        except ImportError as exn:
+            raise _missing("lz4") from exn
+        self._frames = lz4.frame.open(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._frames.close()
+        super().close()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes. Raises EOFError for a file that is cut short, OSError for a bad one."""
+        view = memoryview(buffer)
+        try:
+            piece = self._frames.read(len(view))
+        except RuntimeError as exn:
+            raise OSError(str(exn)) from exn  # without errno, as gzip's
+        view[: len(piece)] = piece
+        return len(piece)
 
 
 def snappy_block(path: Path) -> BinaryIO:

@@ -130,6 +130,7 @@ _MAGIC = {
     b"\x28\xb5\x2f\xfd": ("zstd", ".tar.zst"),
     b"BZh": ("bzip2", ".tar.bz2"),
     b"\xfd7zXZ\x00": ("xz", ".tar.xz"),
+    b"\x04\x22\x4d\x18": ("lz4", ".tar.lz4"),
 }
 
 Records = dict[bytes, bytes]

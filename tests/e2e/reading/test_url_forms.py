@@ -77,6 +77,14 @@ def test_a_prefix_has_shards_of_every_case_and_alias(archives: Path, daemon: Dae
     assert read([f"{archives}/{name}" for name in ARCHIVES], daemon) == keys
 
 
+def test_lz4_is_read_where_its_library_is_installed(tmp_path: Path, daemon: Daemon) -> None:
+    """By a prefix, as any other compression."""
+    frame = pytest.importorskip("lz4.frame")
+    tar = make_tar([{"__key__": "a", "txt": b"text"}])
+    (tmp_path / "a.tar.LZ4").write_bytes(frame.compress(tar))
+    assert read(f"file://{tmp_path}/", daemon) == ["a"]
+
+
 def test_cached_paths_inflate_shards_of_every_case_and_alias(archives: Path, daemon: Daemon) -> None:
     """A prefix stands for the shards below it, which arrive as plain tars."""
     with cached_paths(f"{archives}/", socket=daemon.socket) as paths:

@@ -14,7 +14,21 @@ ROOT = Path(__file__).parents[3]
 OURS = {"shardcache", "shardcache_client"}
 # In the standard library of later Pythons.
 LATER = {"compression"}
-EXTRAS = ("daemon", "parquet", "datasets", "azure", "gcs", "hf", "mds", "yaml", "cluster", "ray", "demo", "torch")
+EXTRAS = (
+    "daemon",
+    "parquet",
+    "datasets",
+    "azure",
+    "gcs",
+    "hf",
+    "lz4",
+    "mds",
+    "yaml",
+    "cluster",
+    "ray",
+    "demo",
+    "torch",
+)
 
 
 def declared() -> set[str]:
