@@ -10,7 +10,12 @@ import structlog
 
 from shardcache.access.urls import store_of
 from shardcache.cache.planner import Planner
-from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
+from shardcache.errors import (
+    AccessDeniedError,
+    OriginError,
+    OriginUnavailableError,
+    ShardcacheError,
+)
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.shared.protocol import ShardRef
@@ -104,9 +109,23 @@ class Revalidation:
                 return
             asked_s = time.monotonic()
             obj = await self._accepted(ref.url)
+        key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
+        self._check_length(key, obj)
         if ref.version is None and self._planner.checked_at_s(name) < asked_s:
-            key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
             self._planner.learn(name, key, time.monotonic())
+
+    def _check_length(self, key: str, obj: RemoteObject) -> None:
+        """Raise OriginError if a cached shard has another length than the object of its version."""
+        shard = self._store.shards.get(key)
+        if shard is None or shard.facts is None or shard.facts.origin_bytes == obj.size_bytes:
+            return
+        self._origins.signatures.refuse(obj.url)
+        raise OriginError(
+            f"the server states {obj.size_bytes} bytes for a version of which "
+            f"{shard.facts.origin_bytes} are cached, by another signature",
+            url=obj.url,
+            remedy="have the server change the ETag with the object; then evict the shard",
+        )
 
     async def _accepted(self, url: str) -> RemoteObject:
         """Return the object of a signed url, as its origin has it for this url."""

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import fsspec
 import pytest
 
-from shardcache.errors import AccessDeniedError, ShardcacheError
+from shardcache.errors import AccessDeniedError, OriginError, ShardcacheError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.paths import open_cached
 from support.network.scripted_server import Reply, Request, answer
@@ -32,6 +32,10 @@ class SigningServer(GatedStore):
     def __init__(self) -> None:
         super().__init__()
         self.accepted: set[str] = set()
+        self.only_version = ""  # ETag of everything, if it is not that of the content
+
+    def version(self, data: bytes) -> str:
+        return self.only_version or super().version(data)
 
     def reply(self, head: str, number: int) -> Reply:
         query = parse_qs(urlsplit(Request.parse(head).target).query)
@@ -133,6 +137,17 @@ def test_server_is_asked_once_for_a_while(server: SigningServer, daemon: Daemon)
     read(url, daemon)
     read_file(url, daemon)
     assert server.asked("second") == 1
+
+
+def test_objects_of_one_version_and_two_lengths_are_not_mixed(server: SigningServer, daemon: Daemon) -> None:
+    """An ETag that does not tell objects apart is an error, not the bytes of the first."""
+    server.only_version = '"always"'
+    read(server.signed("a.tar", "first"), daemon)
+    daemon.await_publication()
+    server.put("a.tar", make_tar(random_samples(SAMPLES + 10)))
+    for _ in range(2):
+        with pytest.raises(OriginError, match="by another signature"):
+            read(server.signed("a.tar", "second"), daemon)
 
 
 def test_forged_signature_joins_no_transfer(server: SigningServer, daemon: Daemon) -> None:

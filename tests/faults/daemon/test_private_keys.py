@@ -39,6 +39,18 @@ def use(keys: str, store: FaultyS3, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("AWS_CREDENTIAL_EXPIRATION", f"of {keys}")
 
 
+def use_profile(keys: str, store: FaultyS3, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have this process the keys of a profile, which are in a file alone."""
+    for name, value in store.env().items():
+        patch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        patch.delenv(name, raising=False)
+    file = folder / "credentials"
+    file.write_text(f"[renewed]\naws_access_key_id = {keys}\naws_secret_access_key = secret\n")
+    patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    patch.setenv("AWS_PROFILE", "renewed")
+
+
 async def read(url: str) -> list[str]:
     """Return the keys of all samples, read through this user's private daemon."""
 
@@ -70,6 +82,22 @@ async def test_renewed_keys_reach_the_daemon_that_is_there(
     assert home.pids() == before
     assert len(caches(home)) == 1
     assert "a.tar" not in [key for method, key, *_ in faulty.seen if method == "GET"][len(fetched) :]
+
+
+async def test_renewed_keys_in_a_file_reach_the_daemon_that_is_there(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The daemon reads a profile's file again once its keys have expired, whoever renewed them."""
+    first, second = fill(faulty)
+    use_profile("old", faulty, monkeypatch, tmp_path)
+    faulty.access_key = "old"
+    assert await read(first) == ["a"]
+    before = home.pids()
+    use_profile("new", faulty, monkeypatch, tmp_path)
+    faulty.access_key = "new"
+    assert await read(second) == ["b"]
+    assert home.pids() == before
+    assert len(caches(home)) == 1
 
 
 async def test_commands_hand_over_renewed_keys(
