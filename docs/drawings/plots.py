@@ -70,6 +70,7 @@ PLOTS = {
         "What the object store sends: less is better",
         (
             Group("MB, from the store, 3 LitData jobs", "3 LitData jobs through the S3 endpoint", "MB"),
+            Group("MB, from the store, 3 MosaicML jobs", "3 MosaicML jobs through the S3 endpoint", "MB"),
             Group("MB, from the store, 3 jobs × 2 epochs", "3 jobs of 2 epochs", "MB"),
             Group("MB, from the store, 2 jobs × 6 epochs", "2 jobs of 6 epochs, in half of the cache", "MB"),
             Group("copies, of the dataset that the store sends", "A cluster of 3 nodes", "copies"),
