@@ -136,7 +136,7 @@ class Table:
         if self.pattern is None:
             return text
         match = self.pattern.fullmatch(text)
-        if match is None:
+        if match is None or match[1] is None:
             raise MetadataError(
                 f"the pattern {self.pattern.pattern!r} does not match the row's {self.key!r}, "
                 f"{text!r}",

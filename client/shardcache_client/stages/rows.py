@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from shardcache.errors import MissingMemberError, UnmatchedKeyError
+from shardcache.errors import ConfigError, MissingMemberError, UnmatchedKeyError
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.decode import Missing
 from shardcache_client.stages.item_stage import Dropped
@@ -66,16 +66,33 @@ class Rows:
 
     def row(self, key: str) -> Mapping[str, Any] | None:
         """Return the row of the sample with a key; None if there is none, or several."""
-        row_key = key if self.key_of is None else self.key_of(key)
-        rows = self.table.index.rows(row_key)
+        rows = self.table.index.rows(self._row_key(key))
         return rows[0] if len(rows) == 1 else None
+
+    def _row_key(self, key: str) -> str:
+        """Return the key of a sample's row. Raises ConfigError if `key_of` returns no text."""
+        if self.key_of is None:
+            return key
+        found = self.key_of(key)
+        if not isinstance(found, str):
+            raise ConfigError(
+                f"key_of({key!r}) is {found!r}, which is not text",
+                url=self.url,
+                remedy="return the value that the table has in its column of keys, as text",
+            )
+        return found
 
     def _unmatched(self, sample: Sample) -> UnmatchedKeyError:
         key = sample["__key__"]
-        row_key = key if self.key_of is None else self.key_of(key)
+        row_key = self._row_key(key)
         rows = len(self.table.index.rows(row_key))
         some = ", ".join(map(repr, self.table.index.some_keys(_SHOWN_KEYS)))
-        found = f"{rows} rows have its key" if rows else f"no row has its key; some are of {some}"
+        if rows:
+            found = f"{rows} rows have its key"
+        elif some:
+            found = f"no row has its key; some are of {some}"
+        else:
+            found = "it has no rows"
         looked_up = "" if row_key == key else f", looked up as {row_key!r},"
         return UnmatchedKeyError(
             f"the sample {key!r}{looked_up} cannot be joined with the table {self.url}: {found}",

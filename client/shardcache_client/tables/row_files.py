@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, time
 from pathlib import Path
@@ -22,6 +23,7 @@ from shardcache.shared.url_names import path_of
 
 Row = dict[str, Any]
 
+_REPAIR = "repair the file, or write it again"
 _PARQUET_BATCH_ROWS = 4_096
 _SHOWN_CHARS = 80
 
@@ -35,6 +37,15 @@ def _zstd(path: Path) -> IO[bytes]:
             remedy="pip install backports.zstd",
         ) from exn
     return cast(IO[bytes], zstd.open(path))
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """Return the errors that reading a damaged file raises."""
+    found = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
+    try:
+        return (*found, zstd_library().ZstdError)
+    except ImportError:
+        return found
 
 
 def _gzip(path: Path) -> IO[bytes]:
@@ -82,9 +93,9 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
         if name.endswith(suffixes):
             try:
                 yield from reader(url, opener(path), columns)
-            except (EOFError, OSError, ValueError) as exn:
+            except _damage() as exn:
                 raise MetadataError(
-                    f"the table cannot be read to its end ({exn})", url=url
+                    f"the table cannot be read to its end ({exn})", url=url, remedy=_REPAIR
                 ) from exn
             return
     known = ", ".join(suffix for suffixes in _READERS for suffix in suffixes)
@@ -104,10 +115,14 @@ def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Ite
             try:
                 row = json.loads(line)
             except ValueError as exn:
-                raise MetadataError(f"line {number} is not JSON ({exn})", url=url) from exn
+                raise MetadataError(
+                    f"line {number} is not JSON ({exn})", url=url, remedy=_REPAIR
+                ) from exn
             if not isinstance(row, dict):
                 shown = line[:_SHOWN_CHARS].decode(errors="replace")
-                raise MetadataError(f"line {number} is no JSON object: {shown}", url=url)
+                raise MetadataError(
+                    f"line {number} is no JSON object: {shown}", url=url, remedy=_REPAIR
+                )
             yield row
 
 
@@ -116,17 +131,32 @@ def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None
         with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True)
             try:
+                _check_header(rows.fieldnames or (), url)
                 for row in rows:
                     if None in row or None in row.values():
                         raise MetadataError(
                             f"line {rows.line_num} has not as many fields as the header",
                             url=url,
+                            remedy=_REPAIR,
                         )
                     yield row
             except csv.Error as exn:
-                raise MetadataError(f"line {rows.line_num}: {exn}", url=url) from exn
+                raise MetadataError(
+                    f"line {rows.line_num}: {exn}",
+                    url=url,
+                    remedy=f"{_REPAIR}; long fields need csv.field_size_limit(BYTES) before",
+                ) from exn
 
     return read
+
+
+def _check_header(names: Sequence[str], url: str) -> None:
+    """Raise MetadataError for columns of the same name, of which one would be lost."""
+    doubled = [name for name in names if names.count(name) > 1]
+    if doubled:
+        raise MetadataError(
+            f"two columns have the name {doubled[0]!r}", url=url, remedy="rename one of them"
+        )
 
 
 def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:

@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from shardcache.errors import ConfigError, MetadataError, MissingMemberError, NotFoundError, UnmatchedKeyError
+from shardcache.errors import (
+    ConfigError,
+    DecodeError,
+    MetadataError,
+    MissingMemberError,
+    NotFoundError,
+    UnmatchedKeyError,
+)
 from shardcache_client import ignore_and_continue
 from shardcache_client.dataset import Joined, Mixture, ShardDataset
 from shardcache_client.joining import JoinedReader
@@ -158,6 +165,16 @@ def test_keys_are_found_by_a_pattern_or_a_function(make: Make, tmp_path: Path) -
     assert "pattern or key_of" in str(raised.value)
     with pytest.raises(MetadataError, match="does not match the row's 'audio_filepath', '/data/"):
         make(Table(url, key="audio_filepath", pattern="/other/(.*)"))
+    with pytest.raises(MetadataError, match="does not match the row's 'audio_filepath', '/data/"):
+        make(Table(url, key="audio_filepath", pattern=r"(/other/.*)?.*"))
+    with pytest.raises(DecodeError, match=r"key_of\('.*'\) is 7, which is not text"):
+        list(make(Table(url, key="audio_filepath", key_of=lambda key: 7)))  # type: ignore[arg-type, return-value]
+
+
+def test_table_without_rows_says_so(make: Make, tmp_path: Path) -> None:
+    """There are no keys to show."""
+    with pytest.raises(UnmatchedKeyError, match="it has no rows"):
+        list(make(Table(manifest(tmp_path, b"id,text\n", "manifest.csv"), key="id")))
 
 
 @pytest.mark.parametrize("fault", ["missing", "doubled"])

@@ -112,7 +112,7 @@ def test_doctor_names_the_group_of_a_closed_socket_and_of_a_closed_folder(daemon
     assert found["remedy"].startswith("usermod -aG 45679 54322")
 
 
-_CLOSED = 'mount -t tmpfs -o mode=755 tmpfs /run; mkdir -m 0700 /run/shardcache; exec "$@"'
+_CLOSED = 'mount -t tmpfs -o mode=755 tmpfs /run && mkdir -m 0700 /run/shardcache && exec "$@"'
 
 
 @needs_mounts
