@@ -45,12 +45,24 @@ def index(path: Path, url: str) -> Samples:
                 encodings = _encodings(stream.schema)
                 for batch in stream:
                     batch.validate(full=True)
+                    _check_place(batch, data)
                     rows.add(batch, data.address)
     except (pa.ArrowException, ValueError) as exn:
         raise CorruptShardError(f"the table cannot be read ({exn})", url=url) from exn
     samples = rows.table.samples
     samples.encodings = [encodings[name] for name in samples.extensions]
     return samples
+
+
+def _check_place(batch: pa.RecordBatch, data: pa.Buffer) -> None:
+    """Raise ValueError for a batch whose buffers do not lie in the file: compressed ones."""
+    for column in batch.columns:
+        for buffer in column.buffers():
+            if buffer is None or not buffer.size:
+                continue
+            begin = buffer.address - data.address
+            if begin < 0 or begin + buffer.size > data.size:
+                raise ValueError("its buffers are compressed")
 
 
 class _RowTable:

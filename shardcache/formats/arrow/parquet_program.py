@@ -2,12 +2,15 @@
 
 A process of its own, since the decoder is much C++ code that reads what anybody may have written:
 a fault of it must not end the daemon. What is wrong with the file is its standard error. It only
-reads, and ends with whoever reads its output.
+reads, ends with whoever reads its output, and takes a limited amount of memory: a file of some
+kilobytes may decompress to more than a node has.
 """
 
+import resource
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +21,13 @@ from shardcache.formats.arrow.parquet_columns import StoredColumn, stored_column
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _ARROW_FILE = b"ARROW1"
-_MAX_BATCH_ROWS = 64 * 1024
+# A file states its size before repeated values are written out: its rows may be larger.
+_MAX_BATCH_ROWS = 8 * 1024
+
+MAX_MEMORY_BYTES = 4 * 1024**3
+"""Limit for the process: a page, of 2 GiB at most, and the batch that is made of it."""
+
+_KILLED_FIRST = "1000"  # where memory runs out nevertheless; see proc(5), oom_score_adj
 
 
 def copy(path: Path, out: BinaryIO) -> None:
@@ -77,9 +86,21 @@ def _stored(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def limit_memory() -> None:
+    """Limit what this process may allocate; mapped files are not counted."""
+    _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_bytes = MAX_MEMORY_BYTES
+    if hard_bytes != resource.RLIM_INFINITY:
+        limit_bytes = min(limit_bytes, hard_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST)
+
+
 def main() -> None:
     """Write the file at the path that is the first argument; see `copy_arrow` for two more."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    limit_memory()
     try:
         path = Path(sys.argv[1])
         span = [int(each) for each in sys.argv[2:]]
@@ -88,7 +109,12 @@ def main() -> None:
             copy_arrow(path, start, end, sys.stdout.buffer)
         else:
             copy(path, sys.stdout.buffer)
-    except (OSError, ValueError, TypeError, KeyError, MemoryError, pa.ArrowException) as exn:
+    except MemoryError as exn:
+        sys.exit(
+            "its pages or batches of rows take more memory than is allowed "
+            f"({str(exn) or 'allocation failed'}): write smaller row groups and pages"
+        )
+    except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as exn:
         sys.exit(str(exn))
 
 

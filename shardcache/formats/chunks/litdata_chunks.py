@@ -90,6 +90,9 @@ class LitDataFormat(Format):
         Raises CorruptShardError, TruncatedShardError; MissingPackageError without pyarrow, OSError.
         """
         with opened(path) as (read, size_bytes):
+            if read(0, 0, len(_ARROW_STREAM)) == _ARROW_STREAM:
+                # `index` would take it for rows; a chunk's header would have 2**32 - 1 samples.
+                raise CorruptShardError("the file is not a chunk of LitData", url=url)
             if is_framed(read):
                 return plain_chunk(path, url)
             span = rows_span(read, size_bytes, url)

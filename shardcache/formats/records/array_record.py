@@ -34,8 +34,8 @@ _RECORDS = ord("r")
 _TRANSPOSED = ord("t")
 _WITHOUT_RECORDS = b"smp"  # signature, metadata, padding
 _POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
-# Limit for a chunk, stored and decoded.
-_MAX_CHUNK_BYTES = 1024 * 1024 * 1024
+# Limit for a chunk, stored and decoded, of which several buffers are in memory.
+_MAX_CHUNK_BYTES = 256 * 1024 * 1024
 
 _MAGIC = b"shardrec"
 _LENGTH = struct.Struct("<Q")
@@ -144,7 +144,7 @@ class _Riegeli:
         _, size_bytes, _, kind_and_records, decoded_bytes = _CHUNK.unpack(head)
         if max(size_bytes, decoded_bytes) > _MAX_CHUNK_BYTES:
             raise UnsupportedShardError(
-                f"the chunk at byte {at} has more than {_MAX_CHUNK_BYTES >> 30} GiB",
+                f"the chunk at byte {at} has more than {_MAX_CHUNK_BYTES >> 20} MiB",
                 url=self._url,
                 remedy="write the file with a smaller group_size",
             )

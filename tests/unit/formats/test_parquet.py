@@ -1,5 +1,6 @@
 """Parquet files as they are cached: each cell as `to_pylist` gives it."""
 
+import contextlib
 import datetime
 import io
 from collections.abc import Mapping
@@ -152,3 +153,47 @@ def test_stream_that_is_damaged_is_an_error(tmp_path: Path) -> None:
     data = stream_of(tmp_path / "a.parquet", pa.table({"a": [1, 2, 3]}))
     with pytest.raises(CorruptShardError, match="the table cannot be read"):
         indexed(tmp_path / "a.arrow", data[:-40])
+
+
+def test_small_file_that_decodes_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    """The process that decodes it may not take the node's memory: 8 GiB in a batch, of a file of a kilobyte."""
+    path = tmp_path / "a.parquet"
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 512, pa.int32()), pa.array([bytes(16 << 20)]))
+    pq.write_table(pa.table({"a": repeated}), path, compression="zstd", write_statistics=False)
+    assert path.stat().st_size < 10_000
+    with (
+        PARQUET.stored_copy(path, URL) as stream,
+        pytest.raises(CorruptShardError, match="take more memory than is allowed") as caught,
+    ):
+        stream.read()
+    assert caught.value.url == URL
+
+
+def test_compressed_buffers_are_refused(tmp_path: Path) -> None:
+    """Cells have to be ranges of the file: a stream with others is not the program's."""
+    table = pa.table({"a": ["x" * 1000] * 100})
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:
+        out.write_table(table)
+    with pytest.raises(CorruptShardError, match="its buffers are compressed"):
+        indexed(tmp_path / "a.arrow", stream.getvalue())
+
+
+@given(st.data())
+def test_cut_or_altered_file_is_an_error_or_has_sound_cells(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """No number in the file is trusted."""
+    path = tmp_path_factory.mktemp("damaged") / "a.parquet"
+    pq.write_table(pa.table({"a": [1, 2, 3], "b": ["x", "y", None], "c": [[1], [], [2]]}), path)
+    found = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del found[data.draw(st.integers(0, len(found) - 1)) :]
+    else:
+        found[data.draw(st.integers(0, len(found) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(found)
+    stream = io.BytesIO()
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, MemoryError):
+        copy(path, stream)
+        samples = indexed(path.with_suffix(".arrow"), stream.getvalue())
+        assert max(samples.ends, default=0) <= len(stream.getvalue())
