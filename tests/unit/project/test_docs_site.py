@@ -104,7 +104,7 @@ SEARCHED = {
     "egress cost": "costs.html",
     "simulate": "commands.html#simulate",
     "what happens when a node dies": "tier.html#when-nodes-die-join-and-leave",
-    "global shuffle": "tuning.html#a-permutation-of-all-samples",
+    "global shuffle": "how-do-i.html#shuffle-more-thoroughly",
 }
 # Widths of a phone, a tablet and a desk, in light and dark: pages take them in turn.
 LOOKS = [(390, False), (390, True), (768, False), (768, True), (1440, False), (1440, True)]
