@@ -273,19 +273,19 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
         code = ShardDataset("s3://bucket/code/index.json", shuffle=True, batch_size=64)
         mixture = Mixture({"web": web, "code": code}, weights={"web": 0.8, "code": 0.2})
 
-    It is used as a `ShardDataset` is: with a DataLoader of any number of workers, on any number of
+    Use it like a `ShardDataset`: with a DataLoader of any number of workers, on any number of
     ranks, with `set_epoch`, `len`, `state_dict` and `load_state_dict`. A sample has the name of its
     source as `__source__`.
 
-    Over any number of epochs each source has the number of samples that its weights say, exact to
-    half a sample with two sources and to one with up to four, one and a half if the weights change;
-    `samples_of(epoch)` has the numbers. An epoch spreads them evenly: among any consecutive samples
-    of a reader, such as a batch, a source has its proportion, with an error of at most one sample
-    if there are two sources, and below four if there are more. Errors add up: one sample more where
-    `even="pad"` repeats a rank's last sample, and as many as were skipped and replaced. A reader
-    that resumes on another number of ranks or workers takes over what several readers have left,
-    with the error of each. With `global_batch_size`, only the samples of one batch are consecutive,
-    and `canonical_nodes` parts of it have the error of each.
+    Over any number of epochs each source has the number of samples that its weight demands, to
+    within half a sample with two sources, one with up to four, and one and a half if the weights
+    change; `samples_of(epoch)` returns the numbers. An epoch spreads them evenly: among any
+    consecutive samples of a reader, such as a batch, a source has its proportion, with an error of
+    at most one sample if there are two sources, and below four if there are more. Errors add up:
+    one sample more where `even="pad"` repeats a rank's last sample, and as many as were skipped and
+    replaced. A reader that resumes on another number of ranks or workers takes over what several
+    readers have left, with the error of each. With `global_batch_size`, only the samples of one
+    batch are consecutive, and `canonical_nodes` parts of it have the error of each.
 
     Each source keeps its own order and its own `shuffle_window`, and is read one round after
     another: if an epoch takes more than all of its samples, they come again in another order; if
@@ -295,11 +295,11 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     starts ("start"), and how many of its samples the epoch has ("samples").
 
     A state may be loaded into a mixture of other weights, `samples_per_epoch`, `batches` or
-    sources, also in the middle of an epoch. From the next batch on, these hold: the rest of the
-    epoch has the new proportions, and each source goes on exactly where it was. So does one that
-    was left out, once it comes back; a new one begins at its beginning. A source that the state
-    knows must be the same one, with the same order, and at least one must be; with
-    `global_batch_size`, that stays, too. If the mixture is filtered or packed, or `even=None` and a
+    sources, also in the middle of an epoch. The new arguments hold from the next batch on: the rest
+    of the epoch has the new proportions, and each source continues exactly where it was. So does a
+    source that was left out, once it comes back; a new one begins at its beginning. A source that
+    is in the state must be the same one, with the same order, and at least one must be;
+    `global_batch_size` cannot change. If the mixture is filtered or packed, or `even=None` and a
     rank has ended, load the states of all ranks; that of a StatefulDataLoader, into the mixture
     itself, before the loader is made. The log says that the mixture has changed.
 
@@ -340,18 +340,18 @@ class Joined(JoinedReader[T_co], ShardDataset[T_co]):
         captions = ShardDataset("s3://bucket/cap-{000..999}.tar")
         dataset = Joined({"": images, "cap": captions}, decode="torchrgb8")  # "jpg", "cap.txt"
 
-    It has the samples of the first source, in its order, with its options and epochs, and reads
-    states of it: a run may continue with another column. They get the members of the other sources'
-    samples of the same keys, as if these were in their tar with extensions of prefix, dot and their
-    own; two members of one name are an error. The order inside shards may differ; samples of keys
-    that the first source does not have are not read.
+    It has the samples of the first source, in its order, with its options and epochs, and resumes
+    from the first source's states: a run may continue with another column. Each sample gets the
+    members of the other sources' samples with the same key, as if they were in its tar; their
+    extensions get the source's prefix and a dot. Two members of one name are an error. The order
+    inside shards may differ. Samples whose keys the first source does not have are not read.
 
-    Keys decide which samples belong together, whatever shards they are in: the tables of samples
-    next to the index files have them (`shardcache index --samples`; while they are read, some 40
-    bytes of memory per key where the nth shards have the same keys, else some 200). Shards without
-    tables are paired by their place, the nth with the nth, and a sample whose key is not in that
-    shard is an error. The daemon's plan names the shards of all sources together; a reader holds
-    `shuffle_window` shards of each source.
+    Keys decide which samples belong together, whatever shards they are in. The tables of samples
+    next to the index files hold the keys (`shardcache index --samples`; while they are read, some
+    40 bytes of memory per key where the nth shards have the same keys, else some 200). Shards
+    without tables are paired by their place, the nth with the nth, and a sample whose key is not in
+    that shard is an error. The daemon's plan names the shards of all sources together; a reader
+    holds `shuffle_window` shards of each source.
 
     A source after the first may also be a `Table`, whose rows give samples further members.
 
@@ -360,7 +360,8 @@ class Joined(JoinedReader[T_co], ShardDataset[T_co]):
             are Tables, or need the same daemon and `zero_copy`; their further options have no
             effect.
         decode, members: as in `ShardDataset`, by joined names: `{"jpg": "rgb8", "cap.txt":
-            "text"}`. Of a source after the first without any of the `members`, nothing is fetched.
+            "text"}`. If `members` names none of a later source's members, nothing of that source is
+            fetched.
         missing: as in `ShardDataset`, and for samples whose keys another source does not have, or
             that come repeatedly, there or here; the error is an UnmatchedKeyError then. Anything
             but "error" needs the tables, and so do keys that come again in another shard.

@@ -5,8 +5,8 @@ epoch there as if it were complete, or raises. These handlers also work in WebDa
 WebDataset's work here. Each can be given by its name, such as `on_error="warn_and_continue"`;
 "warn", "ignore" and "raise" are short for the first ones.
 
-A dataset's reader that warns and continues does so for the first five errors of an epoch, and logs
-at its end how many there were.
+A reader with "warn_and_continue" warns of the first five errors of an epoch, and logs at its end
+how many there were.
 """
 
 import warnings

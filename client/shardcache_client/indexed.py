@@ -59,30 +59,30 @@ class IndexedShards(Divisible, Generic[T_co]):
 
     Made by `ShardReader.indexed`.
 
-    For evaluation with a sampler of one's own, such as torch's DistributedSampler, and for looking
-    at data:
+    For evaluation with your own sampler, such as torch's DistributedSampler, and for looking at
+    data:
 
         samples = dataset.indexed()
         sampler = DistributedSampler(samples, shuffle=False)
         loader = DataLoader(samples, batch_size=64, sampler=sampler, num_workers=8)
 
-    It is not divided among ranks: that is up to the sampler. If the dataset has a `mesh`, its ranks
-    are the ones to divide among: `DistributedSampler(samples, num_replicas=mesh.size(), rank=…)`;
-    any other number is a ConfigError.
+    It is not divided among ranks: the sampler does that. If the dataset has a `mesh`, its ranks are
+    the ones to divide among: `DistributedSampler(samples, num_replicas=mesh.size(), rank=…)`; any
+    other number is a ConfigError.
 
-    Several samples come at once, in the order asked for: `samples[[3, 1, 4]]`. A sample also comes
-    by its key, `samples["000003"]`, which is looked up in the table of samples.
+    A list gives several samples, in the order asked for: `samples[[3, 1, 4]]`. A key gives the
+    sample that the table of samples has for it: `samples["000003"]`.
 
-    With a table of samples beside each index file (`shardcache index --samples`), only the bytes of
-    a sample are fetched, and with `members` only those of the members that are read; all samples of
-    a list, or of a DataLoader's batch, at the same time. The daemon keeps them as parts of the
+    With a table of samples next to each index file (`shardcache index --samples`), only the bytes
+    of a sample are fetched, and with `members` only those of the members that are read; all samples
+    of a list, or of a DataLoader's batch, at the same time. The daemon keeps them as parts of the
     shard, and fetches all of it once much of it was read (`--whole-from-percent`). A shard whose
     samples are read in order, or that is cached, is mapped instead, and held until `window` others
     have been asked for since: such samples cost what they cost a ShardDataset. A sample whose place
-    the table does not say is read with its whole shard, prefetched by nobody; so are all samples of
+    is not in the table is read with its whole shard, which is not prefetched. So are all samples of
     compressed shards, of a table of an earlier release, of blocks of tokens, of Joined, and of urls
-    that are no index files. With `partial_reads`, it is read as soon as its shard has arrived up to
-    its end.
+    that are not index files. With `partial_reads`, such a sample is read as soon as its shard has
+    arrived up to the sample's end.
 
     Each process holds its own shards and tables; a DataLoader's workers get a copy that holds none.
     Threads may share it, such as Grain's: they decode, and read samples by their ranges, at the

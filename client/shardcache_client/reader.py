@@ -72,7 +72,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
     Samples, order, epochs and states are those of `ShardDataset`, which describes the arguments; a
     state of one can be loaded into the other. Ranks without torch.distributed share nothing: if
-    they see different shards, or end an epoch early on some ranks alone, nobody notices. Use the
+    they see different shards, or only some of them end an epoch early, nothing reports it. Use the
     same index file on all ranks, and `set_epoch`. A framework that reads ahead needs the state with
     each batch: yield `batch, reader.state_dict()`.
 
@@ -270,7 +270,8 @@ class ShardReader(Selecting, Generic[T_co]):
         """Return a dataset that yields the items of this one for which `function(item)` is true.
 
         Its length is unknown, and ranks get different numbers of items: with several ranks, the
-        dataset needs `even=None`, and a state of all ranks to resume from. Otherwise as `map`.
+        dataset needs `even=None`, and resuming needs the states of all ranks. Otherwise it is like
+        `map`.
         """
         self._check_yields_samples("filter()")
         return self._derived(pipeline=self.parts.pipeline.then(Filter(function)))
@@ -337,13 +338,14 @@ class ShardReader(Selecting, Generic[T_co]):
         keys and sources, and the arrays that attention within samples takes. With `length`, the
         training loop concatenates the samples; with `tokens`, the block has them concatenated.
 
-        Every rank gets the same number of blocks. Ranks with short samples get ahead and, near the
-        end of an epoch, give blocks that are less full; one that has given all of its samples
-        repeats the last one in each block that others still need. Samples that are `window` or more
+        Every rank gets the same number of blocks. Ranks with short samples get ahead; near the end
+        of an epoch, their blocks are less full. A rank that has given all of its samples repeats
+        the last one in each block that the others still need. Samples that are `window` or more
         places apart keep their order.
 
         It has epochs and states of its own. The same ranks and workers resume with exactly the next
-        block; others with exactly the samples that are left, which takes the states of all ranks.
+        block; other ranks or workers resume with exactly the samples that are left, which needs the
+        states of all ranks.
 
         Args:
             max_tokens: maximum number of tokens in a block.

@@ -48,9 +48,9 @@ class Table:
         manifest = Table("s3://bucket/manifest.jsonl", key="audio_filepath", pattern=r"(.*)\\.wav")
         dataset = Joined({"": audio, "row": manifest})  # "wav", "row.text", "row.duration"
 
-    A sample gets a member for each column of its row, named by prefix, dot and column, with the
-    value as the file has it: text, number, list, or dict; of CSV, text. Values may differ in the
-    next run: states stay valid, as the samples do.
+    A sample gets a member for each column of its row, named by prefix, dot and column. Its value is
+    as in the file: text, number, list, or dict; from CSV, text. Values may differ in the next run:
+    samples and states stay valid.
 
     The files are read through the cache when the first `Joined` is made with them, and kept as a
     table of rows by key for all of this user's processes on the node, in a folder below `TMPDIR`:
@@ -62,8 +62,8 @@ class Table:
             `.zst`).
         key: column with the key of the sample that a row belongs to, its `__key__`.
         columns: those that samples get; None for all but the key's.
-        pattern: regular expression of the key in that column, if it has more than that: its first
-            group is the sample's key. It has to match from the beginning to the end.
+        pattern: regular expression, if the column holds more than the key: its first group is the
+            sample's key. It must match the whole value.
         key_of: function from a sample's `__key__` to the value of the row's key; None if it is
             that.
 

@@ -1,19 +1,17 @@
 """The cache as a read-only filesystem of fsspec, for any object that the daemon may fetch.
 
-Its urls are those of the objects, behind `shardcache::`.
+A file's url is that of the object, with `shardcache::` before it.
 
     with fsspec.open("shardcache::s3://bucket/table.parquet") as file: ...
     pandas.read_parquet("shardcache::s3://bucket/table.parquet")
 
-Only the parts of a file that are read are fetched (`--range-part-size`, 1 MiB), each once per node;
-parts of which others were read before are there already. A file that is read in order is fetched
-ahead, and one of which more than half is read (`--whole-from-percent`) is fetched whole. An
-environment without the package of the object store writes
-`shardcache://s3://bucket/table.parquet`.
+Only the parts of a file that are read are fetched (`--range-part-size`, 256 KiB), each once per
+node. A file that is read in order is fetched ahead, and a file of which more than half is read
+(`--whole-from-percent`) is fetched whole. If the environment lacks the object store's own package,
+write `shardcache://s3://bucket/table.parquet`.
 
-Paths are literal: no character of theirs is a pattern, but in `glob`. The daemon keeps what it has
-found out about a path for its `--listing-ttl-s`; `invalidate_cache` has it ask the object store
-again.
+Paths are literal: only `glob` takes patterns. The daemon keeps what it has found out about a path
+for `--listing-ttl-s`; `invalidate_cache` makes it ask the object store again.
 """
 
 import errno

@@ -45,16 +45,16 @@ Source: TypeAlias = NumberedBatches | StagedBatches
 class ShardLoader(Generic[B_co]):
     """The batches of a ShardDataset. Made by `ShardDataset.loader`, which describes the arguments.
 
-    Each iteration reads one epoch: the one set by `set_epoch`, or else the next. An iterator counts
-    as one from its second batch on, or from its last if that is the first; before that
-    (`next(iter(loader))`), it is a look, and changes nothing. If an older iterator is read on,
-    those begun since were nested in it, and count no longer. State and epoch are those of the
-    iterator that took the last batch: dropping a nested one gives the position back. Each has
-    workers of its own, while those of the others persist. An iterator under which a state is loaded
-    raises a ConfigError at its next batch.
+    Each iteration reads one epoch: the one set by `set_epoch`, or else the next. The epoch counts
+    as read from an iterator's second batch on, or from its last if it has only one. Before that, it
+    is a look (`next(iter(loader))`), and changes nothing. If you read on from an older iterator,
+    those begun since were nested in it, and no longer count. State and epoch are those of the
+    iterator that took the last batch: when a nested one is dropped, the outer one has the position
+    again. Each iterator has workers of its own, while those of the others persist. If a state is
+    loaded while an iterator is read, the iterator raises a ConfigError at its next batch.
 
-    It is not a torch DataLoader but has some, so that frameworks which would shard a DataLoader's
-    samples a second time take it as it is.
+    It is not a torch DataLoader but uses some inside, so that frameworks which would shard a
+    DataLoader's samples a second time take it as it is.
 
     Attributes:
         dataset: the dataset, without its class of torch's.
@@ -374,9 +374,9 @@ class ShardLoader(Generic[B_co]):
 
         They are not read, and count as taken in the state.
 
-        In a loop, these are those after the last batch taken. Before one, also after one that was
-        left early, they are the first that the next iterator would read: of the epoch after that,
-        or of the one that was set, which stays set.
+        In a loop, they are the batches after the last one taken. Outside a loop, also after one
+        that was left early, they are the first batches that the next iterator would read: of the
+        next epoch, or of the one that was set, which stays set.
 
         Raises ConfigError if batches have no numbers, as those of uncounted shards or of a filtered
         dataset.
@@ -415,7 +415,7 @@ class ShardLoader(Generic[B_co]):
     def load_state_dict(self, state: object) -> None:
         """Resume from a state at the next iteration, with exactly the next batch.
 
-        Ranks and workers may be other ones than those that took the state.
+        The numbers of ranks and workers may differ from those of the run that took the state.
 
         Raises what `ShardDataset.load_state_dict` raises.
         """

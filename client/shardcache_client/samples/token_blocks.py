@@ -27,10 +27,10 @@ class TokenBlocks:
     """Samples that are blocks of `length` tokens, not documents, for training language models.
 
     The documents of each shard are put end to end in their order, and cut into blocks across their
-    borders; blocks are then what is dealt, shuffled, counted and resumed. Fewer than `length`
-    tokens at the end of each shard are left out. A sample has `__key__` (that of the document in
-    which the block begins, ":", and the number of its first token in it), `__url__`, and `tokens`,
-    a numpy array of its own.
+    borders. Blocks are then divided among ranks, shuffled, counted and resumed as samples are.
+    Tokens at a shard's end that do not fill a block are dropped. A sample has `__key__` (that of
+    the document in which the block begins, ":", and the number of its first token in it),
+    `__url__`, and `tokens`, a numpy array of its own.
 
     Attributes:
         length: number of tokens in a block.
