@@ -229,8 +229,8 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
 
     With PREFIX, as for `ls`, checks only the shards whose url starts with it. A corrupt shard is
     quarantined, and fetched again when it is next needed. If only ranges of an object were read,
-    checks the parts that were read since the daemon started, and drops damaged ones. Exits 1 if it
-    found damage. With --json, prints one line of JSON per event.
+    checks the parts of it that are cached, and drops damaged ones. Exits 1 if it found damage. With
+    --json, prints one line of JSON per event.
 
     A shard that was rejected on arrival is not cached and so not checked: `shardcache doctor` names
     it.

@@ -112,8 +112,8 @@ def given_ranks(
         return mesh
     if mesh is not None:
         raise ConfigError(
-            "mesh is given, and rank and world_size as well",
-            remedy="give mesh alone",
+            "mesh cannot be combined with rank and world_size",
+            remedy="give only mesh",
         )
     if rank is None or world_size is None:
         raise ConfigError(

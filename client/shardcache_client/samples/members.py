@@ -156,6 +156,6 @@ def _check(extension: str, alternatives: str) -> None:
         )
     if "*" in extension:
         raise ConfigError(
-            f"{alternatives!r} is no pattern of members",
+            f"{alternatives!r} is not a pattern for members",
             remedy='write "*.jpg" for the members whose names end in ".jpg"',
         )

@@ -71,7 +71,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     type=click.Choice([FIRST_DOT, LAST_DOT]),
     default=FIRST_DOT,
     show_default=True,
-    help="The dot of a member's name at which its sample's key ends. The index says so, too.",
+    help="Dot in a member's name at which the sample's key ends. The index records it.",
 )
 @tokens_option(
     help="Count tokens as well: those of .npy members with this extension, or of plain "

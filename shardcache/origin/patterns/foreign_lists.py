@@ -133,7 +133,7 @@ def _chosen(url: str, splits: Mapping[Any, Any], split: str | None) -> Any:
     raise ConfigError(
         f"the list has {problem}; it has: {names}",
         url=url,
-        remedy=f"write one behind the url: {url}#{example}",
+        remedy=f"append one to the url: {url}#{example}",
     )
 
 

@@ -101,7 +101,7 @@ def test_mesh_without_this_process_is_an_error() -> None:
 
 def test_mesh_and_ranks_exclude_each_other() -> None:
     """Nobody can tell which is meant."""
-    with pytest.raises(ConfigError, match="mesh alone"):
+    with pytest.raises(ConfigError, match="only mesh"):
         given_ranks(MeshRanks(mesh(dp=8)), 0, 1)
 
 
