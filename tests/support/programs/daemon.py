@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Protocol, Self
 
 import pytest
 
-from shardcache.shared.private import PrivatePlace
+from shardcache.shared.private import PrivatePlace, node_has_daemon
+from shardcache.shared.socket_paths import DEFAULT_CONFIG, SYSTEM_SOCKET
 from shardcache.shared.unix_socket import connected, credentials
 from support.programs.guard import GUARD_S
 
@@ -283,6 +284,8 @@ def private_home(root: Path) -> Iterator[PrivateHome]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in home.env().items():
             patch.setenv(name, value)
+        if node_has_daemon():
+            pytest.skip(f"this machine has a daemon of its own: {SYSTEM_SOCKET.parent} or {DEFAULT_CONFIG}")
         try:
             yield home
         finally:
