@@ -21,10 +21,10 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 # Each process would compile all modules anew where Python is told to keep no bytecode.
 test test-slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(VENV)/.installed-dev  ## run the tests, in some seven minutes on two quiet cores
+test: $(VENV)/.installed-dev  ## run the tests, in minutes: one case at least of everything
 	$(PYTEST)
 
-test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random
+test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random, and further cases of `test`
 	$(PYTEST) -m slow
 
 coverage: $(VENV)/.installed-dev  ## run the tests, and record which functions each test file calls

@@ -220,6 +220,7 @@ def test_a_dropped_iterator_leaves_no_thread_session_or_lease(
     eventually(lambda: daemon.leases() == 0)
 
 
+@pytest.mark.slow
 def test_substitutes_are_of_shards_that_are_open(daemon: Daemon, tmp_path: Path) -> None:
     """One shard is not opened after another, where most samples are bad, to find a good one in each of them."""
     index = write_indexed(tmp_path, [100] * 8)

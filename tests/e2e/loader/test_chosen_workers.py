@@ -148,6 +148,7 @@ def test_processes_stay_for_functions_that_hold_the_lock(long: Data, info: Log) 
     assert "the loader's workers are processes" in message
 
 
+@pytest.mark.slow
 def test_processes_stay_for_a_loop_that_holds_the_lock(long: Data, info: Log) -> None:
     """Threads would have to wait for it, and it for them."""
     taken = []
@@ -188,7 +189,14 @@ def test_worker_processes_end_when_threads_are_chosen(long: Data) -> None:
 End = Callable[[Any], object]
 
 
-@pytest.mark.parametrize("end", [bool, next, lambda batches: batches.close()])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(bool, marks=pytest.mark.slow),
+        next,
+        pytest.param(lambda batches: batches.close(), marks=pytest.mark.slow),
+    ],
+)
 def test_abandoned_iterator_ends_its_threads_and_processes(long: Data, end: End) -> None:
     """Neither threads nor processes, whichever made the last batch, and in between."""
     before = running()
@@ -206,7 +214,9 @@ def test_abandoned_iterator_ends_its_threads_and_processes(long: Data, end: End)
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("error", [ValueError("no image"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [pytest.param(ValueError("no image"), marks=pytest.mark.slow), KeyboardInterrupt()], ids=repr
+)
 def test_failed_loop_ends_its_threads_and_processes(long: Data, error: BaseException) -> None:
     """Or with Ctrl-C, once the error is dealt with."""
     before = running()
@@ -269,6 +279,7 @@ def test_a_loader_forks_its_processes_while_none_of_its_threads_runs(long: Data)
     assert set().union(*seen) <= before
 
 
+@pytest.mark.slow
 def test_loaders_side_by_side_choose_for_themselves(long: Data, info: Log) -> None:
     """Each gets its own batches."""
     one = iter(auto(long.map(waiting)))
@@ -283,6 +294,7 @@ def test_loaders_side_by_side_choose_for_themselves(long: Data, info: Log) -> No
     assert os.getpid() not in makers(*of_other)
 
 
+@pytest.mark.slow
 def test_loader_in_a_thread_chooses_as_elsewhere(long: Data) -> None:
     """The thread ends with what it has read."""
     found: list[Batch] = []
@@ -321,10 +333,10 @@ def set_up(worker: int) -> None:
     """Set nothing up."""
 
 
-OPTIONS: list[dict[str, Any]] = [
+OPTIONS = [
     {"worker_init_fn": set_up},
-    {"persistent_workers": True},
-    {"timeout": 60},
+    pytest.param({"persistent_workers": True}, marks=pytest.mark.slow),
+    pytest.param({"timeout": 60}, marks=pytest.mark.slow),
 ]
 
 

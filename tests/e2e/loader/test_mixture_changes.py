@@ -339,6 +339,7 @@ def test_batches_by_length_change_by_the_states_of_all(make: Make) -> None:
         batches({"web": 1, "code": 1, "math": 1}).load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader_cannot_change_the_mixture(make: Make) -> None:
     """Each has its own state alone; the mixture itself takes the loader's whole state."""
 

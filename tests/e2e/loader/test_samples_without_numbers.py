@@ -31,11 +31,13 @@ KINDS: list[dict[str, Any]] = [
 ]
 Kind = dict[str, Any]
 PAIRS = [
-    pytest.param(before, after, marks=[pytest.mark.slow] if (i - k) % len(KINDS) > 1 else [])
+    pytest.param(before, after, marks=[] if (i - k) % len(KINDS) == 1 else pytest.mark.slow)
     for i, before in enumerate(KINDS)
     for k, after in enumerate(KINDS)
 ]
-"""Kinds before and after: each with itself and its neighbour; the others are slow, as each case starts workers."""
+"""Kinds before and after: each with its neighbour; the others are slow, as each case starts workers."""
+OTHERS = [*KINDS[1:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:-1]), *KINDS[-1:]]
+"""Kinds beside the training process itself: threads and processes."""
 Data = Callable[[], Any]
 """Makes a dataset anew, as each process of a job would."""
 
@@ -53,7 +55,15 @@ def length(sample: dict[str, Any]) -> int:
 KEPT = [key for key in KEYS if int(key) % 3]
 
 
-@pytest.fixture(params=["filtered", "uncounted", "by length", "a filtered mixture by length"])
+# Batches by length alone have tests of their own.
+@pytest.fixture(
+    params=[
+        "filtered",
+        "uncounted",
+        pytest.param("by length", marks=pytest.mark.slow),
+        "a filtered mixture by length",
+    ]
+)
 def data(request: pytest.FixtureRequest, make: Make, folder: Path) -> Data:
     """Makes the dataset of this kind."""
     kinds: dict[str, Data] = {
@@ -88,7 +98,7 @@ def saved(loader: Any) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", OTHERS)
 def test_batches_are_the_same_for_any_workers(data: Data, kind: Kind) -> None:
     """Two epochs, each of which is another order."""
     alone, others = load(data(), num_workers=0), load(data(), **kind)
@@ -140,7 +150,7 @@ def test_plain_loader_resumes_with_the_very_next_batch(data: Data) -> None:
     assert taken + list(resumed) == whole
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_each_sample_of_a_filter_comes_once(make: Make, workers: int) -> None:
     """By a plain DataLoader of any number of workers, and on other ranks after a part of the epoch."""
     loader = DataLoader(make().filter(is_kept), 4, num_workers=workers, collate_fn=keys_of)

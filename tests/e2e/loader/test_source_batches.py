@@ -125,7 +125,7 @@ def test_rest_without_a_batch_comes_first_in_the_next_epoch(make: Make) -> None:
     assert_in_rounds([*chain(*chain(*epochs))], "web")
 
 
-@pytest.mark.parametrize("batches", ["source", "rank-source"])
+@pytest.mark.parametrize("batches", ["source", pytest.param("rank-source", marks=pytest.mark.slow)])
 def test_source_batches_resume_exactly(make: Make, batches: str) -> None:
     """After any number of batches, with any workers, and by skipping, on each of two ranks."""
     for rank in range(2):

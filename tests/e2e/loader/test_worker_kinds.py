@@ -28,11 +28,18 @@ KINDS: list[dict[str, Any]] = [
     {"num_workers": 3, "persistent_workers": False},
 ]
 PAIRS = [
-    pytest.param(before, after, marks=[pytest.mark.slow] if (i - k) % len(KINDS) > 1 else [])
+    pytest.param(before, after, marks=[] if (i - k) % len(KINDS) == 1 else pytest.mark.slow)
     for i, before in enumerate(KINDS)
     for k, after in enumerate(KINDS)
 ]
-"""Kinds before and after: each with itself and its neighbour; the others are slow, as each case starts workers."""
+"""Kinds before and after: each with its neighbour; the others are slow, as each case starts workers."""
+
+
+def kinds(*quick: int) -> list[Any]:
+    """Return all kinds, of which these are quick."""
+    return [pytest.param(kind, marks=[] if i in quick else pytest.mark.slow) for i, kind in enumerate(KINDS)]
+
+
 Batches = list[list[str]]
 
 
@@ -51,7 +58,7 @@ def saved(loader: ShardLoader[list[str]]) -> Any:
     [
         {},
         pytest.param({"shuffle": False}, marks=pytest.mark.slow),
-        {"samples_per_epoch": 100},
+        pytest.param({"samples_per_epoch": 100}, marks=pytest.mark.slow),
         pytest.param({"rank": 1, "world_size": 2}, marks=pytest.mark.slow),
     ],
 )
@@ -65,7 +72,7 @@ def test_batches_are_the_same_for_any_workers(make: Make, options: dict[str, Any
         assert [list(plain), list(plain)] == first
 
 
-@pytest.mark.parametrize("size", [3, 5, None])
+@pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.slow), None])
 def test_plain_loader_of_batches_of_another_size_has_the_order_of_one_process(make: Make, size: int | None) -> None:
     """Though the dataset has not been told of it."""
     expected = keys_of(make())
@@ -88,7 +95,7 @@ def test_any_workers_resume_from_the_state_of_any(make: Make, before: dict[str, 
     assert taken + list(resumed) == whole
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds(1, 3))
 def test_seed_of_a_loaded_state_reaches_workers_that_run(make: Make, kind: dict[str, Any]) -> None:
     """Those that persist have begun in the order of another one."""
     drawn = load(make(seed=None), num_workers=0)
@@ -113,7 +120,7 @@ def test_another_batch_size_goes_on_in_the_same_order(make: Make) -> None:
     assert [*chain(*taken), *chain(*resumed)] == keys_of(make())
 
 
-@pytest.fixture(params=[*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.slow)], ids=str)
+@pytest.fixture(params=kinds(0, 1, 3), ids=str)
 def loader(make: Make, request: pytest.FixtureRequest) -> Iterator[ShardLoader[list[str]]]:
     """A loader with workers of any kind."""
     yield load(make(), **request.param)
@@ -206,7 +213,7 @@ def test_batches_of_a_filtered_dataset_cannot_be_left_out(make: Make) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds(0, 1, 2))
 def test_batches_are_in_pinned_memory_if_there_is_a_device_for_it(make: Make, kind: dict[str, Any]) -> None:
     """Whoever makes them; without a device, `pin_memory=True` changes nothing, as in a DataLoader."""
     whole = list(load(make(), num_workers=0))
@@ -217,7 +224,7 @@ def test_batches_are_in_pinned_memory_if_there_is_a_device_for_it(make: Make, ki
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds(1))
 def test_batches_without_numbers_are_in_pinned_memory_if_there_is_a_device_for_it(
     make: Make, kind: dict[str, Any]
 ) -> None:

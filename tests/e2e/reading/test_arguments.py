@@ -303,7 +303,9 @@ def test_a_refused_state_leaves_a_dataset_its_own_seed(daemon: Daemon, index: st
     assert keys_of(dataset) == own
 
 
-@pytest.mark.parametrize("options", [{}, {"global_batch_size": 5, "batch_size": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"global_batch_size": 5, "batch_size": 1}, marks=pytest.mark.slow)]
+)
 def test_running_workers_take_the_seed_of_a_loaded_state(daemon: Daemon, index: str, options: dict[str, int]) -> None:
     """A loader whose persistent workers have begun with its own seed continues another run, and its later epochs."""
     saved, resumed = (random_dataset(daemon, index, **options) for _ in range(2))

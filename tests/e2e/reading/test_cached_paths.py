@@ -67,6 +67,7 @@ def test_shards_stay_while_they_are_held_and_no_longer(folder: Path, urls: str, 
     eventually(lambda: all_are_evicted(daemon, paths))
 
 
+@pytest.mark.slow
 def test_a_killed_holder_releases_its_shards(urls: str, daemon: Daemon) -> None:
     """kill -9 of a process that holds shards; it has no torch."""
     with holder(urls, daemon) as process:
@@ -103,6 +104,7 @@ def test_shards_that_do_not_fit_together_are_an_error() -> None:
                 assert len(paths) == 2
 
 
+@pytest.mark.slow
 def test_a_limit_on_open_files_is_named(urls: str, daemon: Daemon) -> None:
     """Each shard takes a file descriptor; the error for too few says how to get more."""
     with holder(urls, daemon, "6") as process:

@@ -42,7 +42,7 @@ def test_evicted_shards_are_not_fetched_after_the_last_epoch(daemon: Daemon, tmp
     assert not {shard["url"] for shard in daemon.shards()} & set(urls["last"])
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, keys: list[str], persistent: bool) -> None:
     """Without anybody's naming it each iteration of a loader is another epoch, the same one for all its workers.
 
@@ -110,7 +110,8 @@ def test_readers_read_the_samples_assigned_to_them_in_order(
     assert (taken, keys_of(then)) == ((dealt, dealt_next) if is_over else (taken, dealt[step:]))
 
 
-@pytest.mark.parametrize("window", [3, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [3, None])
 def test_epoch_of_thousands_of_rounds_is_read_and_resumed_in_parts(
     daemon: Daemon, tmp_path: Path, window: int | None
 ) -> None:

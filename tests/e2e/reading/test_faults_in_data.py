@@ -102,11 +102,16 @@ FAULTS = [
 ORDERS: list[dict[str, Any]] = [{"shuffle": False}, {"shuffle": True, "shuffle_window": 3}]
 
 faults = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-orders = pytest.mark.parametrize("order", ORDERS, ids=["in order", "mixed"])
+in_order = pytest.mark.parametrize(
+    "order", [ORDERS[0], pytest.param(ORDERS[1], marks=pytest.mark.slow)], ids=["in order", "mixed"]
+)
+mixed = pytest.mark.parametrize(
+    "order", [pytest.param(ORDERS[0], marks=pytest.mark.slow), ORDERS[1]], ids=["in order", "mixed"]
+)
 
 
 @faults
-@orders
+@in_order
 def test_bad_data_are_typed_errors_that_a_handler_may_skip(
     daemon: Daemon, source: Path, fault: Fault, order: dict[str, Any]
 ) -> None:
@@ -189,7 +194,7 @@ def test_session_ends_with_the_dataset_after_a_whole_epoch(daemon: Daemon, sourc
 
 
 @faults
-@orders
+@mixed
 def test_skipped_samples_are_replaced_by_others(
     daemon: Daemon, source: Path, fault: Fault, order: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,7 +222,7 @@ def test_skipped_samples_are_replaced_by_others(
 
 
 @pytest.mark.parametrize("fault", ["bad sample", "no tar"])
-@orders
+@mixed
 def test_run_over_bad_data_resumes_from_any_sample(
     daemon: Daemon, source: Path, fault: str, order: dict[str, Any]
 ) -> None:
@@ -244,7 +249,9 @@ def test_run_over_bad_data_resumes_from_any_sample(
     assert resumed.epoch == 1
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_state_with_only_bad_samples_left_resumes_on_any_ranks(daemon: Daemon, source: Path, world_size: int) -> None:
     """Each rank gets good samples of the epoch in place of those that are left, as many on all, then the next epoch."""
     (source / f"{SHARDS - 1}.tar").write_bytes(b"<html>404</html>" * 1000)
@@ -277,8 +284,8 @@ def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> N
         list(ds)
 
 
-@orders
-@pytest.mark.parametrize("samples_per_epoch", [10**5, 10**9])
+@mixed
+@pytest.mark.parametrize("samples_per_epoch", [pytest.param(10**5, marks=pytest.mark.slow), 10**9])
 def test_one_pass_without_a_good_sample_is_an_error_however_long_the_epoch(
     daemon: Daemon, source: Path, order: dict[str, Any], samples_per_epoch: int
 ) -> None:
@@ -311,7 +318,7 @@ def test_mixture_without_a_good_sample_is_an_error_after_one_pass_of_each_source
         next(iter(Mixture({"bad": bad, "worse": bad}, {"bad": 0.9, "worse": 0.1}, samples_per_epoch=10**9)))
 
 
-@orders
+@mixed
 def test_bad_samples_of_an_epoch_are_reported_once(
     daemon: Daemon, source: Path, order: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -374,7 +381,7 @@ def test_a_handler_that_stops(daemon: Daemon, source: Path, fault: str) -> None:
     assert [keys_of(ds), ds.epoch, keys_of(ds), ds.epoch] == [before, 1, before, 2]
 
 
-@orders
+@mixed
 def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
     daemon: Daemon, source: Path, order: dict[str, Any]
 ) -> None:
@@ -387,6 +394,7 @@ def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
     assert set().union(*ranks) == set(KEYS) - set(LOST)
 
 
+@pytest.mark.slow
 def test_trailing_data_are_ignored_where_the_config_says_so(tmp_path: Path, source: Path) -> None:
     """`ignore_trailing_data` in an [[origin]] table: the samples before the tar's end, as webdataset reads them."""
     spoil(source, "joined tars")

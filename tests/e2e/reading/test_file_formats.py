@@ -35,14 +35,34 @@ SPELLINGS = {"b.ndjson", "d.jsonl.zst", "b.tfrecords", "c.tfrecord.gz"}
 """Names of formats that others have under another name: those are tested each time."""
 
 
+KINDS = {"deflated.ZIP", "a.jsonl", "a.parquet"}
+"""Names of one format of each kind: members, lines and columns."""
+
+
 def _param(name: str) -> Any:
     return pytest.param(name, marks=[pytest.mark.slow] if name in SPELLINGS else [])
+
+
+def _param_of_kind(name: str) -> Any:
+    return pytest.param(name, marks=[] if name in KINDS else [pytest.mark.slow])
+
+
+def _folder(folder: Path, name: str) -> Path:
+    """Return a folder of three files of a format."""
+    place = folder / name
+    return place if place.exists() else write(place, name, range(SHARDS))
 
 
 @pytest.fixture(scope="module", params=map(_param, FORMATS))
 def files(folder: Path, request: pytest.FixtureRequest) -> Path:
     """A folder of three files of a format, for each format."""
-    return write(folder / request.param, request.param, range(SHARDS))
+    return _folder(folder, request.param)
+
+
+@pytest.fixture(scope="module", params=map(_param_of_kind, FORMATS))
+def files_of_a_kind(folder: Path, request: pytest.FixtureRequest) -> Path:
+    """The same, where what comes after the format makes the test: quick for one format of each kind."""
+    return _folder(folder, request.param)
 
 
 def write(place: Path, name: str, shards: Iterable[int]) -> Path:
@@ -58,9 +78,9 @@ def test_samples_are_those_that_were_written(files: Path, daemon: Daemon) -> Non
     assert [plain(sample) for sample in ShardDataset(f"{files}/", socket=daemon.socket)] == EXPECTED
 
 
-def test_ranks_and_workers_get_each_sample_once(files: Path, daemon: Daemon) -> None:
+def test_ranks_and_workers_get_each_sample_once(files_of_a_kind: Path, daemon: Daemon) -> None:
     """Shuffled, two ranks with two workers each."""
-    index = write_index(files, [SAMPLES] * SHARDS, f"{{}}-{files.name}")
+    index = write_index(files_of_a_kind, [SAMPLES] * SHARDS, f"{{}}-{files_of_a_kind.name}")
     found: list[Row] = []
     for rank in range(2):
         ds = ShardDataset(index, socket=daemon.socket, shuffle=True, rank=rank, world_size=2)
@@ -69,9 +89,9 @@ def test_ranks_and_workers_get_each_sample_once(files: Path, daemon: Daemon) -> 
     assert sorted(found, key=lambda row: row["__key__"]) == EXPECTED
 
 
-def test_epoch_resumes_after_any_batch(files: Path, daemon: Daemon) -> None:
+def test_epoch_resumes_after_any_batch(files_of_a_kind: Path, daemon: Daemon) -> None:
     """The state of a loader continues with the very next batch."""
-    index = write_index(files, [SAMPLES] * SHARDS, f"{{}}-{files.name}")
+    index = write_index(files_of_a_kind, [SAMPLES] * SHARDS, f"{{}}-{files_of_a_kind.name}")
 
     def loader() -> Any:
         return ShardDataset(index, socket=daemon.socket, shuffle=True, seed=3).loader(batch_size=4, collate_fn=list)

@@ -123,6 +123,7 @@ def test_any_file_is_warmed_listed_pinned_verified_and_evicted(folder: Path, dae
     assert (len(kept["evicted"]), [Path(row["url"]).name for row in kept["kept"]]) == (2, ["model.safetensors"])
 
 
+@pytest.mark.slow
 def test_shards_below_a_prefix_hide_other_files(folder: Path, daemon: Daemon) -> None:
     """As ever, a dataset's prefix stands for its shards alone, and a dataset of files without shards is an error."""
     (folder / "a.tar").write_bytes(TAR)
@@ -131,6 +132,7 @@ def test_shards_below_a_prefix_hide_other_files(folder: Path, daemon: Daemon) ->
         read(f"{folder}/sub/", daemon)
 
 
+@pytest.mark.slow
 def test_damaged_file_is_found_and_fetched_again(folder: Path, daemon: Daemon) -> None:
     """`verify` compares every byte with the checksums of its arrival."""
     url = str(folder / "model.safetensors")
@@ -142,6 +144,7 @@ def test_damaged_file_is_found_and_fetched_again(folder: Path, daemon: Daemon) -
     assert fetched(daemon) == 2 * len(WEIGHTS)
 
 
+@pytest.mark.slow
 def test_tar_fetched_as_a_file_is_indexed_once_when_samples_are_asked_for(folder: Path, daemon: Daemon) -> None:
     """It is not fetched again, also after kill -9, and its size with the index is accounted for."""
     path = folder / "a.tar"
@@ -158,6 +161,7 @@ def test_tar_fetched_as_a_file_is_indexed_once_when_samples_are_asked_for(folder
     assert samples_of(daemon) == [20]
 
 
+@pytest.mark.slow
 def test_truncated_tar_is_a_whole_file(folder: Path, daemon: Daemon) -> None:
     """As a shard it is refused, before and after, and stays in the cache as a file."""
     path = folder / "a.tar"
@@ -300,6 +304,7 @@ def test_replaced_file_is_not_read_on(store: GatedStore, daemon: Daemon) -> None
     assert content(url, daemon) == WEIGHTS[::-1]
 
 
+@pytest.mark.slow
 def test_linked_file_stays_cached_and_counted(folder: Path, daemon: Daemon) -> None:
     """`evict` names the reason, and removes it once the link is gone."""
     with cached_paths(str(folder / "model.safetensors"), socket=daemon.socket) as (path,):
@@ -330,6 +335,7 @@ def test_open_file_is_mapped_and_stays_while_it_is_open(folder: Path, daemon: Da
         assert file.read() == b""
 
 
+@pytest.mark.slow
 def test_pipe_is_no_file(folder: Path, daemon: Daemon) -> None:
     """By any door: it is not taken for an empty file."""
     pipe = folder / "pipe.bin"
@@ -343,6 +349,7 @@ def test_pipe_is_no_file(folder: Path, daemon: Daemon) -> None:
     assert "not a regular file" in got.out
 
 
+@pytest.mark.slow
 def test_files_are_refused_that_the_rules_do_not_allow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Files are under the rules of shards, by whatever way they are requested."""
     with Daemon(tmp_path_factory.mktemp("d"), "--allow", f"file://{folder}/sub/") as daemon:

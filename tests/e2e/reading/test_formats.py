@@ -20,6 +20,9 @@ DATA = Path(__file__).parents[2] / "data/formats"
 SAMPLES = 11
 FORMATS = ["mds", "litdata"]
 
+one = pytest.mark.parametrize("kind", ["mds", pytest.param("litdata", marks=pytest.mark.slow)])
+"""For what comes after the format: quick for one of them."""
+
 
 def values(kind: str) -> list[dict[str, Any]]:
     """Return what the format's own library gives for each sample of its plain set."""
@@ -60,7 +63,7 @@ def test_shards_need_no_index_where_they_are_named(daemon: Daemon, kind: str) ->
     assert described(reader) == values(kind)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@one
 def test_folder_in_a_bucket_is_read_from_the_first_epoch_on(
     tmp_path_factory: pytest.TempPathFactory,
     moto: Bucket,
@@ -131,7 +134,7 @@ def test_named_decoders_get_the_bytes_of_a_column(daemon: Daemon, kind: str) -> 
     assert "data" not in first
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@one
 def test_each_sample_is_read_once_by_all_ranks_and_workers(daemon: Daemon, kind: str) -> None:
     """Two ranks with two workers each; the numbers in `count` tell the samples apart."""
     seen = []
@@ -167,7 +170,7 @@ def test_epoch_resumes_in_its_middle(daemon: Daemon, kind: str) -> None:
     assert begun + [sample["Name"] for sample in second] == expected
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@one
 def test_sets_of_formats_are_mixed_with_tars(daemon: Daemon, tmp_path: Path, kind: str) -> None:
     """A mixture has the samples of both."""
     tars = ShardDataset(write_indexed(tmp_path, [6, 6]), shuffle=True, seed=1, socket=daemon.socket)
@@ -207,7 +210,7 @@ def test_index_of_shardcache_counts_shards_of_formats(daemon: Daemon, tmp_path: 
         assert describe(samples[9]["Name"]) == values("mds")[9]["Name"]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@one
 def test_three_jobs_fetch_each_byte_once(tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
     """Each shard comes once for the node; the index.json is read as well."""
     plain = DATA / kind / "plain"

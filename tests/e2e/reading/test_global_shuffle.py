@@ -247,6 +247,7 @@ def test_sample_that_is_skipped_is_replaced_by_another(make: Make) -> None:
     assert set(found) == set(KEYS) - {KEYS[3]}
 
 
+@pytest.mark.slow
 def test_daemon_that_restarts_loses_no_sample(files: str, tmp_path: Path) -> None:
     """In the middle of an epoch, with samples requested ahead."""
     flags = ("--range-part-size", str(PART_BYTES))

@@ -67,6 +67,7 @@ def test_samplers_and_workers(numbered: str, daemon: Daemon, context: str) -> No
     samples.close()
 
 
+@pytest.mark.slow
 def test_threads_share_what_is_held(numbered: str, daemon: Daemon) -> None:
     """Each gets the samples that it asks for, although they close each other's shards."""
     wanted = random.Random(2).choices(range(len(KEYS)), k=100)

@@ -77,15 +77,22 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {"/index.json": index.encode(), "/index.samples": (folder / "index.samples").read_bytes()}
 
 
-@pytest.fixture
-def data(tmp_path: Path, tables: dict[str, bytes]) -> Iterator[Dataset]:
-    """The dataset in a store of its own, and a daemon with an empty cache."""
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for the whole module."""
     flags = ("--range-part-size", str(PART_BYTES), "--listing-ttl-s", "1000")
-    with Store() as store, Daemon(tmp_path, *flags) as daemon:
+    with Daemon(tmp_path_factory.mktemp("d"), *flags) as running:
+        yield running
+
+
+@pytest.fixture
+def data(node: Daemon, tables: dict[str, bytes]) -> Iterator[Dataset]:
+    """The dataset in a store of its own, by urls of which the daemon has cached nothing."""
+    with Store() as store:
         store.files |= tables
         for number, tar in enumerate(TARS):
             store.files[f"/{number}.tar"] = tar
-        yield Dataset(store, daemon)
+        yield Dataset(store, node)
 
 
 def content(sample: Any) -> dict[str, Any]:
@@ -198,6 +205,7 @@ def test_replaced_shard_is_an_error(data: Dataset) -> None:
         assert content(samples[1]) == ALL[1]
 
 
+@pytest.mark.slow
 def test_table_of_other_shards_is_an_error(data: Dataset, tmp_path: Path) -> None:
     """It says which command writes both files again."""
     other = make_tar(random_samples(PER_SHARD, SIZES, first=1000))
@@ -243,6 +251,7 @@ def test_a_daemon_that_restarts_goes_on(data: Dataset) -> None:
         assert [content(sample) for sample in samples[[0, 130, 200]]] == [ALL[0], ALL[130], ALL[200]]
 
 
+@pytest.mark.slow
 def test_compressed_and_odd_shards_are_read_whole(tmp_path: Path, daemon: Daemon) -> None:
     """A table says no places in them, and samples are the same."""
     import gzip

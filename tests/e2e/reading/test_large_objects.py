@@ -106,6 +106,7 @@ def test_footer_of_a_large_table_costs_two_parts_at_most(store: ThrottledS3, tmp
     assert parts[0] <= 2
 
 
+@pytest.mark.slow
 def test_dataset_reads_the_row_group_that_its_filter_wants(store: ThrottledS3, tmp_path: Path) -> None:
     """pyarrow.dataset knows by the footer that no other group can have the number."""
     with counted(store, tmp_path) as (files, parts):
@@ -116,6 +117,7 @@ def test_dataset_reads_the_row_group_that_its_filter_wants(store: ThrottledS3, t
     assert parts[0] <= 4 * COLUMN_BYTES / PART_BYTES + 2 + 2
 
 
+@pytest.mark.slow
 def test_scattered_reads_cost_their_own_parts(store: ThrottledS3, tmp_path: Path) -> None:
     """Two parts for each that may span two; nothing is read ahead of who jumps."""
     starts = [number * (GIB // 20) + 1234 for number in range(19)]

@@ -45,7 +45,12 @@ def pictures(folder: Path) -> str:
     return write_index(source, [SAMPLES] * SHARDS)
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
+options = pytest.mark.parametrize(
+    "options", [{}, pytest.param({"shuffle": True}, marks=pytest.mark.slow), {"zero_copy": True}]
+)
+
+
+@options
 def test_samples_have_the_members_that_were_chosen_and_decoded(
     pictures: str, daemon: Daemon, options: dict[str, Any]
 ) -> None:
@@ -67,7 +72,7 @@ def test_samples_have_the_members_that_were_chosen_and_decoded(
         assert sample["jpg"].shape == (24, 32, 3)
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
+@options
 def test_the_first_alternative_wins_whatever_their_order_in_the_tar(
     folder: Path, daemon: Daemon, options: dict[str, Any]
 ) -> None:
@@ -90,7 +95,7 @@ def dotted(folder: Path) -> str:
     return write_index(source, [len(names)])
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
+@options
 @pytest.mark.parametrize(
     "choice", [{"members": "*.mp3"}, {"members": ("mp3;*.mp3",)}, {"members": "*.MP3", "decode": {"mp3": bytes}}]
 )
@@ -147,7 +152,7 @@ def further(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("decode", ["rgb8", {"json.gz": "json", "ten": "tenbin"}])
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
+@options
 def test_members_in_webdatasets_further_formats_are_decoded(
     further: str, daemon: Daemon, decode: Any, options: dict[str, Any]
 ) -> None:
@@ -191,7 +196,14 @@ def test_map_and_filter(pictures: str, daemon: Daemon, workers: int) -> None:
     assert taken + list(resumed) == batches
 
 
-@pytest.mark.parametrize("ending", [GeneratorExit, CancelledError, StopIteration])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        GeneratorExit,
+        pytest.param(CancelledError, marks=pytest.mark.slow),
+        pytest.param(StopIteration, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("door", ["map", "decode", "collate"])
 def test_exceptions_that_end_a_worker_are_errors_of_the_function(
     door: str, ending: type[BaseException], daemon: Daemon, pictures: str

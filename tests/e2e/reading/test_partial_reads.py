@@ -136,7 +136,7 @@ def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_referen
         gc.enable()
 
 
-@pytest.mark.parametrize(("partial_reads", "etags"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("partial_reads", "etags"), [pytest.param(False, True, marks=pytest.mark.slow), (True, False)])
 def test_shard_is_read_whole_where_partial_reads_are_off_or_unsafe(
     daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool
 ) -> None:
@@ -154,6 +154,7 @@ def test_shard_is_read_whole_where_partial_reads_are_off_or_unsafe(
 CUT = BODY[: 12 * PART_BYTES]
 
 
+@pytest.mark.slow
 def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemon, store: GatedStore) -> None:
     """A reader that still waits for more of a released shard, and gets an error, keeps its newer lease."""
     bad, good = store.put("bad.tar", random.Random(1).randbytes(len(BODY))), store.put("good.tar", BODY)
@@ -204,6 +205,7 @@ def test_a_sample_is_read_once_it_has_arrived(indexed: str, daemon: Daemon, stor
     eventually(lambda: daemon.leases() == 0)
 
 
+@pytest.mark.slow
 def test_a_shard_that_was_replaced_is_opened_again(indexed: str, daemon: Daemon, store: GatedStore) -> None:
     """An error lies between samples of two versions, and says that there were some of the first."""
     store.let("a.tar", FIVE_PARTS)

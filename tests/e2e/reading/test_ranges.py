@@ -171,7 +171,7 @@ def test_whole_file_is_made_of_the_parts_that_are_there(store: Store, node: Daem
     assert store.sent_bytes() == len(BODY)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_parts_are_found_again_after_a_restart(
     store: Store, node: Daemon, tmp_path: Path, sign: signal.Signals
 ) -> None:
@@ -195,6 +195,7 @@ def test_parts_are_found_again_after_a_restart(
     assert node.status()["cache"]["used_bytes"] == before
 
 
+@pytest.mark.slow
 def test_object_larger_than_the_cache_is_read_by_ranges(store: Store, tmp_path: Path) -> None:
     """Parts make room for others, within the capacity; each read has the right bytes."""
     url = store.put("table", BODY)
@@ -215,7 +216,10 @@ def small(folder: Path, parts: int) -> Daemon:
     return Daemon(folder, "--range-part-size", str(PART_BYTES), "--capacity", capacity, "--listing-ttl-s", "1000")
 
 
-@pytest.mark.parametrize("step", [KIB, PART_BYTES + 11, 3 * PART_BYTES])
+@pytest.mark.parametrize(
+    "step",
+    [KIB, pytest.param(PART_BYTES + 11, marks=pytest.mark.slow), pytest.param(3 * PART_BYTES, marks=pytest.mark.slow)],
+)
 def test_object_larger_than_the_cache_is_read_through(store: Store, tmp_path: Path, step: int) -> None:
     """In order, in steps of any size: what is fetched ahead never takes the space that is needed."""
     url = store.put("table", BODY)
@@ -225,6 +229,7 @@ def test_object_larger_than_the_cache_is_read_through(store: Store, tmp_path: Pa
     assert body == BODY
 
 
+@pytest.mark.slow
 def test_part_that_was_evicted_is_not_read_from_its_hole(store: Store, tmp_path: Path) -> None:
     """A reader that has the file open, and was granted the part before, asks again; also after a restart."""
     url = store.put("table", BODY)
@@ -239,6 +244,7 @@ def test_part_that_was_evicted_is_not_read_from_its_hole(store: Store, tmp_path:
             assert at(file, 500, 1500) == BODY[500:1500]
 
 
+@pytest.mark.slow
 def test_failed_read_leaves_no_grant_behind(store: Store, tmp_path: Path) -> None:
     """After an error, what was granted before is asked for again, as others may have evicted it."""
     url = store.put("table", BODY)
@@ -254,6 +260,7 @@ def test_failed_read_leaves_no_grant_behind(store: Store, tmp_path: Path) -> Non
         assert at(file, 20 * PART_BYTES, 20 * PART_BYTES + 5) == BODY[20 * PART_BYTES : 20 * PART_BYTES + 5]
 
 
+@pytest.mark.slow
 def test_open_files_hold_no_space(store: Store, tmp_path: Path) -> None:
     """More files than the cache has parts are open, and each is read again."""
     urls = [store.put(f"table-{number}", BODY) for number in range(20)]
@@ -264,6 +271,7 @@ def test_open_files_hold_no_space(store: Store, tmp_path: Path) -> None:
         assert node.status()["cache"]["leases"] == 0
 
 
+@pytest.mark.slow
 def test_deleted_part_file_is_fetched_again(store: Store, node: Daemon, tmp_path: Path) -> None:
     """By readers that have it open, and by new ones."""
     url = store.put("table", BODY)
@@ -288,6 +296,7 @@ def test_parts_are_evicted_by_their_url(store: Store, node: Daemon) -> None:
     assert store.sent_bytes() == 2 * PART_BYTES
 
 
+@pytest.mark.slow
 def test_listing_says_how_much_of_an_object_is_cached(store: Store, node: Daemon) -> None:
     """As soon as a range of it was read; of a shorter last part, its own bytes."""
     url = store.put("table", BODY)
@@ -313,6 +322,7 @@ def test_evict_command_removes_the_parts_of_an_object(store: Store, node: Daemon
     assert store.sent_bytes() == 2 * PART_BYTES
 
 
+@pytest.mark.slow
 def test_verify_command_drops_a_damaged_part(store: Store, node: Daemon, tmp_path: Path) -> None:
     """It names the part and exits 1; that part alone is fetched again when it is read next."""
     url = store.put("table", BODY)
@@ -358,6 +368,7 @@ def test_parts_of_an_earlier_daemon_are_listed_and_evicted(store: Store, node: D
     assert node.status()["cache"]["used_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_verify_reads_parts_of_an_earlier_daemon(store: Store, node: Daemon, tmp_path: Path) -> None:
     """A damaged one is dropped; the other is there still, and right."""
     url, part_file = left_by_a_killed_daemon(store, node, tmp_path)

@@ -36,7 +36,12 @@ def test_each_public_name_can_be_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"), [("ShardDataset", "ShardReader"), ("Mixture", "MixtureReader"), ("ShardLoader", "")]
+    ("name", "instead"),
+    [
+        ("ShardDataset", "ShardReader"),
+        pytest.param("Mixture", "MixtureReader", marks=pytest.mark.slow),
+        pytest.param("ShardLoader", "", marks=pytest.mark.slow),
+    ],
 )
 def test_import_of_a_dataset_without_torch_says_what_to_install(tmp_path: Path, name: str, instead: str) -> None:
     """In an interpreter whose packages are shardcache's own requirements; and what reads the same without torch."""
@@ -81,7 +86,11 @@ def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("reader", "shuffle"),
-    [("ShardReader", True), ("ShardReader", False), pytest.param("ShardDataset", True, marks=pytest.mark.slow)],
+    [
+        pytest.param("ShardReader", True, marks=pytest.mark.slow),
+        ("ShardReader", False),
+        pytest.param("ShardDataset", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_may_end_in_the_middle_of_an_epoch(reader: str, shuffle: bool, index: str, daemon: Daemon) -> None:
     """An iterator that is left to the end of the interpreter prints nothing, and its session ends."""

@@ -234,6 +234,7 @@ def test_end_states_of_ranks_of_which_some_had_nothing_left(make: Make) -> None:
     assert after.epoch == 1
 
 
+@pytest.mark.slow
 def test_end_states_of_all_ranks_resume_without_counts(tmp_path: Path, folder: Path) -> None:
     """Each rank knows of its own end alone, and all states together say that the epoch is over."""
     write_shards(tmp_path, 4, 5)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.programs.s3_door import DOOR, connect
 from support.stores.seaweedfs import S3Server
@@ -69,7 +70,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 FIELDS = ("ContentLength", "ContentRange", "ETag", "IsTruncated", "KeyCount")
 
 
-@pytest.fixture(scope="module", params=["moto", "seaweedfs"])
+@pytest.fixture(scope="module", params=first_quick(["moto", "seaweedfs"]))
 def clients(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     """Clients of a store, and of the endpoint of a daemon in front of it."""
     store: S3Server = request.getfixturevalue(f"{request.param}_server")

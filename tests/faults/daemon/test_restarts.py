@@ -20,6 +20,7 @@ from shardcache_client.daemon.patience import Outage
 from shardcache_client.daemon.session import resolve
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.paths import open_cached
+from support.cases import first_quick
 from support.network.peer import Peer, scripted
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -66,7 +67,7 @@ def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tu
         yield read, keys
 
 
-@pytest.mark.parametrize("end", [Daemon.kill, Daemon.stop])
+@pytest.mark.parametrize("end", first_quick([Daemon.kill, Daemon.stop]))
 def test_reader_created_during_a_restart_waits_for_the_next_daemon(
     end: Callable[[Daemon], object], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_client_that_reads_nothing_is_cut_off(daemon: Daemon, bucket: Bucket) 
         assert len(client.body(len(LARGE))) < len(LARGE)
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(patient: Daemon, bucket: Bucket) -> None:
     """The cache makes room for others beside what it holds; the client gets the rest whenever it reads on."""
     read(patient, f"/{bucket.name}/large-0")
@@ -144,6 +145,7 @@ def test_a_client_that_leaves_in_the_middle_holds_nothing(daemon: Daemon, bucket
     assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.slow
 def test_more_open_ranges_than_are_answered_get_bytes_or_slow_down(patient: Daemon, bucket: Bucket) -> None:
     """No request hangs: each has its bytes, or an error that makes SDKs try again."""
     path = f"/{bucket.name}/large-0"

@@ -83,6 +83,7 @@ def test_status_and_health_tell_of_a_bad_disk_and_its_end(ill: tuple[CacheRig, S
     assert rig.read(1)
 
 
+@pytest.mark.slow
 @needs_cc
 def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRig, Shim]) -> None:
     """However often readers ask and plans name what cannot be fetched, the log has a line and nothing is fetched."""

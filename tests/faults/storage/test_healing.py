@@ -15,6 +15,7 @@ from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.paths import cached_paths, open_cached
 from shardcache_client.reader import ShardReader
 from shardcache_client.samples.token_blocks import TokenBlocks
+from support.cases import first_quick
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
@@ -100,7 +101,7 @@ TARS: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("damage", INDEXES.values(), ids=INDEXES)
+@pytest.mark.parametrize("damage", first_quick(INDEXES.values()), ids=INDEXES)
 def test_damaged_index_is_made_again_from_the_tar(daemon: Daemon, source: str, damage: Damage) -> None:
     """A reader goes on with the right samples, nothing is fetched, and the status counts the shards."""
     before_bytes = fetched(daemon)
@@ -123,7 +124,7 @@ def test_damaged_index_is_made_again_while_the_object_store_is_away(
     assert read(daemon, urls) == VALUES
 
 
-@pytest.mark.parametrize("damage", INDEXES.values(), ids=INDEXES)
+@pytest.mark.parametrize("damage", first_quick(INDEXES.values()), ids=INDEXES)
 def test_index_damaged_before_a_restart_is_made_whole(daemon: Daemon, source: str, damage: Damage) -> None:
     """Also by a daemon that has not seen the sidecar whole, which fetches the shard if nothing else tells its sums."""
     spoil(daemon, damage)
@@ -132,7 +133,7 @@ def test_index_damaged_before_a_restart_is_made_whole(daemon: Daemon, source: st
     assert read(daemon, source) == VALUES
 
 
-@pytest.mark.parametrize("damage", TARS.values(), ids=TARS)
+@pytest.mark.parametrize("damage", first_quick(TARS.values()), ids=TARS)
 def test_damaged_tar_is_fetched_again(daemon: Daemon, source: str, damage: Damage) -> None:
     """Whatever a reader can find wrong with the file, it gets the right samples."""
     before_bytes = fetched(daemon)
@@ -169,7 +170,7 @@ def test_training_stops_if_the_copy_from_the_store_is_wrong_too(
         read(daemon, url)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", first_quick(DOORS, 2))
 def test_every_reader_of_samples_goes_on_after_damage(daemon: Daemon, source: str, door: Door) -> None:
     """Each finds the damaged index itself, for no two of them share what they have mapped."""
     spoil(daemon, INDEXES["a byte of the tables"])
@@ -199,8 +200,8 @@ def _command(url: str, daemon: Daemon, folder: Path) -> bytes:
     return (folder / "copy.bin").read_bytes()
 
 
-@pytest.mark.parametrize("door", [_paths, _opened, _filesystem, _command])
-@pytest.mark.parametrize("size_bytes", [999, 1001])
+@pytest.mark.parametrize("door", first_quick([_paths, _opened, _filesystem, _command]))
+@pytest.mark.parametrize("size_bytes", first_quick([999, 1001]))
 def test_every_reader_of_files_goes_on_after_damage(
     tmp_path: Path, door: Callable[[str, Daemon, Path], bytes], size_bytes: int
 ) -> None:

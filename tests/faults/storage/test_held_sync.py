@@ -16,6 +16,7 @@ import pytest
 
 from shardcache.errors import TruncatedShardError
 from shardcache_client.dataset import ShardDataset
+from support.cases import first_quick
 from support.disks.shim import FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -107,7 +108,7 @@ def kept_bytes(daemon: Daemon) -> int:
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*.*"))
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", first_quick(DOORS, 2))
 def test_every_reader_gets_all_samples_before_they_are_synced(
     held: tuple[Daemon, Shim], source: str, door: Door
 ) -> None:
@@ -123,7 +124,7 @@ def test_every_reader_gets_all_samples_before_they_are_synced(
     assert daemon.status()["cache"]["used_bytes"] == kept_bytes(daemon)
 
 
-@pytest.mark.parametrize("zero_copy", [False, True])
+@pytest.mark.parametrize("zero_copy", first_quick([False, True]))
 def test_workers_pass_on_samples_of_files_that_move(tmp_path: Path, source: str, zero_copy: bool) -> None:
     """A trainer takes batches from its workers before the files get their names, and after."""
     with holding(tmp_path) as (daemon, shim):
@@ -174,7 +175,7 @@ def test_reader_that_comes_during_the_sync_does_not_wait(held: tuple[Daemon, Shi
     assert fetched_bytes(daemon) == size_bytes
 
 
-@pytest.mark.parametrize("size_bytes", [1000, 3 * PART_BYTES + 1000])
+@pytest.mark.parametrize("size_bytes", first_quick([1000, 3 * PART_BYTES + 1000]))
 def test_file_is_read_by_ranges_before_it_is_synced(tmp_path: Path, size_bytes: int) -> None:
     """Other bytes may still be to come when its first are read, or not; and it is billed."""
     body = random.Random(7).randbytes(size_bytes)
@@ -193,6 +194,7 @@ def test_file_is_read_by_ranges_before_it_is_synced(tmp_path: Path, size_bytes: 
             assert file.read() == body
 
 
+@pytest.mark.slow
 def test_shards_read_before_their_publication_are_billed(held: tuple[Daemon, Shim], source: str) -> None:
     """They count as read and done when their reader releases them, whatever becomes of the files."""
     daemon, _ = held
@@ -217,6 +219,7 @@ def test_reader_waits_while_names_are_synced_and_gets_the_published_files(tmp_pa
     assert Path(published["path"]).read_bytes() == shard(0)
 
 
+@pytest.mark.slow
 def test_client_of_an_earlier_release_waits_for_the_published_files(tmp_path: Path, source: str) -> None:
     """It does not ask for unpublished files, and would look for them in vain once they have moved."""
     with holding(tmp_path) as (daemon, shim), RawSession(daemon) as session:
@@ -271,6 +274,7 @@ def test_reader_keeps_what_it_has_when_the_daemon_is_killed_during_the_sync(tmp_
         assert read(daemon, source) == values()
 
 
+@pytest.mark.slow
 def test_inflated_shard_that_is_still_read_stays_counted_after_a_kill(tmp_path: Path) -> None:
     """The next daemon inflates it again, next to the file that the reader has open."""
     path = tmp_path / "a.tar.gz"
@@ -314,6 +318,7 @@ def test_shard_that_could_not_be_synced_is_fetched_again(tmp_path: Path, caplog:
         assert daemon.status()["cache"]["used_bytes"] == kept_bytes(daemon)
 
 
+@pytest.mark.slow
 def test_shard_that_could_not_be_synced_costs_a_waiting_reader_no_error(tmp_path: Path, source: str) -> None:
     """One that waits for the published file gets it from the second attempt."""
     with holding(tmp_path, times=1, match=".part") as (daemon, shim), RawSession(daemon) as session:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.cases import first_quick
 from support.network.other_user import needs_root
 from support.programs.cli import Ran, clean_environment, shardcache
 from support.programs.daemon import Daemon, eventually, spawn
@@ -36,7 +37,7 @@ def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("name", ["catalogue", "partial", "shards/00", "pins"])
+@pytest.mark.parametrize("name", first_quick(["catalogue", "partial", "shards/00", "pins"]))
 def test_link_that_another_user_planted_in_the_cache_folder_is_refused(name: str, tmp_path: Path) -> None:
     """It would be followed: the error names it, and its target keeps its mode and stays empty."""
     target = tmp_path / "target"
@@ -52,7 +53,7 @@ def test_link_that_another_user_planted_in_the_cache_folder_is_refused(name: str
     assert not list(target.iterdir())
 
 
-@pytest.mark.parametrize("name", [".", "partial", "shards/00", "catalogue"])
+@pytest.mark.parametrize("name", first_quick([".", "partial", "shards/00", "catalogue"]))
 def test_cache_folder_that_every_user_can_write_to_is_refused(name: str, tmp_path: Path) -> None:
     """Also one of its own folders: the error names it and what to do, and nothing is written there."""
     folder = tmp_path / "cache" / name

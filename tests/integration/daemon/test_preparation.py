@@ -10,6 +10,7 @@ import pytest
 
 from shardcache.errors import AccessDeniedError, ConfigError
 from shardcache_client.reader import ShardReader
+from support.cases import first_quick
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.programs.processes import running, transport_workers, wait_until_ended
@@ -120,7 +121,7 @@ PROFILES = [
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", first_quick([signal.SIGTERM, signal.SIGKILL]))
 def test_hanging_credential_process_ends_with_the_daemon(profile: str, end: signal.Signals, root: Path) -> None:
     """However the daemon ends, the program that it waits for does not stay."""
     os.mkfifo(root / "silent")
