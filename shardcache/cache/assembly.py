@@ -195,6 +195,7 @@ def assemble_fetching(given: Given, kept: Kept) -> Fetching:
         history,
         revalidation,
         counters,
+        settings.range_part_size,
     )
     return Fetching(transfers, prefetcher, leasing)
 

@@ -19,7 +19,8 @@ class LeaseRequest:
         partial: True if the beginning may be granted before the whole shard has arrived.
         unpublished: True if the checked files may be granted before they are published.
         first: in a plan of ranges, start and end of the bytes that are wanted.
-        needed: True once the reader has reached the shard, and holds it or waits for it.
+        needed: True once the daemon was told that the reader has reached the shard, and holds it or
+            waits for it.
         number: of the lease.
         request: id of the last request for it.
         grant: None while waiting for it.

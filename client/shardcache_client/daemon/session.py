@@ -204,13 +204,12 @@ class Session(DaemonLink):
 
         Args:
             ranges: position in the plan, and start and end of the bytes, of each.
-            needed: True if the reader has nothing else to do than to wait for them.
+            needed: True if the reader has nothing else to do than to wait for the first of them. It
+                must have released all that it needed before.
         """
         self._choose_daemon([position for position, _ in ranges])
-        leases = [
-            LeaseRequest(position, partial=True, first=span, needed=needed)
-            for position, span in ranges
-        ]
+        leases = [LeaseRequest(position, partial=True, first=span) for position, span in ranges]
+        leases[0].needed = needed
         self._leases += leases
         self._tell_if_connected(lambda connection: self._request(connection, leases))
         return leases
@@ -245,15 +244,16 @@ class Session(DaemonLink):
 
     def _send_before_wait(self, lease: LeaseRequest) -> None:
         """Send what may keep a lease from being granted, unless it is granted already."""
-        is_needed = lease.needed
-        lease.needed = True
         if self._connection is None:
+            lease.needed = True
             return
         answer = self._connection.arrived(lease.request)
         if answer is None:
             self.flush()
-        is_granted_range = lease.first is not None and (answer or {}).get("type") == "arriving"
-        if not (is_needed or is_granted_range):
+        elif lease.first is not None:
+            return  # a range that was granted before it is needed is read at once
+        if not lease.needed:
+            lease.needed = True
             self._tell_if_connected(lambda connection: connection.tell("need", of=lease.request))
 
     def more(self, lease: LeaseRequest, beyond: int) -> Grant | None:

@@ -105,15 +105,17 @@ class Fetcher:
                 return shard
             self._health.check(obj.url)
             transfer.begin(obj.size_bytes)
+            reservation = Reservation(self._store.space)
+            claim.reservation = reservation
             if obj.guarded and obj.ranges and not claim.wants_whole:
-                await self._filler.fill(transfer, claim, origin, obj, key)
+                await self._filler.fill(transfer, claim, origin, obj, key, reservation)
                 if not claim.wants_whole:
                     return None
             file = self._store.part_files.get(key)
             if file is not None:
                 claim.has_range_readers = not file.is_left
                 self._residency.parts.hand_over(file)
-            return await self._into(transfer, claim, origin, obj, key)
+            return await self._into(transfer, claim, origin, obj, key, reservation)
 
     async def _object(self, transfer: Transfer, origin: Origin, key: str) -> RemoteObject:
         """Return the object to fetch: that of cached parts, or else what the origin has."""
@@ -184,12 +186,16 @@ class Fetcher:
         origin: Origin,
         obj: RemoteObject,
         key: str,
+        reservation: Reservation,
     ) -> Shard:
-        """Reserve space for a version of the shard, download it into that, and publish it."""
-        reservation = Reservation(self._store.space)
-        claim.reservation = reservation
+        """Reserve space for a version of the shard, download it into that, and publish it.
+
+        Args:
+            reservation: space for it that there is already, if any; it is closed at the end.
+        """
+        before_bytes = reservation.size_bytes
         self._store.adopt(key, reservation)
-        adopted_bytes = reservation.size_bytes
+        adopted_bytes = reservation.size_bytes - before_bytes
         gave_way = False
         try:
             size_bytes = footprint_bytes(obj.size_bytes)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,9 @@ from shardcache.cache.waiting.waits import Class, Wait
 from shardcache.errors import CorruptShardError, OutdatedError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.keys import place_of, shard_key
-from shardcache.store.part_file import PartFile, Span
+from shardcache.store.part_file import FILE_BYTES, PartFile, Span
 from shardcache.store.shard import Facts, Shard
+from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 from shardcache.telemetry.metrics import Counters
 
@@ -54,6 +56,7 @@ class Leasing:
     _history: History
     _revalidation: Revalidation
     _counters: Counters
+    _range_part_bytes: int
     _examining: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def recall(self, urls: Iterable[str]) -> None:
@@ -110,6 +113,7 @@ class Leasing:
             file = self._store.part_files.get(self._planner.key(name))
             if file is not None and file.has(span):
                 return file
+            self._check_range(ref, span)
             return await self._transfers.wait_for_range(name, ref, wait)
 
         return await self._cached_or(fetch, name, ref)
@@ -140,6 +144,21 @@ class Leasing:
             # The published shard may have been evicted before this task runs: check again.
             hit = hit and found is shard  # it was indexed in its place
             shard = self._store.shards.get(found.key)
+
+    def _check_range(self, ref: ShardRef, span: Span) -> None:
+        """Raise CapacityError if there will be space neither for a range nor for the whole."""
+        whole_bytes = footprint_bytes(ref.size_bytes or sys.maxsize)
+        if not self._residency.may_fit(whole_bytes):
+            self._residency.check_range(self.range_bytes(ref, span), ref.url)
+
+    def range_bytes(self, ref: ShardRef, span: Span) -> int:
+        """Return how much space a range takes, if all of its parts are fetched."""
+        start, end = span
+        if ref.size_bytes:
+            end = min(end, ref.size_bytes)
+        part_bytes = self._range_part_bytes
+        parts = -(-end // part_bytes) - start // part_bytes
+        return FILE_BYTES + max(0, parts) * part_bytes
 
     def at_hand(self, name: str, span: Span, version: str | None = None) -> Shard | PartFile | None:
         """Return what has a range of a file, to be read or retained before the next await.

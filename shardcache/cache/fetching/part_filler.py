@@ -1,14 +1,17 @@
 """Fetching of the parts of an object that readers of ranges wait for, and of no others."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from shardcache.cache.space.residency import NOW, Residency
 from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
+from shardcache.cache.waiting.waits import Wait
 from shardcache.errors import ShardChangedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import Origin
@@ -52,19 +55,22 @@ class PartFiller:
         origin: Origin,
         obj: RemoteObject,
         key: str,
+        reservation: Reservation,
     ) -> None:
         """Fetch what readers wait for, until nothing is left of it, or the whole object is wanted.
 
-        It is once so many of its parts are wanted that the others cost less than later requests.
-        Raises as `Downloader.fetch_parts` and `Residency.reserve` do.
+        It is once so many of its parts are wanted that the others cost less than later requests,
+        and there is space for these. Closes the reservation, unless the whole is wanted. Raises as
+        `Downloader.fetch_parts` and `Residency.reserve` do.
         """
-        reservation = Reservation(self._store.space)
-        claim.reservation = reservation
+        is_whole = False
         try:
             file = await self._open(claim, reservation, obj, key)
             await self._fill(transfer, claim, origin, file)
+            is_whole = claim.wants_whole
         finally:
-            reservation.close()
+            if not is_whole:
+                reservation.close()
             self._changed.notify()
 
     async def _fill(
@@ -120,14 +126,19 @@ class _FillRun:
     _file: PartFile
     _max_parts: float
     _fetching: set[int] = field(default_factory=set)
+    _kept: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by who waits for them
 
     async def fill(self) -> None:
+        self._transfer.stages.enter(Stage.NETWORK)
         try:
             async with asyncio.TaskGroup() as group:
                 await self._fill(group)
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
+        finally:
+            for wait in list(self._kept):
+                self._let_go(wait)
 
     async def _fill(self, group: asyncio.TaskGroup) -> None:
         while True:
@@ -145,29 +156,93 @@ class _FillRun:
 
             # 3. What is missing is requested at once, neighbours together.
             missing = self._missing(self._needed())
-            if self._is_worth_the_whole(missing):
+            if self._is_worth_the_whole(missing) and await self._reserve_whole():
                 self._transfer.is_whole = True
                 continue
-            if missing:
-                await self._reserve(missing)
-                self._begin(missing, group)
+            is_served = await self._serve_waits(group)
 
             # 4. What will probably be read next, if there is space for it without waiting.
             ahead = self._missing(self._ahead())
-            if ahead and await self._can_reserve(ahead):
+            if ahead and await self._can_reserve_ahead(ahead):
                 self._begin(ahead, group)
-            if missing:
+            if not is_served:
                 continue
             if self._fetching:
                 await self._transfer.moved.wait()
             else:
                 return
 
+    async def _serve_waits(self, group: asyncio.TaskGroup) -> bool:
+        """Request the parts of all waits, or of the most urgent; return True if there were none."""
+        waiting = [wait for wait in self._claim.waits if not self._is_served(wait)]
+        if not waiting:
+            return True
+        if not await self._serve(waiting, group):
+            waiting.sort(key=_urgency)
+            await self._serve_in_turn(waiting[0], group)
+        return False
+
+    def _is_served(self, wait: Wait) -> bool:
+        """Return whether all parts of a wait are there, or being fetched."""
+        if wait.bytes is None:
+            return True
+        return wait in self._kept and not self._missing(self._file.parts_of(wait.bytes))
+
+    async def _serve(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
+        """Request the parts of waits, if there is space for all of them without waiting.
+
+        All of them are kept then until their wait ends: no wait has some of its parts, and waits
+        for the space of the others.
+        """
+        for wait in waits:
+            self._keep(wait)
+        wanted = chain.from_iterable(self._parts_of(wait) for wait in waits)
+        missing = self._missing(wanted)
+        if missing and not await self._can_reserve(missing):
+            for wait in waits:
+                self._let_go(wait)
+            return False
+        self._begin(missing, group)
+        return True
+
+    async def _serve_in_turn(self, wait: Wait, group: asyncio.TaskGroup) -> None:
+        """Request the parts of one wait as soon as there is space for them."""
+        missing = self._missing(self._parts_of(wait))
+        size_bytes = self._size_of(missing)
+        with self._residency.parts.in_turn(self._claim), self._claim.waiting_for_space(size_bytes):
+            while wait in self._claim.waits and not await self._serve([wait], group):
+                self._residency.check_possible(size_bytes, self._transfer.ref.url)
+                await self._residency.change(self._claim)
+
+    # Parts that are kept until their readers have them
+
+    def _keep(self, wait: Wait) -> None:
+        """Keep the parts of a wait, those that are there and those that arrive, until it ends."""
+        if wait not in self._kept:
+            self._kept[wait] = set()
+            wait.ended = lambda: self._let_go(wait)
+        there = self._file.partial.done
+        self._keep_parts(wait, [part for part in self._parts_of(wait) if part in there])
+
+    def _keep_parts(self, wait: Wait, parts: Iterable[int]) -> None:
+        kept = self._kept[wait]
+        new = [part for part in parts if part not in kept]
+        kept.update(new)
+        self._residency.parts.retain(self._file, new)
+
+    def _let_go(self, wait: Wait) -> None:
+        kept = self._kept.pop(wait, None)
+        wait.ended = None
+        if kept:
+            self._residency.parts.release(self._file, kept)
+
+    def _parts_of(self, wait: Wait) -> range:
+        return range(0) if wait.bytes is None else self._file.parts_of(wait.bytes)
+
     def _needed(self) -> Iterator[int]:
         """Yield the parts that readers wait for."""
         for wait in self._claim.waits:
-            if wait.bytes is not None:
-                yield from self._file.parts_of(wait.bytes)
+            yield from self._parts_of(wait)
 
     def _ahead(self) -> Iterator[int]:
         """Yield the parts that they will probably read next."""
@@ -207,15 +282,30 @@ class _FillRun:
         parts = len(self._file.partial.done) + len(self._fetching) + len(missing)
         return parts > self._max_parts
 
-    async def _can_reserve(self, parts: list[int]) -> bool:
-        size_bytes = sum(map(self._file.partial.size_of, parts))
-        return await self._residency.reserve_at_once(self._claim, size_bytes)
+    def _size_of(self, parts: Iterable[int]) -> int:
+        return sum(map(self._file.partial.size_of, parts))
 
-    async def _reserve(self, parts: list[int]) -> None:
-        size_bytes = sum(map(self._file.partial.size_of, parts))
-        self._transfer.stages.enter(Stage.SPACE)
-        await self._residency.reserve(self._claim, size_bytes, lambda: NOW)
-        self._transfer.stages.enter(Stage.NETWORK)
+    async def _can_reserve(self, parts: Sequence[int]) -> bool:
+        return await self._residency.reserve_at_once(self._claim, self._size_of(parts))
+
+    async def _can_reserve_ahead(self, parts: Sequence[int]) -> bool:
+        size_bytes = self._size_of(parts)
+        return await self._residency.reserve_at_once(self._claim, size_bytes, is_speculative=True)
+
+    async def _reserve_whole(self) -> bool:
+        """Reserve the space of all other parts, if that takes no waiting.
+
+        It is never worth to wait for: others of whom each has some parts might wait as well.
+        """
+        file = self._file
+        size_bytes = footprint_bytes(file.partial.obj.size_bytes)
+        size_bytes -= file.kept_bytes + self._claim.reserved_bytes
+        kept = file.kept  # and so not evicted for the others
+        self._residency.parts.retain(file, kept)
+        try:
+            return await self._residency.reserve_at_once(self._claim, max(0, size_bytes))
+        finally:
+            self._residency.parts.release(file, kept)
 
     async def _fetch(self, parts: range) -> None:
         partial = self._file.partial
@@ -231,7 +321,17 @@ class _FillRun:
             assert self._claim.reservation is not None
             self._claim.reservation.keep(partial.size_of(part))
             self._residency.parts.arrived(self._file, part)
+            for wait in self._kept:
+                if part in self._parts_of(wait):
+                    self._keep_parts(wait, [part])
             self._transfer.set_done(len(partial.done) * partial.part_bytes)
+
+
+def _urgency(wait: Wait) -> tuple[float, int]:
+    """Sort key of waits: those of readers that have nothing to read, the longest first."""
+    since_s = math.inf if wait.since_s is None else wait.since_s
+    start = 0 if wait.bytes is None else wait.bytes[0]
+    return since_s, start
 
 
 def _runs(parts: list[int], max_parts: int) -> Iterator[range]:

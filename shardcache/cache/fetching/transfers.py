@@ -168,6 +168,8 @@ class Transfers:
             return transfer.outcome.result()
         finally:
             transfer.waits.discard(wait)
+            if wait.ended is not None:
+                wait.ended()
 
     def start(
         self,

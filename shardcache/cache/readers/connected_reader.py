@@ -80,7 +80,7 @@ class Reader:
         self._disconnected = disconnected
         self._leases: dict[int, Lease] = {}  # by number
         self._of_shards: dict[int, Lease] = {}  # those granted, but for ranges: there may be many
-        self._ranges = HeldRanges(shared.residency.parts, shared.counters, job.key)
+        self._ranges = HeldRanges(shared.residency, shared.leasing, shared.counters, job.key)
         self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
         self._moved_s = time.monotonic()  # when it last took or released a shard
 
@@ -180,7 +180,8 @@ class Reader:
         found: Published | Arrival | PartFile
         try:
             if first is not None:
-                found = await self._leasing.acquire_range(ref, wait)
+                is_awaited = lease.state is LeaseState.AWAITED
+                found = await self._ranges.acquire(number, ref, wait, is_awaited=is_awaited)
             elif latest:
                 found = await self._leasing.acquire_latest(ref, Class.PLANNED, wait)
             else:
@@ -209,13 +210,9 @@ class Reader:
             return None
         ref = self.ref(position)
         self._check_new(number)
-        if ref.version is None or not self._leasing.may_have(ref):
-            return None  # the object store may have to be asked for it
-        found = self._leasing.at_hand(name_of(ref), span, ref.version)
+        found = self._ranges.at_hand(number, ref, span, is_awaited=needed)
         if found is None:
             return None
-        self._counters.hits += 1
-        self._counters.hit_bytes += found.size_bytes if isinstance(found, Shard) else 0
         wait = Wait(self.job.key, partial=True, holder=self, bytes=span)
         state = LeaseState.AWAITED if needed else LeaseState.REQUESTED
         lease = Lease(number, position, wait, state, task=None)
@@ -272,13 +269,17 @@ class Reader:
             self._begin_wait(lease.wait, self.transfer(lease.position))
             if lease.wait.bytes is None:  # a plan of ranges has no order to be at a place of
                 self._planner.now.waits(self, lease.position, self.clock.waited_s)
+            else:
+                self._ranges.places.need(number)
             self._changed.notify()
 
     def _use(self, lease: Lease) -> None:
         """Retain a granted shard: the reader has reached it."""
         found = lease.granted
-        if isinstance(found, HeldRange):
-            lease.state = LeaseState.IN_USE
+        # A range is kept by its parts; of those in whole files, the awaited one keeps its file.
+        is_kept = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
+        if isinstance(found, HeldRange) or not is_kept:
+            lease.state = LeaseState.GRANTED
             return
         if isinstance(found, Shard):
             # It may have been evicted, and perhaps re-fetched, since the grant.
@@ -411,6 +412,7 @@ class Reader:
     def _drop(self, number: int) -> Lease | None:
         """Remove a lease, and return it; None if it has ended."""
         self._of_shards.pop(number, None)
+        self._ranges.places.leave(number)
         return self._leases.pop(number, None)
 
     def position(self, number: int) -> int:

@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 
-from shardcache.cache.space.part_residency import PartResidency
-from shardcache.cache.waiting.waits import JobKey
+from shardcache.cache.fetching.leasing import Leasing, Published
+from shardcache.cache.listings.shard_listing import name_of
+from shardcache.cache.space.ahead_space import RangePlaces
+from shardcache.cache.space.residency import Residency
+from shardcache.cache.waiting.waits import JobKey, Wait
+from shardcache.shared.protocol import ShardRef
 from shardcache.store.keys import stored_url
 from shardcache.store.part_file import PartFile, Span
+from shardcache.store.shard import Shard
 from shardcache.telemetry.metrics import Counters
 
 _MAX_AHEAD_BYTES = 64 * 1024 * 1024
@@ -48,10 +53,22 @@ class SequentialRun:
 
 
 class HeldRanges:
-    """Ranges of a reader's plan of ranges: their parts stay cached while it holds them."""
+    """Ranges of a reader's plan of ranges: their parts stay cached while it holds them.
 
-    def __init__(self, parts: PartResidency, counters: Counters, client: JobKey) -> None:
-        self._parts = parts
+    Attributes:
+        places: of the ranges that were asked for, and not released yet.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        leasing: Leasing,
+        counters: Counters,
+        client: JobKey,
+    ) -> None:
+        self.places = RangePlaces(residency.ahead)
+        self._leasing = leasing
+        self._parts = residency.parts
         self._counters = counters
         self._client = client
         self._runs: dict[int, SequentialRun] = {}  # by position in the plan
@@ -64,6 +81,53 @@ class HeldRanges:
     def forget_order(self) -> None:
         """Expect nothing of what was read so far: the plan has changed."""
         self._runs.clear()
+
+    async def acquire(
+        self,
+        number: int,
+        ref: ShardRef,
+        wait: Wait,
+        *,
+        is_awaited: bool,
+    ) -> Published | PartFile:
+        """Return a file with the range of a wait, as `Leasing.acquire_range` does.
+
+        By the number of its lease it has a place from then on, unless it is in a published file
+        that the reader does not wait for: that takes no more space for it.
+        """
+        assert wait.bytes is not None
+        size_bytes = self._leasing.range_bytes(ref, wait.bytes)
+        found: Published | PartFile | None = None
+        try:
+            await self.places.enter(number, size_bytes, is_awaited=is_awaited)
+            found = await self._leasing.acquire_range(ref, wait)
+        finally:
+            if found is None or (isinstance(found, Published) and not self.places.is_first(number)):
+                self.places.leave(number)
+        return found
+
+    def at_hand(
+        self,
+        number: int,
+        ref: ShardRef,
+        span: Span,
+        *,
+        is_awaited: bool,
+    ) -> Shard | PartFile | None:
+        """Return what `acquire` would return, if that takes no waiting; else None."""
+        if ref.version is None or not self._leasing.may_have(ref):
+            return None  # the object store may have to be asked for it
+        found = self._leasing.at_hand(name_of(ref), span, ref.version)
+        if isinstance(found, Shard):
+            self.places.try_be_first(number, 0, is_awaited=is_awaited)
+        elif found is not None:
+            size_bytes = self._leasing.range_bytes(ref, span)
+            if not self.places.try_enter(number, size_bytes, is_awaited=is_awaited):
+                return None
+        if found is not None:
+            self._counters.hits += 1
+            self._counters.hit_bytes += found.size_bytes if isinstance(found, Shard) else 0
+        return found
 
     def hold(self, file: PartFile, span: Span) -> HeldRange:
         """Retain the parts of a range."""

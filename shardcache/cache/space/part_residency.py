@@ -1,10 +1,12 @@
 """The parts of objects of which ranges are read: what keeps each of them, and what evicts them."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from shardcache.cache.planner import Planner
+from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.signals import Signal
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.part_file import PartFile
@@ -20,6 +22,10 @@ class PartResidency:
     Args:
         claims: keys of what is being fetched.
         allocating: is held while space is given to somebody, and so while anything is evicted.
+
+    Attributes:
+        turns: what waits for the space of a range, in the order of its beginning. The others wait
+            for the first, or small ranges would forever take the space that a large one needs.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class PartResidency:
         self._claims = claims
         self._allocating = allocating
         self._checking = asyncio.Lock()
+        self.turns: dict[KeyClaim, None] = {}
 
     async def open(self, obj: RemoteObject, part_bytes: int) -> PartFile:
         """Return a file for parts of an object, with those that an earlier daemon has left.
@@ -73,6 +80,16 @@ class PartResidency:
                 key = file.key_of(part)
                 now.found(key)
                 now.held(key)
+
+    @contextlib.contextmanager
+    def in_turn(self, claim: KeyClaim) -> Iterator[None]:
+        """Have a claim wait for space in its turn."""
+        self.turns[claim] = None
+        try:
+            yield
+        finally:
+            del self.turns[claim]
+            self._changed.notify()
 
     def used(self, file: PartFile, parts: Iterable[int]) -> None:
         """Count parts as used, which are read at once, and so not retained."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from shardcache.cache.planner import Planner
+from shardcache.cache.space.ahead_space import AheadSpace
 from shardcache.cache.space.deadlock import check_progress
 from shardcache.cache.space.part_residency import PartResidency
 from shardcache.cache.space.pins import Pins
@@ -38,7 +39,9 @@ AFTER_ALL_PLANS = sys.float_info.max
 # A claim waiting for space wakes at every change; a deadlock check examines all readers, and so
 # runs less often.
 _CHECK_AGAIN_S = 0.5
-_AHEAD_SHARE = 8  # of the cache, one in so many bytes may be fetched ahead of a reader of ranges
+# Of the cache, one in so many bytes may be ranges that readers have asked for and do not need yet;
+# another one is what each of them will probably ask for.
+_AHEAD_SHARE = 8
 _REMEMBERED = 100_000  # number of evicted shards remembered, to count re-fetches
 
 
@@ -54,6 +57,7 @@ class Residency:
         pinned: cached shards that are pinned, by key.
         claims: shards being fetched, by key.
         parts: those of objects of which ranges are read.
+        ahead: the share of these that readers asked for before they need it.
         short_bytes: by how much the filesystem's free space fell short of --min-free, when last
             checked.
     """
@@ -84,6 +88,7 @@ class Residency:
         self.parts = PartResidency(
             store, planner, counters, changed, self.claims.keys(), self._allocating
         )
+        self.ahead = AheadSpace(self._ahead_bytes)
         self._evicted: dict[str, None] = {}  # keys, oldest first
         self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
         now = planner.now
@@ -215,7 +220,7 @@ class Residency:
             return
         with claim.waiting_for_space(size_bytes):
             while True:
-                self._check_possible(claim.reserved_bytes + size_bytes, claim.transfers[0].ref.url)
+                self.check_possible(claim.reserved_bytes + size_bytes, claim.transfers[0].ref.url)
                 if not (ahead_waits or claim.waits):
                     raise PostponedError
                 await self.change(claim)
@@ -232,14 +237,46 @@ class Residency:
             claim.reservation.grow(size_bytes)
             return True
 
-    async def reserve_at_once(self, claim: KeyClaim, size_bytes: int) -> bool:
-        """Grow a claim's reservation if that takes a small part of the cache, and no waiting.
+    async def reserve_at_once(
+        self,
+        claim: KeyClaim,
+        size_bytes: int,
+        *,
+        is_speculative: bool = False,
+    ) -> bool:
+        """Grow a claim's reservation if that takes no waiting, and nobody waits in turn.
 
-        Only what nobody plans is evicted for it.
+        Args:
+            is_speculative: whether it is for what nobody has asked for. It may be a small part of
+                the cache then, and only what nobody plans is evicted for it.
         """
-        if size_bytes > self._store.space.effective_bytes() // _AHEAD_SHARE:
+        if self.parts.turns and next(iter(self.parts.turns)) is not claim:
+            return False
+        if not is_speculative:
+            return await self._try_reserve(claim, size_bytes, NOW)
+        if size_bytes > self._ahead_bytes():
             return False
         return await self._try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
+
+    def _ahead_bytes(self) -> int:
+        return self._store.space.effective_bytes() // _AHEAD_SHARE
+
+    def check_range(self, size_bytes: int, url: str) -> None:
+        """Raise CapacityError if a range would not fit, whatever else is read at the time."""
+        space = self._store.space
+        possible_bytes = space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
+        possible_bytes = max(0, possible_bytes - self._ahead_bytes())
+        if size_bytes <= possible_bytes:
+            return
+        remedy = f"{space.remedy}, or read smaller ranges"
+        if space.pinned_bytes:
+            remedy += ", or remove pins (shardcache unpin)"
+        raise CapacityError(
+            f"the range takes {size(size_bytes)}; {space.explanation}, of which it may take "
+            f"{size(possible_bytes)}",
+            url=url,
+            remedy=remedy,
+        )
 
     async def keep_free(self) -> None:
         """Evict until --min-free is met, as other files take space, too.
@@ -294,7 +331,7 @@ class Residency:
             return self._planner.now.now_s + self._planner.lead_s
         return AFTER_ALL_PLANS
 
-    def _check_possible(self, size_bytes: int, url: str) -> None:
+    def check_possible(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError or DiskFullError if a shard would not fit with everything evicted.
 
         Processes may close what they have open; pins and hard links stay.

@@ -1,7 +1,7 @@
 """A caller's wait for a shard: who waits, since when, and what would do."""
 
 import enum
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -59,6 +59,7 @@ class Wait:
     is_file: bool = False  # True if the object's own bytes will do, without samples
     bytes: tuple[int, int] | None = None  # start and end of the range that is needed
     ahead: tuple[int, int] | None = None  # of those that will probably be needed next
+    ended: Callable[[], None] | None = None  # called when it ends: what is kept for it may go
 
 
 def longest_wait(waits: Collection[Wait]) -> Wait | None:

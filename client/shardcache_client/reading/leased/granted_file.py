@@ -39,11 +39,17 @@ def read_granted(
         try:
             return lease, read(grant)
         except (CacheDirError, CorruptShardError) as exn:
-            session.release(lease, read=False, damage=files.damage_of(exn))
+            is_evicted = isinstance(exn, files.ShardGoneError) and not _is_kept(lease)
+            session.release(lease, read=is_evicted, damage=files.damage_of(exn))
             tries_left -= 1
             if not tries_left:
                 raise
         lease = again()
+
+
+def _is_kept(lease: LeaseRequest) -> bool:
+    """Return whether a file that was granted has to be there; shards granted ahead may be gone."""
+    return lease.needed or not lease.is_granted_whole
 
 
 def open_granted(grant: Grant) -> int:

@@ -61,11 +61,11 @@ class SampleRanges:
     def __repr__(self) -> str:
         return f"SampleRanges({self._session!r})"
 
-    def ask(self, places: Sequence[SamplePlace], *, needed: bool = True) -> list[RangeRequest]:
+    def ask(self, places: Sequence[SamplePlace], *, needed: bool) -> list[RangeRequest]:
         """Request samples without waiting for them. Each has to be taken, or dropped.
 
         Args:
-            needed: False if the reader has others to work on meanwhile.
+            needed: True if the reader has nothing else to do than to wait for the first of them.
         """
         leases = self._leases(places, needed=needed)
         return [RangeRequest(place, lease) for place, lease in zip(places, leases, strict=True)]
@@ -117,6 +117,8 @@ class SampleRanges:
 
         lease, (data, grant) = read_granted(self._session, request.lease, again, read)
         self._session.release_later(lease)
+        if lease.needed:  # it takes space beyond the share of what is asked for ahead
+            self._session.flush()
         return data, grant
 
 

@@ -51,14 +51,15 @@ class ScatteredSamples:
         if not places:
             return
         with self._lent() as ranges:
-            asked = deque(ranges.ask(places[:MAX_ASKED]))
+            asked = deque(ranges.ask(places[:MAX_ASKED], needed=True))
             next_place = MAX_ASKED
             try:
                 while asked:
                     request = asked.popleft()
                     sample = ranges.take(request)
                     if len(asked) <= MAX_ASKED - ASKED_TOGETHER and next_place < len(places):
-                        asked += ranges.ask(places[next_place : next_place + ASKED_TOGETHER])
+                        more = places[next_place : next_place + ASKED_TOGETHER]
+                        asked += ranges.ask(more, needed=False)
                         next_place += ASKED_TOGETHER
                     yield Found(sample, ranges.is_whole(request))
             finally:

@@ -56,7 +56,7 @@ def leased(message: Json) -> tuple[int, int, int]:
 
 
 def test_ranges_are_requested_by_one_message(path: Path) -> None:
-    """With the need of them; the grants come by one, and the releases go with the next requests."""
+    """With the need of the first; the grants come by one, and the releases go with the next requests."""
 
     def script(peer: Peer) -> None:
         begin(peer, bundles=True)
@@ -73,7 +73,7 @@ def test_ranges_are_requested_by_one_message(path: Path) -> None:
         eventually(lambda: len(heard) == 4)
     first, second = heard[2:4]
     assert [leased(message) for message in first["messages"]] == [(0, 0, 10), (2, 30, 40), (0, 50, 60)]
-    assert all(message["needed"] for message in first["messages"])
+    assert [message.get("needed", False) for message in first["messages"]] == [True, False, False]
     assert [message["type"] for message in second["messages"]] == ["release"] * 3 + ["lease"]
     assert [message["lease"] for message in second["messages"][:3]] == [lease.number for lease in leases]
     assert heard.needs == []
@@ -97,7 +97,7 @@ def test_daemon_of_an_earlier_release_gets_each_message(path: Path) -> None:
         session.flush()
         eventually(lambda: len(heard) == 8)
     assert [leased(message) for message in heard[2:5]] == [(0, 0, 10), (2, 30, 40), (0, 50, 60)]
-    assert heard.needs == [lease.number for lease in leases]
+    assert heard.needs[0] == leases[0].number  # of the others unless they had come before they were waited for
     assert [message["type"] for message in heard[5:]] == ["release"] * 3
 
 
@@ -132,4 +132,4 @@ def test_granted_range_needs_no_need(path: Path) -> None:
         leases = session.lease_ranges(RANGES, needed=False)
         for lease in leases:
             session.wait(lease)
-    assert heard.needs == [leases[0].number]
+    assert heard.needs in ([leases[0].number], [])  # the first may have come by then as well

@@ -1,0 +1,155 @@
+"""A share of the cache for ranges that readers ask for before they need them.
+
+Readers that hold some parts and wait for more must never wait for each other. The conditions of a
+deadlock (see `deadlock`) are broken where they begin, so ranges need no detection:
+
+1. Of each reader, one range is let in by itself: the one that it waits for. It is read and released
+   before the reader waits for another, so whoever has it waits for nothing in the cache. If it is
+   in a published file, that file is retained for it, and for no other range.
+2. All others of all readers together take at most this share, until they are released. Their
+   readers may do what they like meanwhile, such as to wait for each other.
+3. The parts of a range get their space at the same time (`PartFiller`). A range that waits for
+   space has none, and the rest of the cache is enough for any range (`Residency.check_range`).
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class RangePlace:
+    """A range that a reader has asked for, from its request to its release.
+
+    Attributes:
+        size_bytes: that its parts take.
+        is_awaited: True once the reader waits for it.
+        is_in_share: True while it counts against the share.
+        entered: set once it may take space.
+    """
+
+    size_bytes: int
+    is_awaited: bool = False
+    is_in_share: bool = False
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class AheadSpace:
+    """The share of all readers: who asks first is let in first.
+
+    Args:
+        limit_bytes: returns the size of the share, which may change.
+    """
+
+    def __init__(self, limit_bytes: Callable[[], int]) -> None:
+        self._limit_bytes = limit_bytes
+        self._taken_bytes = 0
+        self._waiting: dict[RangePlace, None] = {}  # in the order of request
+
+    def try_enter(self, place: RangePlace) -> bool:
+        """Let a range in if there is space in the share, and nobody waits for that."""
+        if self._waiting or not self._has_room(place):
+            return False
+        self._let_in(place)
+        return True
+
+    def wait(self, place: RangePlace) -> None:
+        """Let a range in once there is space in the share; never, if it is larger than that."""
+        if place.size_bytes <= self._limit_bytes():
+            self._waiting[place] = None
+
+    def leave(self, place: RangePlace) -> None:
+        """End the place of a range, or its wait for one."""
+        self._waiting.pop(place, None)
+        if place.is_in_share:
+            place.is_in_share = False
+            self._taken_bytes -= place.size_bytes
+        while self._waiting:
+            first = next(iter(self._waiting))
+            if not self._has_room(first):
+                return
+            del self._waiting[first]
+            self._let_in(first)
+
+    def _has_room(self, place: RangePlace) -> bool:
+        return self._taken_bytes + place.size_bytes <= self._limit_bytes()
+
+    def _let_in(self, place: RangePlace) -> None:
+        place.is_in_share = True
+        self._taken_bytes += place.size_bytes
+        place.entered.set()
+
+
+class RangePlaces:
+    """The places of one reader's ranges, by the numbers of their leases."""
+
+    def __init__(self, ahead: AheadSpace) -> None:
+        self._ahead = ahead
+        self._places: dict[int, RangePlace] = {}
+        self._waiting: dict[int, RangePlace] = {}  # of these, in the order of request
+        self._first: RangePlace | None = None  # what the reader waits for: see above
+
+    async def enter(self, number: int, size_bytes: int, *, is_awaited: bool) -> None:
+        """Return once a range may take space. `leave` is called in any case."""
+        if self.try_enter(number, size_bytes, is_awaited=is_awaited):
+            return
+        place = RangePlace(size_bytes, is_awaited)
+        self._places[number] = place
+        self._waiting[number] = place
+        self._ahead.wait(place)
+        await place.entered.wait()
+        self._waiting.pop(number, None)
+
+    def try_enter(self, number: int, size_bytes: int, *, is_awaited: bool) -> bool:
+        """Let a range take space, if it need not wait for that."""
+        if self.try_be_first(number, size_bytes, is_awaited=is_awaited):
+            return True
+        place = RangePlace(size_bytes, is_awaited)
+        if not self._ahead.try_enter(place):
+            return False
+        self._places[number] = place
+        return True
+
+    def try_be_first(self, number: int, size_bytes: int, *, is_awaited: bool) -> bool:
+        """Let a range be the one that the reader waits for, unless that is another."""
+        if not is_awaited or self._first is not None:
+            return False
+        self._first = RangePlace(size_bytes, is_awaited)
+        self._places[number] = self._first
+        return True
+
+    def is_first(self, number: int) -> bool:
+        """Return whether a range is the one that the reader waits for."""
+        place = self._places.get(number)
+        return place is not None and place is self._first
+
+    def need(self, number: int) -> None:
+        """Note that the reader waits for a range."""
+        place = self._places.get(number)
+        if place is not None:
+            place.is_awaited = True
+            self._let_first_in()
+
+    def leave(self, number: int) -> None:
+        """End the place of a range, if it has one."""
+        self._waiting.pop(number, None)
+        place = self._places.pop(number, None)
+        if place is None:
+            return
+        self._ahead.leave(place)
+        if place is self._first:
+            self._first = None
+            self._let_first_in()
+
+    def _let_first_in(self) -> None:
+        """Let in the first range that the reader waits for, unless it has one already."""
+        if self._first is not None:
+            return
+        waiting = self._waiting.items()
+        awaited = (number for number, place in waiting if place.is_awaited)
+        number = next(awaited, None)
+        if number is None:
+            return
+        self._first = self._waiting.pop(number)
+        self._ahead.leave(self._first)
+        self._first.entered.set()
