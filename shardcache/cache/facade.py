@@ -124,9 +124,18 @@ class Cache:
 
     # Shards that users name. Events go to `send`; an exception from it aborts the request.
 
-    async def warm(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
-        """Fetch every shard or file that the patterns match. Raises CapacityError, OriginError."""
-        async with self._found(patterns, peer, send, "either") as refs:
+    async def warm(
+        self,
+        patterns: Sequence[str],
+        peer: Peer,
+        send: Send,
+        wanted: Wanted = "shards",
+    ) -> None:
+        """Fetch every shard or file that the patterns match.
+
+        With "files" `wanted`, the own bytes of all objects. Raises CapacityError, OriginError.
+        """
+        async with self._found(patterns, peer, send, wanted) as refs:
             await self._warming.warm(refs, send)
 
     async def index(
@@ -190,7 +199,7 @@ class Cache:
                 await self._pins.add([Pin(found.facts.url, shard.key, shard.kept_bytes, uids)])
             self._pins.arrived(found.shard)
 
-        async with self._found(patterns, peer, send, "either") as refs:
+        async with self._found(patterns, peer, send, "shards") as refs:
             asked = await self._warming.ask(refs, versions=True)
             wanted = await asyncio.to_thread(_pins_of, asked, uids)
             new = await self._pins.add(wanted)

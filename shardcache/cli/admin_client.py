@@ -14,7 +14,7 @@ from urllib.parse import quote
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.redact import printable
 from shardcache.shared.private import node_has_daemon, tool_socket
-from shardcache.shared.protocol import Json
+from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.temporary_keys import TemporaryKeys
 from shardcache.shared.unix_socket import connected, credentials, health
 
@@ -74,9 +74,9 @@ class AdminClient:
         """Yield the cached shards whose url starts with `prefix`."""
         return self._lines("GET", f"/v1/shards?prefix={quote(prefix, safe='')}")
 
-    def warm(self, urls: Sequence[str]) -> Lines:
+    def warm(self, urls: Sequence[str], wanted: Wanted = "shards") -> Lines:
         """Yield events until every shard of `urls` is in the cache or has failed."""
-        return self._until_done("/v1/warm", {"urls": urls})
+        return self._until_done("/v1/warm", {"urls": urls, "wanted": wanted})
 
     def index(self, urls: Sequence[str], tokens: str | None = None) -> Lines:
         """Yield events until the samples of `urls` are counted in every shard.

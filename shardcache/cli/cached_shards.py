@@ -11,24 +11,34 @@ import click
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
 from shardcache.shared.local_urls import from_here
-from shardcache.shared.protocol import Json
+from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.units import age, size, user_name
 
 
 @common.examples("warm s3://bucket/train/index.json", "warm --json 's3://bucket/train/*.tar'")
 @click.command()
 @common.urls_argument
+@click.option(
+    "--files",
+    "wants_files",
+    is_flag=True,
+    help="Cache the objects' own bytes, for programs that open them, not shards of samples.",
+)
 @common.query_options
-def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path | None) -> None:
     """Fetch shards into the cache, and wait until they are cached.
 
     Run it before a job starts, and the job's first epoch reads from disk. URL is a brace pattern
-    (quote it), a glob, a prefix ending in "/", an index file or a single shard. With --json, prints
-    one line of JSON per event. Ctrl-C stops waiting.
+    (quote it), a glob, a prefix ending in "/", an index file or a single shard. Shards of any format
+    are cached as datasets read them, other files as they are. With --json, prints one line of JSON
+    per event. Ctrl-C stops waiting.
     """
+    wanted: Wanted = "files" if wants_files else "shards"
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
     summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
-    common.carry_out(AdminClient(socket).warm(urls), as_json, "warming", summary, each_shard=True)
+    common.carry_out(
+        AdminClient(socket).warm(urls, wanted), as_json, "warming", summary, each_shard=True
+    )
 
 
 @common.examples(

@@ -15,7 +15,7 @@ from shardcache.errors import ShardcacheError
 from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
-from shardcache.shared.protocol import Json, parse, take
+from shardcache.shared.protocol import Json, parse, take, wanted_of
 from shardcache.tarindex.contents import TokenMember
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -145,6 +145,17 @@ async def _fetch(
     return await _stream(request, lambda send: do(cache, urls, peer, send))
 
 
+@routes.post("/v1/warm")
+async def warm(request: web.Request) -> web.StreamResponse:
+    """Fetch the shards that the body's `urls` name, or the files, if its `wanted` says so."""
+    body = await _body(request)
+    urls = take(body, "urls", list[str])
+    wanted = wanted_of({"wanted": "shards"} | body)
+    cache = request.app[SERVICE].cache
+    peer = peer_of(request)
+    return await _stream(request, lambda send: cache.warm(urls, peer, send, wanted))
+
+
 async def _drop(
     request: web.Request,
     do: Callable[[Cache, list[str], Peer], Awaitable[Json]],
@@ -158,7 +169,6 @@ async def _drop(
     return web.json_response(await do(cache, urls, peer_of(request)))
 
 
-routes.post("/v1/warm")(partial(_fetch, do=Cache.warm))
 routes.post("/v1/pin")(partial(_fetch, do=Cache.pin))
 routes.post("/v1/evict")(partial(_drop, do=Cache.evict))
 routes.post("/v1/unpin")(partial(_drop, do=Cache.unpin))

@@ -103,7 +103,7 @@ from shardcache.errors import ProtocolError
 
 T = TypeVar("T")
 Json = dict[str, Any]
-Wanted: TypeAlias = Literal["samples", "either", "files", "ranges", "objects", "entries"]
+Wanted: TypeAlias = Literal["samples", "shards", "either", "files", "ranges", "objects", "entries"]
 Fields = Mapping[str, Any]
 
 SESSION_PATH = "/v1/session"

@@ -99,6 +99,18 @@ class Partial:
         """Mark a part as finished."""
         self.done[sums.index] = sums.crc32c
 
+    def fill(self, source: Path) -> None:
+        """Copy the missing parts from a file with the object's own bytes. Blocks.
+
+        Raises DiskError.
+        """
+        with disk_errors(self.path), source.open("rb") as own, self.path.open("r+b") as file:
+            for index in self.missing():
+                start = index * self.part_bytes
+                data = os.pread(own.fileno(), self.size_of(index), start)
+                os.pwrite(file.fileno(), data, start)
+                self.done[index] = crc32c(data, 0)
+
     def crcs(self) -> list[int]:
         """Return the CRC32C of every part, in order; all parts must be finished."""
         return [self.done[index] for index in range(self.count)]

@@ -12,6 +12,7 @@ from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.fetching.part_filler import PartFiller
 from shardcache.cache.fetching.publisher import Publisher
 from shardcache.cache.fetching.reserving import reserve_for_transfer
+from shardcache.cache.listings.shard_listing import name_of
 from shardcache.cache.planner import Planner
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.claims import KeyClaim
@@ -163,6 +164,9 @@ class Fetcher:
             return 0  # finished parts may be there
         if transfer.ref.is_file:
             return 0  # another part may be needed first
+        own = self._planner.key(name_of(transfer.ref._replace(is_file=True)))
+        if own in self._store.shards:
+            return 0  # a copy of the cached file is made: see `_fill_from_cache`
         if transfer.waits:
             return self._part_bytes
         now = self._planner.now
@@ -205,6 +209,8 @@ class Fetcher:
                 return present  # its eviction was under way when this began, and failed
             partial = await asyncio.to_thread(self._open, obj, transfer.ref.is_file)
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
+            if partial.may_be_copied:
+                await self._fill_from_cache(partial)
             return await self._download(claim, transfer, origin, partial)
         except PostponedError:
             gave_way = reservation.size_bytes > adopted_bytes  # others wait for exactly this space
@@ -218,6 +224,21 @@ class Fetcher:
             self._leave_parts(key, reservation, transfer)
             if gave_way:
                 self._changed.notify()
+
+    async def _fill_from_cache(self, partial: Partial) -> None:
+        """Copy the object's own bytes, if they are cached for programs that read files."""
+        obj = partial.obj
+        own = self._store.shards.get(shard_key(place_of(obj.url, is_file=True), obj.version))
+        if own is None:
+            return
+        with self._residency.retained(own):
+            try:
+                facts = await self._store.facts(own)
+                await self._store.check_tar(own, facts)
+            except CorruptShardError as exn:
+                await self._health.found(own, exn)
+                return
+            await asyncio.to_thread(partial.fill, self._store.layout.tar(own.key))
 
     async def _clean_up(
         self,

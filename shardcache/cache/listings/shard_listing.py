@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.shard_columns import Shards
-from shardcache.shared.url_names import is_shard_or_file
+from shardcache.shared.url_names import is_shard, is_shard_or_file
 from shardcache.store.keys import place_of, shard_key
 
 # Memory of a list, and of a shard in it, besides its texts: name and numbers.
@@ -62,6 +62,8 @@ class Listing:
         return (place_of(url, is_file=self._is_file(url)) for url in self.shards.urls)
 
     def _is_file(self, url: str) -> bool:
+        if self._wanted == "shards":
+            return not is_shard(url)
         if self._wanted == "either":
             return not is_shard_or_file(url)
         return self._wanted in ("files", "ranges", "objects")

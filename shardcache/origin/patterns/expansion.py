@@ -23,6 +23,7 @@ from shardcache.shared.url_names import (
     format_of,
     is_index,
     is_shard,
+    is_shard_or_file,
     is_tar_or_unnamed,
     split_of,
 )
@@ -32,6 +33,7 @@ from shardcache.transport.between.flow import Flow, Received, nothing
 log = structlog.get_logger()
 
 _FORMATS_INDEX = "index.json"
+_SHARDS_OR_FILES = ("shards", "either")
 
 Indexes = MutableMapping[tuple[str, str], Shards]
 """Index files that have been read, by url and version."""
@@ -60,9 +62,10 @@ async def expand(
         received: called with numbers of objects and bytes as they arrive.
         indexes: index files that are not read again; those that are read are added.
         wanted: with "files", a file that is no index stands for itself, and a prefix for every file
-            below it; with "either", only if there is no shard. With "entries", the pattern is a
-            folder's own url, whatever its characters, and stands for the files and folders that lie
-            directly below it.
+            below it; with "shards" or "either", only if there is no shard. Below a prefix, files of
+            formats that are for other programs as often are shards only if there are no others,
+            and with "either" never. With "entries", the pattern is a folder's own url, whatever its
+            characters, and stands for the files and folders that lie directly below it.
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the
     origin's errors.
@@ -166,10 +169,10 @@ async def _listed_beside(
     None if there is none, or shards that no such file lists.
     """
     index = prefix + _FORMATS_INDEX
-    if wanted not in ("samples", "either") or all(obj.url != index for obj in found):
+    if wanted not in ("samples", *_SHARDS_OR_FILES) or all(obj.url != index for obj in found):
         return None
-    shards = [obj.url for obj in found if is_shard(obj.url)]
-    if not shards or not all(format_of(url).lists for url in shards):
+    shards = _shards_among(found, wanted)
+    if not shards or not all(format_of(obj.url).lists for obj in shards):
         return None
     try:
         return await _indexed(index, origins, received, indexes, "samples")
@@ -264,19 +267,32 @@ async def _matching(glob: str, origins: Origins, received: Received) -> list[Rem
 def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
     """Return the shards or files among what lies below a prefix."""
     files = [obj for obj in found if not obj.url.endswith("/")]
-    shards = [obj for obj in files if is_shard(obj.url)]
-    if wanted == "files" or (wanted == "either" and not shards):
+    shards = _shards_among(files, wanted)
+    if wanted == "files" or (wanted in _SHARDS_OR_FILES and not shards):
         return files
 
-    left_out = [obj.url for obj in files if not is_shard(obj.url)]
+    taken = {obj.url for obj in shards}
+    left_out = [obj.url for obj in files if obj.url not in taken]
     if left_out:
         log.info(
-            "files below the prefix that have no shard's name are left out",
+            "files below the prefix that are not its shards are left out",
             url=prefix,
             files=len(left_out),
             first=left_out[0],
         )
     return shards
+
+
+def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
+    """Return the shards below a prefix.
+
+    A manifest in JSON Lines or parquet beside tars is none, but a folder of such files alone has
+    shards.
+    """
+    shards = [obj for obj in files if is_shard_or_file(obj.url)]
+    if shards or wanted == "either":
+        return shards
+    return [obj for obj in files if is_shard(obj.url)]
 
 
 def _listed(pattern: str, found: Sequence[RemoteObject], wanted: Wanted) -> Shards:
