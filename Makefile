@@ -40,6 +40,7 @@ platforms: $(VENV)/.installed-dev  ## run what takes root and a system's program
 # LitData's and MosaicML's scripts are skipped unless `make bench` has installed both: they need torchvision, as below.
 ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart $(VENV)/mosaicml $(VENV)/awscli  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train, JAX, tf.data, Grain, Energon, DALI, S3 clients
 	$(BIN)/python -m pytest -m '' tests/ecosystem/frameworks
+	PYTHONPATH=$(abspath $(VENV))/mosaicml:tests $(BIN)/python -m pytest -m '' tests/ecosystem/formats
 	PYTHONPATH=$(abspath $(VENV))/mosaicml:$(abspath $(VENV))/awscli $(BIN)/python -m pytest -m '' tests/ecosystem/endpoint
 	PYTHONPATH=$(abspath $(VENV))/mosaicml $(BIN)/python -m pytest -m slow -rs tests/e2e/docs/test_docs_scripts.py -k before_and_after
 	PYTHONPATH=$(abspath $(VENV))/apart $(BIN)/python -m pytest -m '' tests/ecosystem/pipelines
