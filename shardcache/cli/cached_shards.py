@@ -29,9 +29,9 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
     """Fetch shards into the cache, and wait until they are cached.
 
     Run it before a job starts, and the job's first epoch reads from disk. URL is a brace pattern
-    (quote it), a glob, a prefix ending in "/", an index file or a single shard. Shards of any format
-    are cached as datasets read them, other files as they are. With --json, prints one line of JSON
-    per event. Ctrl-C stops waiting.
+    (quote it), a glob, a prefix ending in "/", an index file or a single shard. Shards of any
+    format are cached as datasets read them, other files as they are. With --json, prints one line
+    of JSON per event. Ctrl-C stops waiting.
     """
     wanted: Wanted = "files" if wants_files else "shards"
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
