@@ -83,7 +83,7 @@ def counted(url: str) -> str:
 @pytest.mark.parametrize("door", READERS)
 def test_torn_samples_are_an_error_at_every_door(daemon: Daemon, torn: str, door: str) -> None:
     """Not six samples of half the members; a default for missing members hides nothing."""
-    with pytest.raises(TornSampleError, match="'0000' comes again, with the member 'cls' at byte 3584") as caught:
+    with pytest.raises(TornSampleError, match="'0000' appears again, with the member 'cls' at byte 3584") as caught:
         list(READERS[door](torn, daemon.socket))
     assert caught.value.url == torn
     assert "tar --sort=name" in caught.value.remedy
@@ -95,7 +95,7 @@ def test_index_of_torn_samples_is_not_written(daemon: Daemon, torn: str, tmp_pat
     assert ran.code == 1
     assert not (tmp_path / "index.json").exists()
     printed = ran.out + ran.err
-    assert "'0000' comes again" in printed
+    assert "'0000' appears again" in printed
     assert "tar --sort=name" in printed
     assert shardcache("warm", torn, socket=daemon.socket).code == 1
 
@@ -111,7 +111,7 @@ def test_refused_shard_is_counted_and_named(torn: str, tmp_path: Path) -> None:
         found = shardcache("doctor", "--quick", "--json", "--socket", daemon.socket).json["findings"]
         [refused] = [finding for finding in found if finding["check"] == "daemon.refused"]
         assert refused["found"] == f"1 shard refused on arrival, last {torn}"
-        assert "'0000' comes again" in refused["cause"]
+        assert "'0000' appears again" in refused["cause"]
         assert "tar --sort=name" in refused["remedy"]
         assert "0 corrupt; 1 refused" in shardcache("verify", socket=daemon.socket).out
         assert b"shardcache_refused_shards_total 1.0" in daemon.request("GET", "/metrics")

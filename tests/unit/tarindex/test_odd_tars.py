@@ -131,7 +131,7 @@ def test_a_torn_sample_is_an_error_where_webdataset_gives_its_parts(path: Path, 
     assert arriving.samples == expected.samples[: len(arriving.samples)]
     for found in (indexed, arriving):
         assert isinstance(found.error, TornSampleError)
-        assert f"the key {key!r} comes again" in found.error.message
+        assert f"the key {key!r} appears again" in found.error.message
         assert f"at byte {at}:" in found.error.message
         assert "tar --sort=name" in found.error.remedy
         assert found.error.url == str(path)

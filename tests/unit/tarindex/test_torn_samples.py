@@ -57,5 +57,5 @@ def test_lines_with_one_number_in_two_members_are_torn(tmp_path: Path) -> None:
     """Columns of lines would be samples of one member each."""
     path = tmp_path / "a.tar"
     path.write_bytes(pack([("__lines__/0.json", b"{}\n{}\n"), ("__lines__/0.txt", b"a\nb\n")]))
-    with pytest.raises(TornSampleError, match="the key '0' comes again, with the member 'txt'"):
+    with pytest.raises(TornSampleError, match="the key '0' appears again, with the member 'txt'"):
         index_tar(path, URL)
