@@ -96,6 +96,7 @@ def test_parquet_files_come_from_the_hub(tmp_path: Path) -> None:
     """By a glob over the repository, without an index of ours: files in LFS, as the Hub has them."""
     pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")
     with HubServer() as hub:
+        hub.content.valid_urls = 100  # several files are fetched at a time
         for shard in range(SHARDS):
             name = f"train-{shard:05d}-of-{SHARDS:05d}.parquet"
             hub.put_lfs(f"/datasets/org/set/resolve/main/data/{name}", FORMATS["a.parquet"](rows_of_shard(shard)))

@@ -289,7 +289,7 @@ def test_dataset_without_a_table_is_refused(make: Make, store: Store) -> None:
     """The error has the command that writes one."""
     counted = store.url("/{0..1}.tar")
     list(make(counted, shuffle=False))
-    with pytest.raises(ConfigError, match="next to an index file") as caught:
+    with pytest.raises(ConfigError, match="next to the index file") as caught:
         make(counted)
     assert "--samples" in caught.value.remedy
 

@@ -160,7 +160,7 @@ def test_a_value_is_blamed_on_where_it_was_given(tmp_path: Path) -> None:
     assert "$SHARDCACHE_MAX_BANDWIDTH: at least 65.5 kB" in ran.err
     ran = shardcache("serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_ORIGIN": "s3://b/"})
     assert ran.code == 2
-    assert "$SHARDCACHE_ORIGIN: write the tables as a list in JSON" in ran.err
+    assert "$SHARDCACHE_ORIGIN: write the tables as a JSON list" in ran.err
     ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="[origin]\nmatch = 's3://b/'")
     assert ran.code == 2
     assert "write [[origin]]" in ran.err
