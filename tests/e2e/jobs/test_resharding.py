@@ -53,6 +53,7 @@ RANK_WRAPPERS: dict[str, tuple[Wrap, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize(("wrap", "name"), RANK_WRAPPERS.values(), ids=RANK_WRAPPERS)
 def test_a_second_sharding_among_ranks_is_an_error(make: Make, keys: list[str], wrap: Wrap, name: str) -> None:

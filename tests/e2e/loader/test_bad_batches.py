@@ -39,6 +39,7 @@ def spoilt(folder: Path) -> str:
     return index
 
 
+@pytest.mark.slow
 def test_substitutes_are_the_same_for_any_threads(daemon: Daemon, tmp_path: Path) -> None:
     """A lost shard, and samples that a function refuses: batches keep their size, and are equal from run to run."""
     index = spoilt(tmp_path)

@@ -122,6 +122,7 @@ def long(make: Make, long_index: str) -> Data:
     return make(long_index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_numbered", [True, False], ids=["numbered", "filtered"])
 def test_threads_go_on_where_processes_end(long: Data, info: Log, *, is_numbered: bool) -> None:
     """In the middle of the epoch, with the very next batch, if functions do without the lock."""

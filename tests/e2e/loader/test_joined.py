@@ -413,6 +413,7 @@ def test_partners_that_are_evicted_are_fetched_again(tmp_path: Path) -> None:
 # Shards that are cut otherwise
 
 
+@pytest.mark.slow
 def test_shards_of_other_sizes_are_joined_by_the_tables_of_their_keys(daemon: Daemon, tmp_path: Path) -> None:
     """A shard is read with all that have partners of its samples; without tables, the error says how to write them."""
     images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)

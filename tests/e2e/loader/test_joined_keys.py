@@ -47,6 +47,7 @@ def write_bare(folder: Path, samples: list[Sample]) -> str:
     return write_index(folder, COUNTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"missing": "skip"}, DEFAULTS], ids=str)
 def test_partners_are_found_in_any_shard_of_as_many_samples(
     daemon: Daemon, tmp_path: Path, options: Mapping[str, Any]

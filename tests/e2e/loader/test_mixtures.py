@@ -150,6 +150,7 @@ def test_weights_of_later_epochs_may_change_on_resuming(make: Make) -> None:
     assert before + rest == read(mixture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["web", "code"])
 @pytest.mark.parametrize("fault", ["sample", "shard", "decode"])
 def test_unreadable_samples_leave_the_others_in_place(

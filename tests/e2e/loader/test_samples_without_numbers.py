@@ -107,6 +107,7 @@ def test_batches_are_the_same_for_any_workers(data: Data, kind: Kind) -> None:
     assert first[0] != first[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_any_workers_resume_from_the_state_of_any(data: Data, before: Kind, after: Kind) -> None:
     """With the very next batch, after each number of batches; the state says nothing of workers."""
@@ -120,6 +121,7 @@ def test_any_workers_resume_from_the_state_of_any(data: Data, before: Kind, afte
     assert taken + list(resumed) == whole
 
 
+@pytest.mark.slow
 def test_each_batch_is_followed_by_the_next(data: Data) -> None:
     """Whichever was the last that the state knows of."""
     whole = list(load(data(), num_workers=0))

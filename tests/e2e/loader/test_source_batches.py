@@ -182,6 +182,7 @@ def test_plain_dataloaders_give_batches_of_one_source(make: Make) -> None:
             list(batches)
 
 
+@pytest.mark.slow
 def test_global_batches_are_of_one_source(make: Make) -> None:
     """The same ones on any number of ranks."""
 

@@ -126,6 +126,7 @@ def loader(make: Make, request: pytest.FixtureRequest) -> Iterator[ShardLoader[l
     yield load(make(), **request.param)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=4))
 def test_batches_that_are_left_out_count_as_taken(

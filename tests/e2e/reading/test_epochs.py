@@ -68,6 +68,7 @@ def uneven(folder: Path) -> str:
     return write_indexed(folder / "uneven", COUNTS)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     shuffle=st.none() | st.builds(Shuffle, st.integers(0, 9), st.integers(0, 4), st.integers(1, 3)),

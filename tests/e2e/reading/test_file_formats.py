@@ -78,6 +78,7 @@ def test_samples_are_those_that_were_written(files: Path, daemon: Daemon) -> Non
     assert [plain(sample) for sample in ShardDataset(f"{files}/", socket=daemon.socket)] == EXPECTED
 
 
+@pytest.mark.slow
 def test_ranks_and_workers_get_each_sample_once(files_of_a_kind: Path, daemon: Daemon) -> None:
     """Shuffled, two ranks with two workers each."""
     index = write_index(files_of_a_kind, [SAMPLES] * SHARDS, f"{{}}-{files_of_a_kind.name}")
@@ -89,6 +90,7 @@ def test_ranks_and_workers_get_each_sample_once(files_of_a_kind: Path, daemon: D
     assert sorted(found, key=lambda row: row["__key__"]) == EXPECTED
 
 
+@pytest.mark.slow
 def test_epoch_resumes_after_any_batch(files_of_a_kind: Path, daemon: Daemon) -> None:
     """The state of a loader continues with the very next batch."""
     index = write_index(files_of_a_kind, [SAMPLES] * SHARDS, f"{{}}-{files_of_a_kind.name}")

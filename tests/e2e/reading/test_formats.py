@@ -87,6 +87,7 @@ def test_compressed_mds_shards_are_inflated(daemon: Daemon, compression: str) ->
     assert [sample["n"] for sample in reader] == list(range(SAMPLES))
 
 
+@pytest.mark.slow
 def test_chunks_of_rows_have_the_rows_values(daemon: Daemon) -> None:
     """Texts, numbers and nested values, which LitData stores in Arrow's format."""
     expected = json.loads((DATA / "litdata/rows_values.json").read_text())

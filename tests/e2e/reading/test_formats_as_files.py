@@ -52,6 +52,7 @@ def samples_of(url: str, daemon: Daemon) -> list[dict[str, Any]]:
     return [plain(sample) for sample in ShardDataset(url, shuffle=False, socket=daemon.socket)]
 
 
+@pytest.mark.slow
 @NAMED
 def test_cached_file_gives_samples_without_another_fetch(store_daemon: Daemon, bucket: Bucket, name: str) -> None:
     """A program has opened the file before: the samples are made of the cached bytes."""

@@ -127,6 +127,7 @@ def test_members_alone_are_fetched_alone(data: Dataset) -> None:
     assert data.store.sent_bytes() <= 3 * PART_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_sample_is_read(data: Dataset, shuffle: bool) -> None:
     """All of them, in order or scattered, by batches in workers; of the store, hardly a byte more than once."""

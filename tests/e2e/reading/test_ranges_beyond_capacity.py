@@ -88,6 +88,7 @@ def test_list_of_samples_may_be_larger_than_the_cache(store: Store, node: Daemon
         assert [content(sample) for sample in samples[numbers]] == [ALL[number] for number in numbers]
 
 
+@pytest.mark.slow
 def test_lists_of_many_readers_are_read_at_the_same_time(store: Store, node: Daemon) -> None:
     """None of them waits for another that waits for it."""
 
@@ -100,6 +101,7 @@ def test_lists_of_many_readers_are_read_at_the_same_time(store: Store, node: Dae
         assert all(threads.map(read, range(6)))
 
 
+@pytest.mark.slow
 def test_readers_that_do_other_things_keep_nobody_waiting(store: Store, node: Daemon) -> None:
     """Such as a rank that waits for the others: what was fetched ahead for it leaves space for them."""
     with ExitStack() as stack:
@@ -128,6 +130,7 @@ def test_epoch_of_global_shuffle_is_larger_than_the_cache(store: Store, node: Da
     assert found == ALL
 
 
+@pytest.mark.slow
 def test_ranges_of_files_may_be_larger_than_the_cache_together(store: Store, node: Daemon) -> None:
     """By fsspec's call for many at once."""
     files = ShardcacheFileSystem("http", socket=str(node.socket), skip_instance_cache=True, timeout_s=PATIENCE_S)

@@ -326,6 +326,7 @@ def test_an_object_larger_than_the_cache_is_read_by_parts(bucket: Bucket, tmp_pa
         client.close()
 
 
+@pytest.mark.slow
 def test_parts_are_those_of_the_upload(seaweedfs_server: SeaweedFS, tmp_path: Path) -> None:
     """A client that reads an object part by part gets the parts that the store has."""
     bucket = new_bucket(seaweedfs_server)

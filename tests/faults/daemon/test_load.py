@@ -85,6 +85,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[memory.Ground]:
         yield ground
 
 
+@pytest.mark.slow
 @rows(memory.ROWS)
 def test_hostile_input_takes_no_more_memory_than_it_may(row: Row, small: memory.Ground) -> None:
     """By the peak of a daemon and its processes: hostile inputs end in typed errors, large honest ones in answers."""

@@ -204,6 +204,7 @@ def test_old_caches_beside_the_sockets_are_removed_alone(
     assert all(log.exists() for log in logs)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 def test_start_without_proc_is_a_typed_error(root: Path, home: PrivateHome) -> None:
     """In a chroot without /proc; the error says what to mount."""

@@ -103,6 +103,7 @@ def read(daemon: Daemon, path: str, **headers: str) -> bytes:
     return ask(daemon, *signed(daemon, path, keys_of(daemon), **headers)).body
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_is_cut_off(daemon: Daemon, bucket: Bucket) -> None:
     """Its object can be evicted then, and what it reads at last ends early."""
     path = f"/{bucket.name}/large-0"

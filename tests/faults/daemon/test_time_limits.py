@@ -109,6 +109,7 @@ def test_full_socket_does_not_outlast_the_wait(folder: Path) -> None:
                 session.resolve(urls)
 
 
+@pytest.mark.slow
 def test_stopped_daemon_ends_every_wait_at_its_limit(folder: Path) -> None:
     """Readers of samples, new readers and readers of files each get the error of a frozen daemon in time."""
     urls = [f"file://{path}" for path in write_shards(folder, 8, 3)]

@@ -36,6 +36,7 @@ needs_cc = pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 
 
+@pytest.mark.slow
 @rows(disks.ROWS)
 def test_failing_disk_costs_typed_errors_at_most(row: Row, tmp_path: Path) -> None:
     """Right shards or typed errors; what is cached is served; and the daemon is well again without a restart."""

@@ -35,6 +35,7 @@ def result(place: StorePlace) -> Iterator[Result]:
     assert not result.first_failure
 
 
+@pytest.mark.slow
 @rows(store.ROWS)
 def test_misbehaving_store_gives_right_shards_or_typed_errors(row: Row, place: StorePlace) -> None:
     """Whatever is wrong with its answers; and every shard comes once the store is healed."""

@@ -166,6 +166,7 @@ def test_all_local_files_have_one_prefix(warmed: Daemon, tmp_path: Path, shards:
     assert found >= {*shards, f"{folder}/shard-000000.tar"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_as", ["", "file://"], ids=["read by path", "read by url"])
 @pytest.mark.parametrize("named_as", ["", "file://"], ids=["named by path", "named by url"])
 def test_path_and_url_of_a_file_are_the_same(warmed: Daemon, tmp_path: Path, read_as: str, named_as: str) -> None:
@@ -300,6 +301,7 @@ def test_every_command_ends_while_the_daemon_hangs(tmp_path: Path, shards: list[
             assert f"kill -9 {frozen.pid}" in ran.err, command
 
 
+@pytest.mark.slow
 def test_warm_waits_as_long_as_the_daemon_is_alive(daemon: Daemon) -> None:
     """However long the store is silent, a daemon that answers for its health is not given up."""
     silence_s = 2.0  # a daemon under load takes a while to answer

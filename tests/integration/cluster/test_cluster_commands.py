@@ -143,6 +143,7 @@ async def owner_of(nodes: TierNodes, front: Node, part: dict[str, str]) -> str:
     return answer.headers["x-shardcache-owner"]
 
 
+@pytest.mark.slow
 @needs_nginx
 @pytest.mark.parametrize("name", ["workload", "node1", "shared"])
 async def test_owner_with_the_name_of_another_is_refused(name: str, issued: Path, tmp_path: Path) -> None:
@@ -199,6 +200,7 @@ async def test_status_names_the_nodes_that_are_down(secure: TierNodes) -> None:
     secure.start(tier.nodes[2])
 
 
+@pytest.mark.slow
 @needs_nginx
 async def test_status_of_the_living_does_not_wait_for_the_dead(secure: TierNodes) -> None:
     """However many are silent, and wherever in the list: a living node's report is complete."""

@@ -354,6 +354,7 @@ def test_nodes_read_what_the_store_permitted_lately_while_it_fails(
     assert [(answer.status, answer.headers["retry-after"]) for answer in refused] == [(503, "7")] * 2
 
 
+@pytest.mark.slow
 def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path) -> None:
     """A daemon that has lost its cache, and one that never read the shard, learn the version from the tier.
 

@@ -282,6 +282,7 @@ def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any)
         process.join()
 
 
+@pytest.mark.slow
 @needs_nginx
 def test_node_waits_for_a_list_that_has_it(node: NodeRun, capsys: pytest.CaptureFixture[str]) -> None:
     """A node that joins is not at fault: the probe succeeds, and nginx starts soon after the list has the node."""

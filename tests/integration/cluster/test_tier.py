@@ -170,6 +170,7 @@ async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig)
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.SILENCE, Fault.STALL])
 async def test_a_request_that_its_owner_has_lost_is_sent_again(fault: Fault, tiered: TieredRig) -> None:
     """An owner that says that it has no request for the part is not waited for, and the store is not asked."""
@@ -183,6 +184,7 @@ async def test_a_request_that_its_owner_has_lost_is_sent_again(fault: Fault, tie
     assert tiered.near.refreshed == []
 
 
+@pytest.mark.slow
 async def test_a_request_that_is_lost_twice_goes_to_the_store(tiered: TieredRig) -> None:
     """No part waits for a third worker that may hang as well."""
     obj = await tiered.put()

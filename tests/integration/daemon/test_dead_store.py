@@ -49,6 +49,7 @@ LISTING = "listing the shards of s3://bucket"
 PATTERNS = ["s3://bucket/train/index.json", "s3://bucket/train-*.tar", "s3://bucket/train/"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_job_whose_shards_are_being_listed_is_waiting(silent: Daemon, pattern: str) -> None:
     """In status, its terminal and the metrics, on the dashboard, and in the explanation: for which store, how long."""

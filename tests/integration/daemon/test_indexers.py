@@ -69,6 +69,7 @@ async def test_a_cancelled_request_spoils_no_later_one(indexers: Indexers, tmp_p
     assert (await indexers.index(request_for(small))).samples == 3
 
 
+@pytest.mark.slow
 async def test_frozen_processes_are_killed_and_replaced(pair: Indexers, tmp_path: Path) -> None:
     """With every process stopped, each shard is indexed by a new one; the stopped ones are gone."""
     tars = [tmp_path / "a.tar", tmp_path / "b.tar"]
@@ -85,6 +86,7 @@ async def test_frozen_processes_are_killed_and_replaced(pair: Indexers, tmp_path
     assert not frozen & processes()
 
 
+@pytest.mark.slow
 async def test_one_shard_needs_one_process_that_is_not_frozen(pair: Indexers, tmp_path: Path) -> None:
     """All idle ones are stopped, and have done nothing yet: the second try is by a new process."""
     tar = tmp_path / "a.tar"

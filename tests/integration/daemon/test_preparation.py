@@ -49,6 +49,7 @@ def test_processes_are_started_before_the_first_connection_is_handled(root: Path
     assert found == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "more", "cause"),
     [
@@ -70,6 +71,7 @@ def test_broken_aws_config_reaches_the_readers_of_s3_alone(
         assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 def test_daemon_serves_once_s3_is_loaded(root: Path) -> None:
     """Where the environment configures it: the first reader's first batch takes as long as any other's."""
     description = root / "models" / "s3" / "2099-01-01" / "service-2.json"
@@ -101,6 +103,7 @@ def test_slow_credentials_do_not_delay_the_processes(root: Path) -> None:
     assert started == [1, 1]
 
 
+@pytest.mark.slow
 def test_failed_preparation_does_not_end_the_daemon(root: Path) -> None:
     """Whatever the SDK raises while it is loaded, here over a description that is no JSON, local urls are read."""
     description = root / "models" / "s3" / "2099-01-01" / "service-2.json"
@@ -134,6 +137,7 @@ def test_hanging_credential_process_ends_with_the_daemon(profile: str, end: sign
     wait_until_ended(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "cause"),
     [

@@ -25,6 +25,7 @@ def bucket(moto: Bucket) -> Bucket:
     return moto
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [

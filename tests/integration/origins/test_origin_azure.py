@@ -82,6 +82,7 @@ async def test_object_is_read_by_etag(server: AzureServer) -> None:
                 await read_range(origin, replace(obj, version="0x0"), 0, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "error"),
     [

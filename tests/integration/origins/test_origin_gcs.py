@@ -79,6 +79,7 @@ async def test_object_that_was_stored_compressed_comes_as_it_is_stored(server: G
     assert b"".join(await read_whole(origin, obj, 500)) == stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "error", "retried"),
     [
@@ -176,6 +177,7 @@ async def test_public_and_billed_buckets(server: GoogleServer, tmp_path: Path) -
     await paying.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GoogleServer.HAS_EMULATOR, reason="pip install gcp-storage-emulator")
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # by gcsfs
 @pytest.mark.parametrize("size_bytes", [1000, 6 * 1024**2], ids=["one request", "resumable"])

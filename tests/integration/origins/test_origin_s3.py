@@ -70,6 +70,7 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
         await read(origins, obj, 0, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, Fault.REPLACED, *PRIMED_IN_VAIN])
 async def test_a_part_requested_ahead_is_of_the_version_reported_since(
     fault: Fault | None, faulty: FaultyS3, origins: Origins
@@ -250,6 +251,7 @@ async def test_credentials_are_obtained_before_the_first_url(
     assert asked.read_text() == "asked\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["gzip", "aws-chunked", None])
 @pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "chunks"])
 async def test_stored_bytes_come_however_they_are_labelled_and_sent(
@@ -318,6 +320,7 @@ def plain_client(moto: Bucket) -> Iterator[Any]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "is_md5"),
     [

@@ -75,6 +75,7 @@ def uncounted(_folder: Path, _daemon: Daemon) -> None:
     """Leave the samples uncounted."""
 
 
+@pytest.mark.slow
 @orders
 @pytest.mark.parametrize("prepare", [uncounted, counted])
 def test_object_replaced_before_its_first_read_is_read_in_its_new_version(

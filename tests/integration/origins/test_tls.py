@@ -52,6 +52,7 @@ def url_of(kind: str, server: FaultyS3 | ScriptedServer, monkeypatch: pytest.Mon
     return url if kind == "s3" else server.http_url("a.tar")
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("wrong", ["unknown", "expired", "another name"])
 async def test_a_certificate_that_is_refused_is_an_error_at_once(
@@ -93,6 +94,7 @@ async def test_a_cut_within_a_record_is_a_lost_connection(
     assert rig.counters.retries == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["301 Moved", "307 Temporary Redirect"])
 @KINDS
 async def test_redirect_from_https_to_http_is_an_error(
@@ -122,6 +124,7 @@ def has_loopback() -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_loopback(), reason="needs ::1")
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
 @pytest.mark.parametrize("kind", ["web", "s3", "s3 by a table"])
@@ -153,6 +156,7 @@ def proxy() -> Iterator[ForwardProxy]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
 @KINDS
 async def test_a_proxy_passes_everything_on(

@@ -49,6 +49,7 @@ async def test_every_byte_arrives(rig: Rig, faulty: FaultyS3) -> None:
     assert [method for method, key, *_ in faulty.seen if key == "empty.tar"] == ["HEAD"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -236,6 +237,7 @@ async def test_file_without_any_version_is_read_at_once(rig: Rig) -> None:
     Undated().rm("undated://a.tar")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["CRC32C", "CRC32", "CRC64NVME"])
 async def test_a_bit_that_flips_on_the_way_is_caught(algorithm: str, rig: Rig, moto: Bucket) -> None:
     """The whole is compared with the store's own checksum, with the parts that an interrupted download left."""

@@ -128,6 +128,7 @@ def make_files(folder: Path, *names: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
@@ -395,6 +396,7 @@ def test_input_that_changes_during_the_run_ends_it(photos: Path, tmp_path: Path)
     assert not (tmp_path / "out" / "index.json").exists()
 
 
+@pytest.mark.slow
 def test_other_input_or_settings_never_mix(photos: Path, tmp_path: Path) -> None:
     """A changed file, another size or order: an error that names the change, and nothing is touched."""
     out = tmp_path / "out"
@@ -414,6 +416,7 @@ def test_other_input_or_settings_never_mix(photos: Path, tmp_path: Path) -> None
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_shards_of_others_are_not_mixed_with(photos: Path, tmp_path: Path) -> None:
     """A destination that holds a shard which this command has not written is refused, before and after its own."""
     out = tmp_path / "out"
@@ -501,6 +504,7 @@ def parquet(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_columns_are_chosen_and_named(parquet: Path, tmp_path: Path) -> None:
     """`--columns` takes those alone, under the extension given; one that does not exist is refused with the others."""
     ran = shardcache("write", *ALONE, parquet, tmp_path / "out", "--columns", "image=img,label=cls")
@@ -514,6 +518,7 @@ def test_columns_are_chosen_and_named(parquet: Path, tmp_path: Path) -> None:
     assert shardcache("write", *ALONE, parquet, tmp_path / "other", "--columns", "picture").code == USAGE
 
 
+@pytest.mark.slow
 def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     """Unless they are left out: nothing tells which of them is meant."""
     table = pa.table([pa.array([1]), pa.array(["b"]), pa.array(["c"])], names=["label", "text", "text"])

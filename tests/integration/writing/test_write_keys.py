@@ -48,6 +48,7 @@ MEMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [pytest.param(names, id=kind) for kind, names in MEMBERS.items()])
 def test_members_with_several_dots_become_one_sample(tmp_path: Path, names: Sequence[str]) -> None:
     """Kinds of members, as WebDataset's users name them, need no option."""

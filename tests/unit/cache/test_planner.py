@@ -160,6 +160,7 @@ listings = st.text(alphabet="eJxAB+/=\u00e9", max_size=40) | st.binary(max_size=
 )
 
 
+@pytest.mark.slow
 @given(values | st.tuples(values, values).map(list))
 def test_any_row_is_a_version_with_a_count_or_a_value_error(row: object) -> None:
     """The version and count fit the columns of a list of shards, and the version is text."""

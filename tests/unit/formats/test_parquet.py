@@ -155,6 +155,7 @@ def test_stream_that_is_damaged_is_an_error(tmp_path: Path) -> None:
         indexed(tmp_path / "a.arrow", data[:-40])
 
 
+@pytest.mark.slow
 def test_small_file_that_decodes_to_gigabytes_is_refused(tmp_path: Path) -> None:
     """The process that decodes it may not take the node's memory: 8 GiB in a batch, of a file of a kilobyte."""
     path = tmp_path / "a.parquet"
@@ -179,6 +180,7 @@ def test_compressed_buffers_are_refused(tmp_path: Path) -> None:
         indexed(tmp_path / "a.arrow", stream.getvalue())
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_cut_or_altered_file_is_an_error_or_has_sound_cells(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -97,6 +97,7 @@ def test_part_of_an_array_record_file_is_an_error(tmp_path: Path, left_bytes: in
         read(ARRAY_RECORD, path)
 
 
+@pytest.mark.slow
 def test_damage_is_a_shard_error(tmp_path: Path) -> None:
     """A changed byte of what is around records is an error of the file or of a sample, and no other."""
     whole = written(tmp_path / "a.array_record", "plain.array_record").read_bytes()

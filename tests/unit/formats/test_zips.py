@@ -66,6 +66,7 @@ def indexed(path: Path, data: bytes) -> Samples:
     return zips.ZIP.index(path, URL, IndexOptions())
 
 
+@pytest.mark.slow
 @given(st.dictionaries(NAMES, CONTENTS, max_size=12), st.binary(max_size=30), st.binary(max_size=9))
 def test_stored_members_are_ranges(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], comment: bytes, prefix: bytes
@@ -77,6 +78,7 @@ def test_stored_members_are_ranges(
     assert copied(path) is None
 
 
+@pytest.mark.slow
 @given(st.dictionaries(NAMES, CONTENTS, max_size=12))
 def test_compressed_members_become_a_tar(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
     """The tar has the same samples, with names of any length, in pieces of a limited size."""

@@ -32,6 +32,7 @@ def jobs(draw: st.DrawFn) -> list[Job]:
     ]
 
 
+@pytest.mark.slow
 @given(jobs(), st.integers(0, 2))
 @settings(max_examples=200)
 def test_fetches_are_as_few_as_possible(some_jobs: list[Job], spare: int) -> None:
@@ -61,6 +62,7 @@ def test_a_loop_larger_than_the_cache_still_hits() -> None:
     assert len(Replay(all_reads([Job([TWENTY] * 8)]), 10).fetched) == 20 + 7 * 10
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(4, 12))
 @settings(max_examples=30)
 def test_two_known_epochs_are_nearly_as_good_as_all(seed: int, count: int, capacity: int) -> None:

@@ -27,6 +27,7 @@ def run_step(name: str, folder: Path, **env: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_github_takes_the_workflow_and_the_forms_of_issues() -> None:
     """They have the form that GitHub's schemas demand."""
     forms = (ROOT / ".github" / "ISSUE_TEMPLATE").iterdir()

@@ -74,6 +74,7 @@ def test_summary_is_judged_by_the_last_30_seconds(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share", "waits", "level", "text"),
     [

@@ -166,6 +166,7 @@ def test_several_members_are_joined(dst: Path, codec: Codec) -> None:
     assert dst.read_bytes() == TAR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", list(COMPRESS))
 def test_every_cut_is_noticed(dst: Path, codec: Codec) -> None:
     """Compressed data that ends early never passes for a whole shard."""

@@ -99,6 +99,7 @@ def test_sparse_members_are_faults_and_disturb_no_other(tmp_path: Path, path: Pa
     assert [data[start:end] for start, end in zip(samples.starts, samples.ends, strict=True)] == [b"before", b"behind"]
 
 
+@pytest.mark.slow
 def test_every_cut_is_noticed(path: Path) -> None:
     """Cut at any byte, a tar is refused with a typed error that names its url.
 

@@ -72,6 +72,7 @@ def bound(dealt: Dealt) -> Fraction:
 cuts = st.builds(Partition, st.integers(1, 12), st.sampled_from([None, "pad", "drop"]), st.integers(1, 4))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(mixtures(), cuts, cuts, st.data())
 def test_proportions_hold_in_what_each_former_reader_has_left(
@@ -92,6 +93,7 @@ def test_proportions_hold_in_what_each_former_reader_has_left(
             assert max(ahead) - min(ahead) <= bound(dealt) * len(share.segments)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(mixtures(), st.integers(1, 12), st.integers(1, 4), st.integers(1, 3))
 def test_proportions_hold_in_each_part_of_a_global_batch(dealt: Dealt, world_size: int, size: int, spans: int) -> None:
@@ -104,6 +106,7 @@ def test_proportions_hold_in_each_part_of_a_global_batch(dealt: Dealt, world_siz
                 assert abs(ahead[-1]) <= bound(dealt) * spans
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.integers(1, 1000), weightings)
 @example(40, ({}, [0.99, 0.01]))

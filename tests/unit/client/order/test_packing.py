@@ -200,6 +200,7 @@ def test_filled_blocks_leave_little_room(lengths: list[int], data: st.DataObject
     assert len(taken) == len(lengths) or room < 4 * count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [512, 2048])
 @pytest.mark.parametrize("max_tokens", [2048, 8192, 32768])
 @pytest.mark.parametrize("corpus", WORDS)
@@ -233,6 +234,7 @@ ranks_with_short_samples = ranks_of(st.integers(1, MAX_TOKENS // 2) | st.sampled
 ranks_with_any_numbers = st.lists(lengths_of_samples, min_size=2, max_size=4)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ranks_with_equal_numbers | ranks_with_any_numbers, windows)
 def test_ranks_give_equally_many_blocks_in_every_group(ranks: list[list[int]], window: int) -> None:
@@ -243,6 +245,7 @@ def test_ranks_give_equally_many_blocks_in_every_group(ranks: list[list[int]], w
     assert all(number == numbers[0] for number in numbers)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ranks_with_equal_numbers | ranks_with_any_numbers, windows)
 def test_ranks_in_step_give_each_sample_once(ranks: list[list[int]], window: int) -> None:
@@ -253,6 +256,7 @@ def test_ranks_in_step_give_each_sample_once(ranks: list[list[int]], window: int
         assert all(tokens(block, lengths) <= MAX_TOKENS for block in blocks)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ranks_with_equal_numbers | ranks_with_any_numbers, windows, st.data())
 def test_ranks_in_step_resume_with_the_same_blocks(
@@ -282,6 +286,7 @@ def test_a_block_is_empty_only_when_too_few_samples_are_left(
             assert sum(map(bool, group.blocks)) == len(group.blocks) or left < len(group.blocks)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ranks_with_short_samples, windows.filter(lambda window: window > 1))
 def test_ranks_with_equally_many_samples_have_one_for_each_block(
@@ -304,6 +309,7 @@ def test_rank_that_has_read_everything_does_not_make_groups_smaller() -> None:
     assert [len(group.blocks) for group in packed] == [window // 2] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corpus", ["c4", "pes2o"])
 def test_ranks_in_step_give_few_blocks_more_than_one_of_them_needs(corpus: str) -> None:
     """The rank with the most tokens decides; agreeing group by group costs 2 % of the blocks."""
@@ -332,6 +338,7 @@ def test_order_of_blocks_depends_on_the_key() -> None:
     assert sorted(one) == sorted(other)
 
 
+@pytest.mark.slow
 @given(lengths_of_samples)
 def test_offsets_and_positions_are_those_of_the_samples(lengths: list[int]) -> None:
     """As int32 for attention kernels: where each sample begins, and each token's place in it."""

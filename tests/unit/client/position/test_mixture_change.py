@@ -347,6 +347,7 @@ def test_each_source_goes_on_where_it_was(runs: list[Run]) -> None:
         pass
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     runs(
@@ -409,6 +410,7 @@ def check_batches(job: Job, lines: Lines, batches: int, *, to_end: bool) -> None
     lines.rest = [*rests, *tail] if job.progress.phases else None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([1, 3]),
@@ -428,6 +430,7 @@ def test_global_batches_go_on_where_they_were(spans: int, even: Even, runs: list
         state = job.state(over=False)
 
 
+@pytest.mark.slow
 def test_states_stay_small_however_often_a_mixture_changes() -> None:
     """Also if of one source, which is left out from the first change on, some is left for ever."""
     state: str | None = None

@@ -91,8 +91,9 @@ def test_any_chain_of_jobs_reads_each_sample_once(dealt: Dealt, even: Even, jobs
     assert last.progress.is_over(deal, Topology(0, 3)) or not due
 
 
+@pytest.mark.slow
 @given(datasets(6, 12) | mixtures(), st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 3))))
-def testglobal_batches_go_on_with_any_ranks(dealt: Dealt, jobs: list[tuple[int, int]]) -> None:
+def test_global_batches_go_on_with_any_ranks(dealt: Dealt, jobs: list[tuple[int, int]]) -> None:
     """Each job reads the next ones that a single process would read."""
     deal, manifest = ElasticDeal(dealt.deal("pad"), 12, 3), manifest_of(dealt)
     progress, alone = Progress(), Job(deal, manifest, 1, Progress())
@@ -107,6 +108,7 @@ def testglobal_batches_go_on_with_any_ranks(dealt: Dealt, jobs: list[tuple[int, 
     assert progress.is_over(deal, Topology()) == (progress.global_batches(deal) == deal.batches_in(0))
 
 
+@pytest.mark.slow
 @given(datasets(8, 20), st.integers(1, 4), st.lists(st.tuples(st.integers(1, 7), st.integers(0, 4)), max_size=5))
 def test_other_batch_sizes_read_on_in_the_same_order(dealt: Dealt, ranks: int, parts: list[tuple[int, int]]) -> None:
     """A run in parts, each with batches of its own size, reads what one run would."""

@@ -209,6 +209,7 @@ def moments(draw: st.DrawFn) -> list[tuple[int, int, list[Mark]]]:
     return jobs
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any), moments())
 def test_each_sample_comes_once_whoever_resumes(counts: list[int], jobs: list[tuple[int, int, list[Mark]]]) -> None:

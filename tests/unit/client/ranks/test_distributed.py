@@ -145,6 +145,7 @@ def test_all_ranks_get_the_greatest_and_nothing_stays(env: pytest.MonkeyPatch, s
     assert server.num_keys() == keys
 
 
+@pytest.mark.slow
 def test_a_missing_rank_is_named(env: pytest.MonkeyPatch) -> None:
     """Rank 0 gives up in time and says who is missing; whoever waits for its answer is told the same."""
     first, second, third = group("missing")

@@ -105,6 +105,7 @@ def test_mesh_and_ranks_exclude_each_other() -> None:
         given_ranks(MeshRanks(mesh(dp=8)), 0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "line"),
     [

@@ -147,6 +147,7 @@ def test_patience_with_an_absent_daemon_ends(path: Path) -> None:
         session.wait(lease)
 
 
+@pytest.mark.slow
 def test_a_shard_that_does_not_come(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A line in the log has the daemon's reason after a while, then the error has it, with the shard and the remedy.
 

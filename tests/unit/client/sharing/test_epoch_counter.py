@@ -53,6 +53,7 @@ def _answer(counter: EpochCounter, pipe: Connection) -> None:
         count.passes = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trainer_and_its_workers_see_what_the_others_count(method: str) -> None:
     """A worker reads what its trainer changes after it was started, and the other way round."""
@@ -97,6 +98,7 @@ def test_threads_change_it_one_at_a_time_and_read_concurrently() -> None:
     assert counter.read() == Count(3 * ROUNDS)
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_middle_of_an_edit() -> None:
     """A child that is forked while another thread edits has whole notes, and neither waits for the other's lock."""
     counter = EpochCounter(in_worker=everywhere)

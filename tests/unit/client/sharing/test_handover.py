@@ -135,6 +135,7 @@ class Sender:
         return self._pipe.recv()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_relative_gets_references(shard: Path, method: str) -> None:
     """However the worker was started: the message is small, the bytes are right, and both see it settled."""

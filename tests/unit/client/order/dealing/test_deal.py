@@ -45,6 +45,7 @@ def check_epoch(read: list[list[Place]], cut: Partition, due: Counter[Place]) ->
     assert count.keys() <= due.keys()
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(datasets() | mixtures(), st.lists(cuts, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 10**6))
 def test_every_sample_once_whatever_the_topology(dealt: Dealt, cuts: list[Partition], epoch: int, step: int) -> None:

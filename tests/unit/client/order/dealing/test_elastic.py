@@ -81,6 +81,7 @@ def elastics(draw: st.DrawFn) -> Elastic:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(elastics(), worlds, st.integers(0, 2), st.just(0) | st.integers(0, 100))
 def test_global_batches_are_the_same_for_any_job(elastic: Elastic, ranks: int, epoch: int, taken: int) -> None:

@@ -61,6 +61,7 @@ class Shards:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 1, 3])
 def test_each_sample_comes_once_over_all_ranks(daemon: Daemon, tmp_path: Path, window: int) -> None:
     """In two epochs of other orders, if they are shuffled, with empty shards and more ranks than shards."""
@@ -83,6 +84,7 @@ def test_every_place_is_followed_by_the_next(daemon: Daemon, tmp_path: Path, win
     assert found == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kept", "size"), [(1, 3), (7, 4)])
 @pytest.mark.parametrize("window", [0, 2])
 def test_quota_is_filled_by_further_shares_from_any_place(
