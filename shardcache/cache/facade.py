@@ -30,7 +30,6 @@ from shardcache.errors import CacheError, CorruptShardError, ExhaustedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.shared.protocol import Json, ShardRef, Wanted
-from shardcache.shared.temporary_keys import TemporaryKeys
 from shardcache.shared.url_names import may_name_index
 from shardcache.store.folder.pins_file import Pin
 from shardcache.store.indexing.indexers import Indexers
@@ -90,11 +89,10 @@ class Cache:
         self._background = BackgroundTasks(group)
         self._start(kept.history, fetching.prefetcher, origins)
 
-    def take_keys(self, variables: Mapping[str, Any], peer: Peer) -> None:
-        """Read object stores with the temporary keys of this daemon's own user, if given any."""
-        keys = TemporaryKeys.of(variables)
-        if keys is not None and peer.uid == os.geteuid():
-            self._handed.add(keys)
+    def take_credentials(self, variables: Mapping[str, Any], peer: Peer) -> None:
+        """Read object stores with credentials of this daemon's own user as well, if given any."""
+        if peer.uid == os.geteuid():
+            self._handed.take(variables)
 
     def _start(self, history: History, prefetcher: Prefetcher, origins: Origins) -> None:
         """Start what runs in the background."""

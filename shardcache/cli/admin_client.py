@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.redact import printable
+from shardcache.shared.handed_credentials import handed_over
 from shardcache.shared.private import node_has_daemon, tool_socket
 from shardcache.shared.protocol import Json, Wanted
-from shardcache.shared.temporary_keys import TemporaryKeys
 from shardcache.shared.unix_socket import connected, credentials, health
 
 Lines = Generator[Json, None, None]
@@ -103,9 +103,9 @@ class AdminClient:
         # this process.
         if method == "POST" and self._is_default_path:
             self._path = tool_socket(fetches=True)
-            keys = TemporaryKeys.of(os.environ)
-            if keys is not None and not node_has_daemon():
-                body = {**(body or {}), "temporary_keys": keys.variables}
+            credentials = handed_over(os.environ)
+            if credentials and not node_has_daemon():
+                body = {**(body or {}), "credentials": credentials}
         with self._request(method, path, body) as response:
             for line in _lines_of(response):
                 event = _printable_json(json.loads(line))

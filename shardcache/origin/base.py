@@ -8,7 +8,7 @@ from typing import Protocol
 from shardcache.access.rules import AllowList
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ConfigError
-from shardcache.origin.handed_keys import HandedKeys
+from shardcache.origin.handed import Handed
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import Route, TierState
@@ -31,7 +31,7 @@ class Setup:
         table: options for its urls.
         max_connections: of its own; those of `workers` are limited by the caller.
         redirect_guard: None for a process that reads with its own user's rights.
-        handed: temporary keys of this user's sessions, which go before those of the environment.
+        handed: credentials of this user's sessions, which go before those of the environment.
         signatures: signed urls that were accepted lately.
     """
 
@@ -40,7 +40,7 @@ class Setup:
     max_connections: int
     redirect_guard: AllowList | None
     workers: Workers
-    handed: HandedKeys = field(default_factory=HandedKeys)
+    handed: Handed = field(default_factory=lambda: Handed({}))
     signatures: Signatures = field(default_factory=Signatures)
 
 

@@ -12,12 +12,11 @@ from shardcache.access.urls import protocol_of
 from shardcache.config.origin_table import OriginTable, table_of
 from shardcache.origin.base import Setup
 from shardcache.origin.deferred_origin import DeferredOrigin
-from shardcache.origin.handed_keys import HandedKeys
+from shardcache.origin.handed import Handed
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import TierState
 from shardcache.origin.tiered_origin import TieredOrigin
-from shardcache.shared.temporary_keys import TemporaryKeys
 from shardcache.transport.worker_pool import Workers
 
 # A preempted part keeps its connection while another one reads.
@@ -55,7 +54,7 @@ class Origins:
 
     Attributes:
         tiers: the cluster's shared caches in front of the origins, by address.
-        handed: temporary keys of this user's sessions.
+        handed: credentials of this user's sessions.
         signatures: signed urls that were accepted lately.
     """
 
@@ -73,8 +72,7 @@ class Origins:
         self._origins: dict[tuple[str, str], DeferredOrigin] = {}  # by protocol and table's match
         addresses = [table.tier for table in tables if table.tier is not None]
         self.tiers = {address: TierState(address) for address in addresses}
-        own = TemporaryKeys.of(os.environ)
-        self.handed = HandedKeys([] if own is None else [own])
+        self.handed = Handed(os.environ)
         self.signatures = Signatures()
         self._workers = Workers(silence_s=stall_timeout_s)
 

@@ -223,7 +223,7 @@ async def _body(request: web.Request) -> Json:
         raise errors.ProtocolError(
             f"the request's body did not arrive within {_BODY_S:g} s",
         ) from None
-    keys = body.get("temporary_keys")
-    if isinstance(keys, dict):
-        request.app[SERVICE].cache.take_keys(keys, peer_of(request))
+    credentials = body.get("credentials")
+    if isinstance(credentials, dict):
+        request.app[SERVICE].cache.take_credentials(credentials, peer_of(request))
     return body

@@ -4,8 +4,8 @@ Where nobody set up a daemon for the node, a reader starts one for its user. All
 folder that only this user may enter. A daemon uses the credentials and the Python of the
 environment that started it: the name of its socket is a hash of both, so a process with others
 finds no such socket, and gets another daemon. So does a process that does not see the daemon's
-cache. Temporary keys of AWS are left out of the hash: the daemon gets the newest from its sessions
-(`temporary_keys`). The standard library alone.
+cache. Temporary keys of AWS and a token of the Hub are left out of the hash: the daemon gets them
+from its sessions (`handed_credentials`). The standard library alone.
 """
 
 import errno
@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardcache.errors import DaemonError
+from shardcache.shared.handed_credentials import handed_kinds
 from shardcache.shared.socket_paths import (
     CONFIG_ENV,
     DEFAULT_CONFIG,
@@ -34,7 +35,6 @@ from shardcache.shared.socket_paths import (
     socket_path,
 )
 from shardcache.shared.store_variables import reaches_stores
-from shardcache.shared.temporary_keys import TEMPORARY, TemporaryKeys
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, credentials
 
 _KEY_BYTES = 32
@@ -236,9 +236,9 @@ def digest(folder: Path, python: str = "") -> str:
         raise _unusable(folder, exn) from exn
     names = {name for name in os.environ if _is_credential(name)}
     facts = []
-    if TemporaryKeys.of(os.environ) is not None:
-        names.difference_update(TEMPORARY)
-        facts.append("temporary keys")
+    for kind, variables in handed_kinds(os.environ).items():
+        names.difference_update(variables)
+        facts.append(kind)
     facts += [f"{name}={os.environ[name]}" for name in sorted(names)]
     if python:
         facts.append(python)

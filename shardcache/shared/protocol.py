@@ -65,7 +65,7 @@ a `lease` that is `needed` stands for itself and its `need`.
 `remembered` is the number of sample counts in the manifest that only this daemon knows; the others
 come from an index file.
 
-To a private daemon, `hello` names the `temporary_keys` of its process, by their variables.
+To a private daemon, `hello` names `credentials` of its process, by their variables.
 
 The workers of a data loader send its name and batch size in `hello`: the loader takes one batch
 from each worker in turn, so a worker that waits for cache space keeps the others from releasing
@@ -322,7 +322,7 @@ REQUESTS = {
             "client_version": str,
             "bundles": bool,
             "loader": str,
-            "temporary_keys": Json,
+            "credentials": Json,
             **_READER,
         },
         answers=("welcome",),

@@ -5,21 +5,11 @@ A program renews them by other values of the same variables. The standard librar
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 _ACCESS_KEY = "AWS_ACCESS_KEY_ID"
 _SECRET = "AWS_SECRET_ACCESS_KEY"
 _TOKEN = "AWS_SESSION_TOKEN"
-
-TEMPORARY = (
-    _ACCESS_KEY,
-    _SECRET,
-    _TOKEN,
-    "AWS_SECURITY_TOKEN",  # the token's older name
-    "AWS_CREDENTIAL_EXPIRATION",
-    "AWS_SESSION_EXPIRATION",
-)
-"""Variables that have other values each time that temporary keys are renewed."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,10 +17,22 @@ class TemporaryKeys:
     """Keys that end by themselves; their `repr` shows none of them.
 
     Attributes:
+        names: variables that have other values each time that the keys are renewed.
+        kind: stands for their values in the name of a daemon.
         access_key: their id.
         secret: signs requests.
         token: proves that they are valid.
     """
+
+    names: ClassVar[tuple[str, ...]] = (
+        _ACCESS_KEY,
+        _SECRET,
+        _TOKEN,
+        "AWS_SECURITY_TOKEN",  # the token's older name
+        "AWS_CREDENTIAL_EXPIRATION",
+        "AWS_SESSION_EXPIRATION",
+    )
+    kind: ClassVar[str] = "temporary keys"
 
     access_key: str
     secret: str

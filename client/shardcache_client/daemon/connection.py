@@ -17,8 +17,8 @@ from typing import Any
 
 from shardcache import __version__, errors
 from shardcache.shared import protocol, versions
+from shardcache.shared.handed_credentials import handed_over
 from shardcache.shared.protocol import Json
-from shardcache.shared.temporary_keys import TemporaryKeys
 from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
 from shardcache_client.order.sequences.rounds import Topology
 
@@ -96,8 +96,8 @@ class DaemonConnection:
                 raise errors.DaemonError(
                     "the daemon at the socket belongs to another user", url=str(socket)
                 )
-            keys = TemporaryKeys.of(os.environ) if is_private else None
-            self._greet(reader, deadline_s, keys)
+            credentials = handed_over(os.environ) if is_private else {}
+            self._greet(reader, deadline_s, credentials)
         except BaseException:
             self.close()
             raise
@@ -105,7 +105,7 @@ class DaemonConnection:
     def __repr__(self) -> str:
         return f"DaemonConnection({str(self.socket)!r})"
 
-    def _greet(self, reader: ReaderIdentity, deadline_s: float, keys: TemporaryKeys | None) -> None:
+    def _greet(self, reader: ReaderIdentity, deadline_s: float, credentials: Json) -> None:
         spoken = versions.SPOKEN
         fields: Json = {
             "protocol": spoken.newest,
@@ -119,8 +119,8 @@ class DaemonConnection:
         if reader.loader:
             fields["loader"] = reader.loader
             fields["batch_size"] = reader.batch_size
-        if keys is not None:
-            fields["temporary_keys"] = keys.variables
+        if credentials:
+            fields["credentials"] = credentials
         self.tell("hello", deadline_s, **fields)
 
         welcome = self._receive(deadline_s)

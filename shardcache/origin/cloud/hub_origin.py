@@ -22,6 +22,10 @@ from shardcache.transport.between.messages import Answer
 _BUCKETS = "hf://buckets/"
 _LOCATED_S = 600
 _MAX_LOCATED = 10_000
+_MAX_READABLE = 10_000
+# What the Hub says of a 404 if the repository may be read.
+_WITHIN_REPOSITORY = ("EntryNotFound", "RevisionNotFound")
+_NOT_PERMITTED = (401, 403, 404)
 # Algorithms by the number of a checksum's digits.
 _ALGORITHMS = {64: SHA256, 40: GIT_BLOB}
 
@@ -44,6 +48,15 @@ class HubOrigin(StoreOrigin):
         self._home = URL(self._fs.endpoint)
         self._is_far = not is_near(self._home.host or "")
         self._located: dict[str, tuple[RemoteObject, URL]] = {}  # where files lie, by url
+        self._readable: set[str] = set()  # repositories
+
+    def may_read(self, url: str) -> bool:
+        """Return True if the Hub's last answer showed that the token may read a repository.
+
+        Args:
+            url: of a file or folder in it.
+        """
+        return _repository(url) in self._readable
 
     async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; a HEAD, and one more for each redirect within the Hub."""
@@ -74,7 +87,19 @@ class HubOrigin(StoreOrigin):
             place = following(url, place, location)
             if place.origin() != self._home.origin():  # where the token must not be sent
                 break
+        self._note(url, answer)
         return answer, place
+
+    def _note(self, url: str, answer: Answer | None) -> None:
+        """Record whether an answer shows that the token may read the repository."""
+        assert answer is not None
+        is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
+        if answer.status < 400 or is_within:
+            if len(self._readable) >= _MAX_READABLE:
+                self._readable.clear()
+            self._readable.add(_repository(url))
+        elif answer.status in _NOT_PERMITTED:
+            self._readable.discard(_repository(url))
 
     async def list_prefix(
         self,
@@ -158,6 +183,17 @@ def _check_repository(url: str) -> None:
             remedy="read it as s3://…, from the Hub's S3 gateway at https://s3.hf.co (set "
             "AWS_ENDPOINT_URL), with S3 credentials of an access token, made in its settings",
         )
+
+
+def _repository(url: str) -> str:
+    """Return the kind and name of a url's repository; the url itself if it names none."""
+    from huggingface_hub.utils import parse_hf_uri
+
+    try:
+        at = parse_hf_uri(url)
+    except ValueError:
+        return url
+    return f"{at.type} {at.id}"
 
 
 def _is_old(obj: RemoteObject) -> bool:

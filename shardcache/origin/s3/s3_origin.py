@@ -103,7 +103,7 @@ class S3Origin(Origin):
     def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:
         table = setup.table
         # The downloader retries, counts its retries, and notices stalls.
-        self._sessions = SdkSessions(table, setup.max_connections, setup.handed)
+        self._sessions = SdkSessions(table, setup.max_connections, setup.handed.keys)
         self._uploads = Uploads(table, setup.max_connections)
         self._verify_etag = table.verify_etag
         signed_options = row_of(setup.protocol).signed_options or frozenset()

@@ -15,7 +15,7 @@ from s3fs import S3FileSystem
 
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
-from shardcache.origin.handed_keys import HandedKeys
+from shardcache.origin.handed import HandedKeys
 from shardcache.origin.s3.credential_process import resolver_of
 from shardcache.origin.s3.s3_errors import FOREIGN, judge, judge_handed
 from shardcache.origin.s3.s3_http_session import StoreSession

@@ -135,6 +135,88 @@ async def test_wrong_or_no_token_is_denied(hub: HubServer) -> None:
         await origins.close()
 
 
+ONE, TWO = "/datasets/org/one", "/datasets/org/two"
+ONE_URL, TWO_URL = "hf://datasets/org/one/a.tar", "hf://datasets/org/two/a.tar"
+
+
+@pytest.fixture
+async def shared(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Origins]:
+    """Origins of a private daemon, to which two sessions have handed over tokens, each for a repository."""
+    for repository in (ONE, TWO):
+        hub.put_lfs(f"{repository}/resolve/main/a.tar", DATA)
+        hub.put(f"{repository}/resolve/main/b.tar", DATA)
+    hub.tokens = {"hf_one": ONE, "hf_two": TWO}
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    origins = Origins([OriginTable(match="hf://", endpoint_url=hub.endpoint_url)], max_connections=4)
+    for token in hub.tokens:
+        origins.handed.take({"HF_TOKEN": token})
+    yield origins
+    await origins.close()
+
+
+async def test_each_repository_is_read_with_the_token_that_may_read_it(shared: Origins) -> None:
+    """Files of git LFS and of git are described, fetched and listed, whichever token was handed over last."""
+    for url in (ONE_URL, TWO_URL, ONE_URL):
+        for name in ("a.tar", "b.tar"):
+            file = url.replace("a.tar", name)
+            origin = shared.origin(file)
+            assert await read_range(origin, await origin.stat(file), 100, 70_000) == DATA[100:70_000]
+        folder = url.removesuffix("a.tar")
+        listed = await shared.origin(folder).list_prefix(folder, nothing)
+        assert [obj.url for obj in listed] == [f"{folder}a.tar", f"{folder}b.tar"]
+
+
+async def test_listing_needs_no_file_that_was_read_before(shared: Origins) -> None:
+    """The token with permission is found by the listing itself."""
+    for folder in ("hf://datasets/org/one/", "hf://datasets/org/two/"):
+        assert len(await shared.origin(folder).list_prefix(folder, nothing)) == 2
+
+
+async def test_missing_file_is_not_found_though_other_tokens_are_denied(hub: HubServer, shared: Origins) -> None:
+    """The answer to the token that may read the repository is final; an expired token's 401 is not raised."""
+    shared.handed.take({"HF_TOKEN": "hf_also_expired"})
+    for url in (ONE_URL, TWO_URL):
+        missing = url.replace("a.tar", "missing.tar")
+        with pytest.raises(NotFoundError):
+            await shared.origin(missing).stat(missing)
+        hub.requests.clear()
+        with pytest.raises(NotFoundError):
+            await shared.origin(missing).stat(missing)
+        assert len(hub.requests) == 1
+
+
+async def test_revoked_token_is_replaced_by_another_with_permission(hub: HubServer, shared: Origins) -> None:
+    """Also while a file of git is fetched, which has been described with the revoked one."""
+    file = ONE_URL.replace("a.tar", "b.tar")
+    origin = shared.origin(file)
+    obj = await origin.stat(file)
+    del hub.tokens["hf_one"]
+    with pytest.raises(AccessDeniedError):
+        await read_range(origin, obj, 0, 500)
+    hub.tokens["hf_new"] = ONE
+    shared.handed.take({"HF_TOKEN": "hf_new"})
+    assert await read_range(origin, obj, 0, 500) == DATA[:500]
+    assert await origin.stat(file) == obj
+
+
+async def test_token_that_has_lost_its_permission_is_replaced(hub: HubServer, shared: Origins) -> None:
+    """The Hub then answers that there is no repository, which does not end the search for another token."""
+    obj = await shared.origin(ONE_URL).stat(ONE_URL)
+    hub.tokens = {"hf_one": TWO, "hf_two": ONE}
+    assert await shared.origin(ONE_URL).stat(ONE_URL) == obj
+
+
+async def test_token_of_a_table_is_the_only_one(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's token does not go where the config names another, or none."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    for table in ({"storage_options": {"token": "hf_wrong"}}, {"storage_options": {}, "anon": True}):
+        origins = origins_of(hub, **table)
+        origins.handed.take({"HF_TOKEN": hub.TOKEN})
+        with pytest.raises(AccessDeniedError):
+            await origins.origin(URL).stat(URL)
+        await origins.close()
+
+
 async def test_redirect_to_this_node_is_refused_and_the_token_stays(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

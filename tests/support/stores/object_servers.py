@@ -289,6 +289,7 @@ class HubServer(ObjectServer):
         mixed: what other servers of a CDN send for files in git under the present ETag, by path: one body per GET.
         tags: ETags of files in LFS, by path, at a Hub that does not state their SHA-256.
         signed: number of signed urls; only the last one is valid.
+        tokens: further tokens, with the folder of the one repository that each may read; `TOKEN` may read all.
         elsewhere: Location of all answers, in place of the right one.
         content_url: where the server of LFS files seems to be; set on entering.
     """
@@ -301,6 +302,7 @@ class HubServer(ObjectServer):
         self.lfs: set[str] = set()
         self.mixed: dict[str, list[bytes]] = {}
         self.tags: dict[str, str] = {}
+        self.tokens: dict[str, str] = {}
         self.elsewhere = self.content_url = ""
 
     def __enter__(self) -> Self:
@@ -314,9 +316,12 @@ class HubServer(ObjectServer):
 
     def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
         target = target.removeprefix("http://hub.example")  # as a proxy is asked
-        if headers.get("authorization") != f"Bearer {self.TOKEN}":
-            return 401, {"X-Error-Code": "RepoNotFound"}, b""
         path = unquote(target)
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        if token != self.TOKEN and token not in self.tokens:
+            return 401, {"X-Error-Code": "RepoNotFound"}, b""
+        if f"{self.tokens.get(token, '')}/" not in f"{path}/":
+            return 404, {"X-Error-Code": "RepoNotFound"}, b""
         if self.elsewhere:
             return 302, {"Location": self.elsewhere, "X-Linked-ETag": f'"{"0" * 64}"', "X-Linked-Size": "1"}, b""
         if path.startswith("/datasets/") and path in self.objects and path not in self.lfs:

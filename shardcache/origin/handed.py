@@ -1,0 +1,89 @@
+"""Credentials that a private daemon's sessions hand over."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shardcache.shared.hub_token import HubToken
+from shardcache.shared.temporary_keys import TemporaryKeys
+
+_MAX_KEYS = 64  # of sessions that have not ended; older ones have expired
+
+# For each missing file of a repository, the Hub is asked with each of them.
+_MAX_TOKENS = 16
+
+
+class HandedKeys:
+    """Temporary keys of AWS, by when they were first handed over: the newest valid ones are used.
+
+    A session that began long ago hands its keys over again when it reconnects: they are no newer
+    for that.
+    """
+
+    def __init__(self, first: Iterable[TemporaryKeys] = ()) -> None:
+        self._keys = list(first)  # the newest first
+        self._refused: set[TemporaryKeys] = set()
+
+    @property
+    def current(self) -> TemporaryKeys | None:
+        """The newest that the object store has not refused, else the newest; None without any."""
+        valid = (keys for keys in self._keys if keys not in self._refused)
+        return next(valid, None) or next(iter(self._keys), None)
+
+    def add(self, keys: TemporaryKeys) -> None:
+        """Take keys that a session has."""
+        if keys in self._keys:
+            return
+        self._keys.insert(0, keys)
+        self._refused.difference_update(self._keys[_MAX_KEYS:])
+        del self._keys[_MAX_KEYS:]
+
+    def refuse(self, keys: TemporaryKeys | None) -> None:
+        """Record that the object store takes keys for expired or invalid."""
+        if keys is not None:
+            self._refused.add(keys)
+
+
+class HandedTokens:
+    """Tokens of the Hub. Each may permit what no other one does, so all of them are used.
+
+    Attributes:
+        newest_first: the last sixteen, without the daemon's own, by when they were first handed
+            over.
+    """
+
+    def __init__(self, own: HubToken | None = None) -> None:
+        self._own = own
+        self.newest_first: list[HubToken] = []
+
+    def add(self, token: HubToken) -> None:
+        """Take a token that a session has."""
+        if token == self._own or token in self.newest_first:
+            return
+        self.newest_first.insert(0, token)
+        del self.newest_first[_MAX_TOKENS:]
+
+
+class Handed:
+    """All credentials that sessions have handed over.
+
+    Args:
+        environment: the daemon's own, with its own credentials.
+
+    Attributes:
+        keys: temporary keys of AWS, the daemon's own included.
+        tokens: of the Hub.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        own = TemporaryKeys.of(environment)
+        self.keys = HandedKeys([] if own is None else [own])
+        self.tokens = HandedTokens(HubToken.of(environment))
+
+    def take(self, variables: Mapping[str, Any]) -> None:
+        """Take what a session hands over, by the names of its variables."""
+        keys = TemporaryKeys.of(variables)
+        if keys is not None:
+            self.keys.add(keys)
+        token = HubToken.of(variables)
+        if token is not None:
+            self.tokens.add(token)

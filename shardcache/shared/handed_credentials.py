@@ -1,0 +1,26 @@
+"""Credentials in the environment that each session hands over to its user's private daemon.
+
+Their values do not name the daemon. The standard library alone.
+"""
+
+from collections.abc import Mapping
+
+from shardcache.shared.hub_token import HubToken
+from shardcache.shared.temporary_keys import TemporaryKeys
+
+_KINDS: tuple[type[TemporaryKeys] | type[HubToken], ...] = (TemporaryKeys, HubToken)
+
+
+def handed_over(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the credentials that a process with this environment hands over, by variable."""
+    variables: dict[str, str] = {}
+    for kind in _KINDS:
+        found = kind.of(environment)
+        if found is not None:
+            variables |= found.variables
+    return variables
+
+
+def handed_kinds(environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the kinds of these credentials, with all variables that may differ between them."""
+    return {kind.kind: kind.names for kind in _KINDS if kind.of(environment) is not None}

@@ -1,0 +1,51 @@
+"""The Hugging Face Hub's token in the environment, which a private daemon gets from each session.
+
+The standard library alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+_TOKEN = "HF_TOKEN"
+_OLDER_NAME = "HUGGING_FACE_HUB_TOKEN"
+_IS_NOT_SENT = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
+_TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads it
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HubToken:
+    """A token of the Hub; its `repr` does not show it.
+
+    Attributes:
+        names: variables that have other values for another token.
+        kind: stands for their values in the name of a daemon.
+        value: as requests send it.
+    """
+
+    names: ClassVar[tuple[str, ...]] = (_TOKEN, _OLDER_NAME)
+    kind: ClassVar[str] = "token of the Hub"
+
+    value: str
+
+    def __repr__(self) -> str:
+        return "<token of the Hub>"
+
+    @classmethod
+    def of(cls, variables: Mapping[str, Any]) -> Self | None:
+        """Return the token in an environment, or in a message with its names.
+
+        None without one, and where the user has forbidden that it is sent.
+        """
+        if str(variables.get(_IS_NOT_SENT, "")).upper() in _TRUE:
+            return None
+        value = variables.get(_TOKEN) or variables.get(_OLDER_NAME)
+        if not isinstance(value, str):
+            return None
+        plain = value.replace("\r", "").replace("\n", "").strip()
+        return cls(plain) if plain else None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The token by the name of its variable."""
+        return {_TOKEN: self.value}
