@@ -47,13 +47,15 @@ def index(path: Path, url: str) -> Samples:
 
 def value(cell: bytes) -> Any:
     """Return the value of a field, as `json.loads` does. Raises ValueError."""
-    text = str(cell, "utf-8")
-    if text[:1] == '"' and "\\" not in text:
+    # A reader comes through here for each field of each line.
+    text = cell.decode()
+    if text.startswith('"') and "\\" not in text:
         return text[1:-1]
     try:
-        return _scan(text, 0)[0]
+        found, _ = _scan(text, 0)
     except (StopIteration, RecursionError) as exn:
         raise ValueError("not a JSON value") from exn
+    return found
 
 
 class JsonLinesFormat(Format):

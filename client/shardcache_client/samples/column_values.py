@@ -1,13 +1,11 @@
-"""Values of columns that a shard's format stores encoded, decoded as they are sliced."""
+"""Decoders of columns whose values a shard's format stores encoded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import (
     ConfigError,
     CorruptShardError,
-    DecodeError,
     ShardcacheError,
     UnsupportedShardError,
 )
@@ -16,29 +14,6 @@ from shardcache.formats.table import format_named
 from shardcache.formats.tar import TAR
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import SlicedColumn, Slices
-
-# Libraries that decode damaged data may raise anything.
-_FAILURES: tuple[type[BaseException], ...] = (Exception,)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedColumn:
-    """The bytes of a shard, sliced into decoded values of one column; see `Slices`."""
-
-    column: str
-    data: Slices
-    decode: Decoder
-
-    def __getitem__(self, run: slice) -> Any:
-        """Return a value. Raises DecodeError, which names no sample yet."""
-        try:
-            return self.decode(self.data[run])
-        except _FAILURES as exn:
-            raise DecodeError(
-                f"the column {self.column!r} could not be decoded ({type(exn).__name__}: {exn})",
-                remedy=f"write the sample again, or take the column's bytes: "
-                f'decode={{"{self.column}": "bytes"}}',
-            ) from exn
 
 
 def decoders_of(
@@ -112,9 +87,9 @@ def with_decoders(
     """Return the columns, those with a decoder over the shard's plain bytes."""
     found: list[SlicedColumn] = []
     for column, decode in zip(columns, decoders, strict=True):
-        name, _ = column
         if decode is None:
             found.append(column)
         else:
-            found.append((name, DecodedColumn(name, data, decode)))
+            name, *_ = column
+            found.append((name, data, decode))
     return found

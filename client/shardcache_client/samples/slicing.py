@@ -6,9 +6,13 @@ from itertools import islice
 from typing import Any, Protocol
 
 from shardcache.errors import DecodeError, SampleError
+from shardcache.formats.format import Decoder
 from shardcache.tarindex.tables import Tables, fault_of, fault_remedy, key_of
 
 Sample = dict[str, Any]
+
+# Libraries that decode damaged data may raise anything.
+_FAILURES: tuple[type[BaseException], ...] = (Exception,)
 
 
 class Slices(Protocol):
@@ -20,10 +24,13 @@ class Slices(Protocol):
     def __getitem__(self, run: slice, /) -> Any: ...
 
 
-SlicedColumn = tuple[str, Slices]
-"""An extension, and the tar's bytes from which its values are sliced."""
+SlicedColumn = tuple[str, Slices, Decoder | None]
+"""An extension, the tar's bytes from which its values are sliced, and what decodes these.
 
-ColumnSpans = tuple[str, Slices, Sequence[int], Sequence[int]]
+Without a decoder, the values are what was sliced.
+"""
+
+ColumnSpans = tuple[str, Slices, Decoder | None, Sequence[int], Sequence[int]]
 """A column, and where its value begins and ends in each sample, by number."""
 
 Adder = Callable[[int, Sample], object]
@@ -37,13 +44,13 @@ def chosen(
     columns: Iterable[SlicedColumn], reads: Reads | None, prefix: str = ""
 ) -> list[SlicedColumn | None]:
     """Return the columns, with a prefix to their extensions, and None for those left out."""
-    named = ((prefix + name, tar) for name, tar in columns)
+    named = ((prefix + name, tar, decode) for name, tar, decode in columns)
     return [column if reads is None or reads(column[0]) else None for column in named]
 
 
 def as_bytes(extensions: Iterable[str], tar: Slices) -> list[SlicedColumn]:
-    """Return columns that all slice `tar`."""
-    return [(extension, tar) for extension in extensions]
+    """Return columns that all slice `tar`, and are not decoded."""
+    return [(extension, tar, None) for extension in extensions]
 
 
 def cut(
@@ -55,13 +62,15 @@ def cut(
 ) -> Iterator[Sample]:
     """Yield the samples from number `start` to `stop`.
 
-    A sample is `{"__key__": str, "__url__": str, extension: bytes…}`.
+    A sample is `{"__key__": str, "__url__": str, extension: bytes…}`, with values in place of bytes
+    where columns are decoded.
 
     Args:
         columns: in the order of the tables' extensions; None for members to leave out.
         url: of the shard.
 
-    Raises SampleError in place of a bad sample, which ends the iterator.
+    Raises SampleError in place of a bad sample, which ends the iterator; DecodeError, likewise, for
+    a value that cannot be decoded.
     """
     keys = tables.keys
     member_end = tables.member_ends[start - 1] if start else 0
@@ -81,12 +90,17 @@ def cut(
             "__key__": str(keys[key_end:next_key_end], "utf-8", "surrogateescape"),
             "__url__": url,
         }
-        try:
-            for column, first, end in islice(members, next_member_end - member_end):
-                if column is not None:
-                    sample[column[0]] = column[1][first:end]
-        except DecodeError as exn:
-            raise _of_sample(exn, sample["__key__"], url) from exn.__cause__
+        for column, first, end in islice(members, next_member_end - member_end):
+            if column is None:
+                continue
+            extension, tar, decode = column
+            value = tar[first:end]
+            if decode is not None:
+                try:
+                    value = decode(value)
+                except _FAILURES as exn:
+                    raise _undecodable(extension, sample["__key__"], url, exn) from exn
+            sample[extension] = value
         yield sample
         member_end = next_member_end
         key_end = next_key_end
@@ -124,13 +138,18 @@ def cutter(
                 "__key__": str(keys[key : key_ends[number]], "utf-8", "surrogateescape"),
                 "__url__": url,
             }
-        try:
-            for each in range(member, member_ends[number]):
-                column = columns[extension_ids[each]]
-                if column is not None:
-                    sample[column[0]] = column[1][starts[each] : ends[each]]
-        except DecodeError as exn:
-            raise _of_sample(exn, key_of(tables, number), url) from exn.__cause__
+        for each in range(member, member_ends[number]):
+            column = columns[extension_ids[each]]
+            if column is None:
+                continue
+            extension, tar, decode = column
+            value = tar[starts[each] : ends[each]]
+            if decode is not None:
+                try:
+                    value = decode(value)
+                except _FAILURES as exn:
+                    raise _undecodable(extension, key_of(tables, number), url, exn) from exn
+            sample[extension] = value
         return sample
 
     return cut_one
@@ -188,11 +207,14 @@ def joined(
             "__key__": keys[number].decode("utf-8", "surrogateescape"),
             "__url__": url,
         }
-        try:
-            for extension, tar, starts, ends in runs:
-                sample[extension] = tar[starts[number] : ends[number]]
-        except DecodeError as exn:
-            raise _of_sample(exn, sample["__key__"], url) from exn.__cause__
+        for extension, tar, decode, starts, ends in runs:
+            value = tar[starts[number] : ends[number]]
+            if decode is not None:
+                try:
+                    value = decode(value)
+                except _FAILURES as exn:
+                    raise _undecodable(extension, sample["__key__"], url, exn) from exn
+            sample[extension] = value
         for adder in adders:
             adder(number, sample)
         return sample
@@ -200,9 +222,15 @@ def joined(
     return cut_one
 
 
-def _of_sample(exn: DecodeError, key: str, url: str) -> DecodeError:
-    """Return the error of a column's value, with the sample that it belongs to."""
-    return DecodeError(f"the sample {key!r}: {exn.message}", url=url, remedy=exn.remedy)
+def _undecodable(column: str, key: str, url: str, exn: BaseException) -> DecodeError:
+    """Return the error of a column's value in the sample with a key."""
+    return DecodeError(
+        f"the sample {key!r}: the column {column!r} could not be decoded "
+        f"({type(exn).__name__}: {exn})",
+        url=url,
+        remedy="write the sample again, or take the column's bytes: "
+        f'decode={{"{column}": "bytes"}}',
+    )
 
 
 def _sample_error(tables: Tables, number: int, url: str) -> SampleError:

@@ -139,7 +139,7 @@ class Loan:
             Form.BY_SIZE: Values(self._map, whole),
         }
         named = zip(tables.extensions, self._forms, strict=True)
-        return [(extension, slices[form]) for extension, form in named]
+        return [(extension, slices[form], None) for extension, form in named]
 
     @property
     def refers(self) -> bool:

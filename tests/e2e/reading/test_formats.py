@@ -9,7 +9,7 @@ import pytest
 
 from shardcache.errors import DecodeError, NotFoundError, UnsupportedShardError
 from shardcache_client import ShardReader
-from shardcache_client.dataset import Mixture, ShardDataset
+from shardcache_client.dataset import Joined, Mixture, ShardDataset
 from support.programs import cli
 from support.programs.daemon import Daemon
 from support.shards.described import describe
@@ -181,17 +181,35 @@ def test_sets_of_formats_are_mixed_with_tars(daemon: Daemon, tmp_path: Path, kin
     assert any("count" not in sample for sample in found)
 
 
-def test_damaged_value_names_column_and_sample(daemon: Daemon, tmp_path: Path) -> None:
-    """A text that is no UTF-8 is an error of its sample alone."""
-    shard = (DATA / "mds/plain/shard.00000.mds").read_bytes()
+@pytest.fixture
+def damaged_set(tmp_path: Path) -> str:
+    """Return the url of a set of shards in which the text of sample 1 is no UTF-8."""
+    shutil.copytree(DATA / "mds/plain", tmp_path / "damaged")
+    shard = tmp_path / "damaged/shard.00000.mds"
     name = "sämple 1".encode()
-    (tmp_path / "shard.00000.mds").write_bytes(shard.replace(name, b"\xff" * len(name)))
-    url = f"file://{tmp_path}/shard.00000.mds"
+    shard.write_bytes(shard.read_bytes().replace(name, b"\xff" * len(name)))
+    return f"file://{tmp_path}/damaged/"
+
+
+def test_damaged_value_names_column_and_sample(daemon: Daemon, damaged_set: str) -> None:
+    """It is an error of its sample alone."""
+    url = f"{damaged_set}shard.00000.mds"
     with pytest.raises(DecodeError, match="the sample '00000001': the column 'Name'"):
         list(ShardReader(url, socket=daemon.socket))
 
     reader = ShardReader(url, socket=daemon.socket, on_error="ignore")
     assert describe(next(iter(reader))["Name"]) == values("mds")[0]["Name"]
+
+
+def test_damaged_value_is_named_by_number_and_joined(daemon: Daemon, damaged_set: str) -> None:
+    """Joined, by the column's name in the samples, which `decode` takes."""
+    damaged = ShardDataset(damaged_set, shuffle=False, socket=daemon.socket)
+    with damaged.indexed() as samples, pytest.raises(DecodeError, match="the sample '00000001': the column 'Name'"):
+        samples[1]
+
+    whole = ShardDataset(folder("mds"), shuffle=False, socket=daemon.socket)
+    with pytest.raises(DecodeError, match=r"the sample '00000001': the column 'copy\.Name'"):
+        list(Joined({"": whole, "copy": damaged}))
 
 
 def test_chunks_without_their_index_name_what_is_missing(daemon: Daemon, tmp_path: Path) -> None:
