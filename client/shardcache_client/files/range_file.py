@@ -7,7 +7,7 @@ from threading import Lock
 from shardcache.errors import ShardChangedError
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
-from shardcache_client.reading.leased.granted_file import open_granted, read_granted
+from shardcache_client.reading.leased.granted_file import open_granted, read_granted, read_span
 
 
 class RangeFile:
@@ -39,7 +39,7 @@ class RangeFile:
         """
         with self._lock:
             if self._whole is not None:
-                return os.pread(self._fd, stop - start, start)
+                return read_span(self._fd, start, stop)
             return self._read(start, stop)
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -52,7 +52,7 @@ class RangeFile:
 
         def read(grant: Grant) -> bytes:
             self._open(grant)
-            return os.pread(self._fd, stop - start, start)
+            return read_span(self._fd, start, stop)
 
         lease, found = read_granted(self._session, request(), request, read)
         if lease.is_granted_whole:

@@ -1,5 +1,6 @@
 """The file of a daemon's grant, opened."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -64,3 +65,19 @@ def open_granted(grant: Grant) -> int:
         raise CorruptShardError(exn.message, url=grant["url"]) from exn
     except OSError as exn:
         raise files.unreadable(exn, path, grant["url"]) from exn
+
+
+def read_span(fd: int, start: int, stop: int) -> bytes:
+    """Return the bytes of an open file from `start` to `stop`, fewer at its end.
+
+    Raises OSError.
+    """
+    pieces: list[bytes] = []
+    while start < stop:
+        # Linux reads less than 2 GiB per call, however many bytes are asked for.
+        piece = os.pread(fd, stop - start, start)
+        if not piece:
+            break
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)

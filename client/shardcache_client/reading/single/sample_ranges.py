@@ -12,7 +12,7 @@ from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.reading.leased.granted_file import open_granted, read_granted
+from shardcache_client.reading.leased.granted_file import open_granted, read_granted, read_span
 from shardcache_client.reading.single.sample_places import SamplePlace
 from shardcache_client.reading.single.table_rows import TABLES_REMEDY
 from shardcache_client.samples import slicing
@@ -126,7 +126,7 @@ def _read(grant: Grant, place: SamplePlace) -> bytes:
     """Return the bytes of a place. Raises CorruptShardError, CacheDirError."""
     fd = open_granted(grant)
     try:
-        data = os.pread(fd, place.stop - place.start, place.start)
+        data = read_span(fd, place.start, place.stop)
     finally:
         os.close(fd)
     return data
