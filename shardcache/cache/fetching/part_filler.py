@@ -295,7 +295,7 @@ class _FillRun:
     async def _reserve_whole(self) -> bool:
         """Reserve the space of all other parts, if that takes no waiting.
 
-        It is never worth to wait for: others of whom each has some parts might wait as well.
+        It is not worth waiting for: others, each of whom has some parts, might wait as well.
         """
         file = self._file
         size_bytes = footprint_bytes(file.partial.obj.size_bytes)
