@@ -85,6 +85,35 @@ class PartFile:
         self.partial.unchecked.pop(part, None)
 
 
+class GrantedFiles:
+    """Closed files of which readers hold parts, that they may still open by path and inode.
+
+    Filesystems use the number of an inode again, so no later file at the path may have it before
+    the readers have released their parts: they would read its holes.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, list[PartFile]] = {}
+
+    def add(self, file: PartFile) -> None:
+        """Note that a reader holds parts of a closed file."""
+        files = self._by_key.setdefault(file.partial.key, [])
+        if file not in files:
+            files.append(file)
+
+    def remove(self, file: PartFile) -> None:
+        """Forget a file, of which no reader holds any more parts. No-op for any other."""
+        files = self._by_key.get(file.partial.key, [])
+        if file in files:
+            files.remove(file)
+        if not files:
+            self._by_key.pop(file.partial.key, None)
+
+    def inodes(self, key: str) -> frozenset[int]:
+        """Return the inodes of an object's files."""
+        return frozenset(file.partial.inode for file in self._by_key.get(key, ()))
+
+
 def part_of_key(key: str) -> tuple[str, int] | None:
     """Return the object's key and the part's number of a part's name; None for a shard's key."""
     object_key, slash, part = key.partition("/")

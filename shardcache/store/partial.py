@@ -9,7 +9,7 @@ claimed parts. A compressed shard is inflated once it is complete.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -21,6 +21,7 @@ from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import (
     allocated_or_zero,
+    inode_or_zero,
     size_or_zero,
     unlink_quietly,
 )
@@ -159,6 +160,7 @@ class Partial:
         *,
         is_file: bool = False,
         is_sparse: bool = False,
+        taken: Collection[int] = (),
     ) -> Self:
         """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError.
 
@@ -167,14 +169,18 @@ class Partial:
             is_file: whether the object's own bytes are wanted.
             is_sparse: whether to leave the space of parts unallocated until they arrive, and those
                 of an earlier daemon unchecked until `check`.
+            taken: inodes of former files at this path that readers may still open by path and
+                inode. A new file has none of these: filesystems use numbers again. Nor is such a
+                file resumed as a sparse one, whose parts come and go.
         """
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
         path = layout.in_progress(key, PART)
         journal = layout.in_progress(key, JOURNAL)
         partial = cls(obj, part_bytes, path, journal, key, is_file)
         with disk_errors(path):
-            if not partial._resume():
-                partial._create()
+            is_granted = is_sparse and inode_or_zero(path) in taken
+            if is_granted or not partial._resume():
+                partial._create(taken)
             if not is_sparse:
                 partial.check(list(partial.unchecked))
                 partial._allocate()
@@ -213,9 +219,14 @@ class Partial:
                     punch_hole(file.fileno(), start, end - start)
                 start = end + self.part_bytes
 
-    def _create(self) -> None:
+    def _create(self, taken: Collection[int]) -> None:
         unlink_quietly(self.path, self.journal_path)
-        with open(self.path, "wb") as file:
+        with contextlib.ExitStack() as files:
+            file = files.enter_context(open(self.path, "wb"))
+            while os.fstat(file.fileno()).st_ino in taken:
+                # It stays open until there is another, which thus gets another number.
+                unlink_quietly(self.path)
+                file = files.enter_context(open(self.path, "wb"))
             file.truncate(self.obj.size_bytes)
         self.journal_path.write_bytes(self._title() + b"\n")
 

@@ -25,7 +25,7 @@ from shardcache.store.folder.folder_contents import Leftover, find_leftovers, fi
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.store.folder.name_links import NameLinks
 from shardcache.store.keys import place_of, shard_key
-from shardcache.store.part_file import PartFile
+from shardcache.store.part_file import GrantedFiles, PartFile
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard, Unpublished
 from shardcache.store.space import Reservation, Space
@@ -48,6 +48,7 @@ class Store:
         shards: the published shards, by key, from least to most recently used.
         leftovers: idle partials and quarantined shards, by their own keys.
         part_files: objects of which some parts are cached, by the keys of the whole objects.
+        granted: those that were closed since, and of which readers still hold parts.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Store:
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.leftovers: dict[str, Leftover] = {}
         self.part_files: dict[str, PartFile] = {}
+        self.granted = GrantedFiles()
         self._links = NameLinks(layout)
         self._condemned: dict[str, Shard] = {}  # damaged, and not yet moved to quarantine
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
@@ -140,8 +142,9 @@ class Store:
         leftover = self.leftovers.pop(key, None)
         if leftover is not None:
             self.space.kept_bytes -= leftover.size_bytes
+        taken = self.granted.inodes(key)
         partial = await asyncio.to_thread(
-            Partial.open, self.layout, obj, part_bytes, is_file=True, is_sparse=True
+            Partial.open, self.layout, obj, part_bytes, is_file=True, is_sparse=True, taken=taken
         )
         file = PartFile(partial)
         self.part_files[key] = file

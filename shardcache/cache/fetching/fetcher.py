@@ -262,7 +262,15 @@ class Fetcher:
     def _open(self, obj: RemoteObject, is_file: bool) -> Partial:
         # If the disk was unmounted, the download would fill the filesystem underneath.
         self._store.folder.check()
-        return Partial.open(self._store.layout, obj, self._part_bytes, is_file=is_file)
+        key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
+        taken = self._store.granted.inodes(key)
+        return Partial.open(
+            self._store.layout,
+            obj,
+            self._part_bytes,
+            is_file=is_file,
+            taken=taken,
+        )
 
     async def _download(
         self,

@@ -80,6 +80,8 @@ class PartResidency:
                 key = file.key_of(part)
                 now.found(key)
                 now.held(key)
+        if file.leases and not file.is_own:
+            self._store.granted.add(file)
 
     @contextlib.contextmanager
     def in_turn(self, claim: KeyClaim) -> Iterator[None]:
@@ -106,6 +108,8 @@ class PartResidency:
                 del file.leases[part]
                 if file.is_own:
                     self._planner.now.freed(file.key_of(part))
+        if not (file.is_own or file.leases):
+            self._store.granted.remove(file)
         self._changed.notify()
 
     async def verify(self, file: PartFile) -> list[int]:
@@ -189,6 +193,8 @@ class PartResidency:
         """Leave a file of parts to a transfer of the whole, or to whoever needs its space."""
         for part in file.kept:
             self._planner.now.gone(file.key_of(part))
+        if file.leases:
+            self._store.granted.add(file)
         self._store.close_parts(file)
         self._changed.notify()
 

@@ -55,6 +55,13 @@ def size_or_zero(path: Path) -> int:
     return 0
 
 
+def inode_or_zero(path: Path) -> int:
+    """Return a file's inode number, or 0 if it does not exist."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_ino
+    return 0
+
+
 def modified_s(path: Path) -> float | None:
     """Return when a file was last written, since the Unix epoch; None if it does not exist."""
     with contextlib.suppress(FileNotFoundError):

@@ -89,6 +89,22 @@ def test_parts_keep_the_size_that_they_were_fetched_in(layout: Layout) -> None:
     assert partial.missing() == [2, 3, 4, 5]
 
 
+def test_file_that_readers_may_still_open_is_told_from_the_next_one(layout: Layout) -> None:
+    """Readers know a file by path and inode, whose number the filesystem uses again, so a new file has another."""
+    before = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True)
+    granted = {before.inode}
+    before.path.unlink()
+    after = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True, taken=granted)
+    assert after.inode not in granted
+    # Its parts are given up one by one, so nobody else may have it.
+    third = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True, taken={after.inode})
+    assert third.inode != after.inode
+    # A transfer of the whole gives up none.
+    write_some(third, 2)
+    whole = Partial.open(layout, OBJECT, PART_BYTES, taken={third.inode})
+    assert (whole.inode, list(whole.done)) == (third.inode, [2])
+
+
 def test_another_version_starts_over(layout: Layout) -> None:
     """Its parts are never mixed in."""
     write_some(Partial.open(layout, OBJECT, PART_BYTES), 0, 1)

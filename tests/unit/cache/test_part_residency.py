@@ -1,0 +1,47 @@
+"""part_residency.py: parts in use outlive the file's handing over, and no later file is taken for theirs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache.origin.objects import RemoteObject
+from shardcache.store.store import Store
+from support.shards.stores import kept_in, open_store
+
+PART_BYTES = 4096
+OBJECT = RemoteObject("s3://bucket/a.tar", '"1"', 10 * PART_BYTES)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = open_store(tmp_path)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("is_held_before", [True, False])
+async def test_closed_file_keeps_its_number_until_its_parts_are_released(store: Store, is_held_before: bool) -> None:
+    """Readers that were granted parts may still open it, whether they got them before or after it was handed over."""
+    parts = kept_in(store).residency.parts
+    file = await parts.open(OBJECT, PART_BYTES)
+    key, inode = file.partial.key, file.partial.inode
+    for part in (3, 4):
+        file.partial.done[part] = 0
+        parts.arrived(file, part)
+    if is_held_before:
+        parts.retain(file, [3])
+    parts.hand_over(file)
+    if not is_held_before:
+        parts.retain(file, [3])
+    parts.retain(file, [3, 4])
+    assert store.granted.inodes(key) == {inode}
+
+    file.partial.path.unlink()  # as when it was published, and evicted
+    again = await parts.open(OBJECT, PART_BYTES)
+    assert again.partial.inode != inode
+
+    parts.release(file, [3])
+    assert store.granted.inodes(key) == {inode}
+    parts.release(file, [3, 4])
+    assert store.granted.inodes(key) == set()
