@@ -16,12 +16,10 @@ from shardcache.errors import ShardChangedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
+from shardcache.plan.object_parts import max_parts, max_parts_per_request, runs
 from shardcache.store.part_file import FILE_BYTES, PartFile
 from shardcache.store.space import Reservation, footprint_bytes
 from shardcache.store.store import Store
-
-# Neighbouring parts are one request up to this size: beyond it, another connection is faster.
-_MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
 
 class PartFiller:
@@ -80,8 +78,8 @@ class PartFiller:
         origin: Origin,
         file: PartFile,
     ) -> None:
-        max_parts = self._max_parts(file)
-        run = _FillRun(self._residency, self._downloader, transfer, claim, origin, file, max_parts)
+        limit = self._max_parts(file)
+        run = _FillRun(self._residency, self._downloader, transfer, claim, origin, file, limit)
         try:
             await run.fill()
         except ShardChangedError:
@@ -108,10 +106,9 @@ class PartFiller:
 
     def _max_parts(self, file: PartFile) -> float:
         """Return the number of parts up to which an object is fetched by parts."""
-        count = file.partial.count
-        if not self._residency.may_fit(footprint_bytes(file.partial.obj.size_bytes)):
-            return count
-        return count * self._max_share
+        partial = file.partial
+        may_fit = self._residency.may_fit(footprint_bytes(partial.obj.size_bytes))
+        return max_parts(partial.count, self._max_share, may_fit=may_fit)
 
 
 @dataclass(slots=True)
@@ -258,7 +255,7 @@ class _FillRun:
 
     def _begin(self, parts: list[int], group: asyncio.TaskGroup) -> None:
         """Request parts, for which there is space."""
-        for run in _runs(parts, self._max_parts_per_request()):
+        for run in runs(parts, self._max_parts_per_request()):
             self._fetching.update(run)
             group.create_task(self._fetch(run))
 
@@ -267,7 +264,7 @@ class _FillRun:
             # A part has one owner, which keeps it by its range, whichever node asks for it with
             # whichever neighbours.
             return 1
-        return max(1, _MAX_REQUEST_BYTES // self._file.partial.part_bytes)
+        return max_parts_per_request(self._file.partial.part_bytes)
 
     async def _check_left(self) -> None:
         """Check the wanted parts that an earlier daemon has left."""
@@ -332,17 +329,3 @@ def _urgency(wait: Wait) -> tuple[float, int]:
     since_s = math.inf if wait.since_s is None else wait.since_s
     start = 0 if wait.bytes is None else wait.bytes[0]
     return since_s, start
-
-
-def _runs(parts: list[int], max_parts: int) -> Iterator[range]:
-    """Yield parts that follow each other, at most `max_parts` at a time."""
-    run = range(0)
-    for part in parts:
-        if part == run.stop and 0 < len(run) < max_parts:
-            run = range(run.start, part + 1)
-            continue
-        if run:
-            yield run
-        run = range(part, part + 1)
-    if run:
-        yield run

@@ -18,6 +18,7 @@ from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError
 from shardcache.errors import CacheError, CapacityError, CorruptShardError, DiskFullError
+from shardcache.plan.object_parts import AHEAD_SHARE
 from shardcache.shared.units import size
 from shardcache.store.folder.folder_contents import compare_folder
 from shardcache.store.part_file import part_of_key
@@ -39,9 +40,6 @@ AFTER_ALL_PLANS = sys.float_info.max
 # A claim waiting for space wakes at every change; a deadlock check examines all readers, and so
 # runs less often.
 _CHECK_AGAIN_S = 0.5
-# Of the cache, one in so many bytes may be ranges that readers have asked for and do not need yet;
-# another one is what each of them will probably ask for.
-_AHEAD_SHARE = 8
 _REMEMBERED = 100_000  # number of evicted shards remembered, to count re-fetches
 
 
@@ -259,7 +257,8 @@ class Residency:
         return await self._try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
 
     def _ahead_bytes(self) -> int:
-        return self._store.space.effective_bytes() // _AHEAD_SHARE
+        """Return the share of what readers have asked for; what they probably will has another."""
+        return self._store.space.effective_bytes() // AHEAD_SHARE
 
     def check_range(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError if a range would not fit, whatever else is read at the time."""

@@ -34,8 +34,8 @@ from shardcache_client.stages.pipeline import Pipeline
 # enough for the readers of a node to fit into its cache together.
 _MAX_ASKED_BYTES = 64 * 1024 * 1024
 
-# Runs of places, such as batches, whose samples are requested while those of one are read.
-_RUNS_AHEAD = 3
+RUNS_AHEAD = 3
+"""Runs of places, such as batches, whose samples are requested while those of one are read."""
 
 
 class ReadsSample(Protocol):
@@ -184,7 +184,7 @@ class ScatteredReader:
 
         runs = [range(start, stop)]
         if is_known:
-            ahead = [start + step * nth for nth in range(1, _RUNS_AHEAD + 1)]
+            ahead = [start + step * nth for nth in range(1, RUNS_AHEAD + 1)]
             runs += [range(first, min(first + size, len(self._epoch))) for first in ahead]
         return runs
 
