@@ -195,7 +195,7 @@ class SimulatedRun(SimpleNamespace):
         return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)
 
 
-def _manifest(_ctx: click.Context, _param: click.Parameter, index: Path) -> Any:
+def _manifest(index: Path) -> Any:
     from shardcache.shared import shardlist
     from shardcache.shared.shard_columns import Shards
     from shardcache_client.order.shards.manifest import Manifest
@@ -242,7 +242,7 @@ def _draw(run: SimulatedRun, picture: Path) -> None:
     "simulate index.json --disk 2TB --tier --picture hits.svg",
 )
 @click.command(context_settings={"show_default": True})
-@click.argument("manifest", type=click.Path(path_type=Path), metavar="INDEX", callback=_manifest)
+@click.argument("index", type=click.Path(path_type=Path))
 @click.option(
     "--disk",
     type=common.parse_size,
@@ -276,6 +276,22 @@ def _draw(run: SimulatedRun, picture: Path) -> None:
     help="Shuffle the samples, as the dataset's shuffle does.",
 )
 @click.option(
+    "--global-shuffle",
+    is_flag=True,
+    help='Permute all samples, as shuffle="global" does.',
+)
+@click.option(
+    "--range-part-size",
+    type=common.parse_size,
+    metavar="SIZE",
+    help="The daemon's range_part_size, for --global-shuffle.  [default: as configured]",
+)
+@click.option(
+    "--whole-from-percent",
+    type=click.IntRange(1, 100),
+    help="The daemon's whole_from_percent, for --global-shuffle.  [default: as configured]",
+)
+@click.option(
     "--shuffle-window",
     type=click.IntRange(0),
     default=8,
@@ -298,11 +314,15 @@ def _draw(run: SimulatedRun, picture: Path) -> None:
 )
 @common.json_option
 def simulate(
+    index: Path,
     line: int,
     picture: Path | None,
     as_json: bool,
     shuffle: bool,
     shuffle_window: int,
+    global_shuffle: bool,
+    range_part_size: int | None,
+    whole_from_percent: int | None,
     **options: Any,
 ) -> None:
     """Compute what a training run would fetch, from the dataset's index file (INDEX).
@@ -314,15 +334,55 @@ def simulate(
     Three other policies are shown for comparison. MIN knows the future and evicts the shard that is
     read again last, which is the best possible if all shards have one size. LRU evicts the shard
     that was read least recently. With none, each process fetches for itself.
+
+    With --global-shuffle, samples are read one by one, and hits are reads of samples. This needs
+    the table of samples beside the index file.
     """
-    run = SimulatedRun(shuffle=shuffle, window=shuffle_window if shuffle else 0, **options)
-    forecast = _forecast(run, line)
+    window = shuffle_window if shuffle else 0
+    run = SimulatedRun(manifest=_manifest(index), shuffle=shuffle, window=window, **options)
+    if global_shuffle:
+        _check_global(run, picture)
+        forecast = _forecast_of_samples(run, index, line, range_part_size, whole_from_percent)
+    else:
+        forecast = _forecast(run, line)
     if picture is not None:
         _draw(run, picture)
     if as_json:
         common.print_json(forecast)
     else:
         _print_forecast(forecast, has_tier=run.tier)
+
+
+def _check_global(run: SimulatedRun, picture: Path | None) -> None:
+    """Raise UsageError for options that a permutation of all samples does not have."""
+    if not run.shuffle or run.canonical_nodes > 1:
+        raise click.UsageError(
+            "--global-shuffle permutes all samples: omit --no-shuffle and --canonical-nodes",
+        )
+    if run.tier or picture is not None:
+        raise click.UsageError("--tier and --picture do not simulate --global-shuffle: omit them")
+
+
+def _forecast_of_samples(
+    run: SimulatedRun,
+    index: Path,
+    line: int,
+    range_part_size: int | None,
+    whole_from_percent: int | None,
+) -> Json:
+    """Return what is fetched if all samples are permuted, as `_forecast` does."""
+    from shardcache.cli.sample_simulation import SamplePositions, SampleSimulation
+    from shardcache.config.origin_table import table_of
+    from shardcache.config.settings import Settings
+
+    settings = Settings.load({})
+    simulation = SampleSimulation(
+        run,
+        SamplePositions.read(index, run.manifest),
+        range_part_size or settings.range_part_size,
+        whole_from_percent or settings.whole_from_percent,
+    )
+    return simulation.forecast(line, table_of(settings.origin, run.manifest[0].url))
 
 
 def _forecast(run: SimulatedRun, line: int) -> Json:
@@ -355,7 +415,7 @@ def _print_forecast(forecast: Json, *, has_tier: bool) -> None:
         values = [each[key] for each in policies.values()]
         if any(values):
             rows.append([key.replace("_", " "), *map(_UNITS.get(key, size), values)])
-    common.print_table(["", *policies], rows, POLICIES)
+    common.print_table(["", *policies], rows, tuple(policies))
     disk = size(forecast["disk_bytes"])
     if has_tier:
         disk += f" and {size(forecast['tier_disk_bytes'])} of the tier"

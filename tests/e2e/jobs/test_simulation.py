@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,3 +132,47 @@ def test_shards_of_several_sizes_are_simulated_less_exactly(
         first += count
     times = compare(bucket, tmp_path, nodes=1, ranks=ranks, jobs=jobs, window=window, kept=kept)
     assert times == pytest.approx(1, rel=within)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "kept", "percent", "within"),
+    [
+        pytest.param(1, 0.3, 100, 0.03, id="a cache of a third"),
+        pytest.param(2, 0.5, 100, 0.03, id="two ranks and a cache of half"),
+        pytest.param(2, 2.0, 50, 0.01, id="whole shards that all fit"),
+    ],
+)
+def test_the_store_sends_what_was_simulated_of_a_global_shuffle(
+    tmp_path: Path, ranks: int, kept: float, percent: int, within: float
+) -> None:
+    """Samples are read by their ranges, and parts of shards are kept."""
+    shards, samples, epochs, batch = 10, 30, 2, 8
+    (bucket := tmp_path / "bucket").mkdir()
+    write_shards(bucket, shards, samples, {"jpg": 40_000})
+    urls = f"s3://bucket/shard-{{000000..{shards - 1:06d}}}.tar"
+    index = tmp_path / "index.json"
+    disk = str(int(kept * sum(shard.stat().st_size for shard in bucket.iterdir())))
+    parts = ("--range-part-size", str(64 * 1024), "--whole-from-percent", str(percent))
+    (folder := tmp_path / "n").mkdir()
+
+    def read(rank: int, socket: Path) -> Iterator[object]:
+        topology: dict[str, Any] = {"rank": rank, "world_size": ranks, "batch_size": batch}
+        dataset = ShardDataset(str(index), shuffle="global", epochs=epochs, socket=socket, **topology)
+        for _ in range(epochs):
+            yield from dataset
+
+    with (
+        ThrottledS3(tmp_path, first_byte_s=0.0) as store,
+        Daemon(folder, *parts, capacity=disk, env=store.env()) as daemon,
+    ):
+        assert shardcache("index", urls, "-o", index, "--samples", socket=daemon.socket).code == 0
+        daemon.evict(urls)
+        before = store.stats().sent_bytes
+        readers = [read(rank, daemon.socket) for rank in range(ranks)]
+        while readers:
+            readers = [reader for reader in readers if next(reader, "end") != "end"]
+        sent_bytes = store.stats().sent_bytes - before
+    flags = [f"--disk={disk}", f"--ranks={ranks}", f"--epochs={epochs}", f"--batch-size={batch}"]
+    ran = shardcache("simulate", index, "--global-shuffle", *parts, *flags, "--json")
+    assert sent_bytes == pytest.approx(ran.json["policies"]["shardcache"]["store_bytes"], rel=within)

@@ -1,0 +1,259 @@
+"""Simulation of `shuffle="global"`: samples that are read by their ranges of the shards."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardcache.errors import ConfigError
+from shardcache.plan.object_parts import AHEAD_SHARE
+from shardcache.plan.part_replay import AskedRange, PartReplay, PartRules
+from shardcache.shared.protocol import Json
+
+if TYPE_CHECKING:
+    from shardcache.config.origin_table import OriginTable
+
+_REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
+
+
+class SamplePositions:
+    """Ranges of a dataset's samples in its shards, as the table beside its index file has them.
+
+    They are in file order, 16 bytes a sample.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._starts = [array("Q") for _ in sizes]
+        self._stops = [array("Q") for _ in sizes]
+
+    @classmethod
+    def read(cls, index: Path, manifest: Any) -> SamplePositions:
+        """Read the table beside an index file.
+
+        Raises ConfigError if there is none, or it does not match the index file.
+        """
+        from shardcache.shared.url_names import beside_index
+        from shardcache.tarindex.contents import SUFFIX
+
+        table = Path(beside_index(str(index), SUFFIX))
+        positions = cls(manifest.shards.sizes)
+        try:
+            with tarfile.open(table) as rows:
+                for member in rows:
+                    file = rows.extractfile(member)
+                    if file is not None:
+                        positions._add(json.load(file))
+        except (OSError, tarfile.TarError, KeyError, TypeError, ValueError, IndexError) as exn:
+            raise ConfigError(
+                f"cannot read the table of samples, which says where each is in its shard: {exn}",
+                url=str(table),
+                remedy=_REMEDY,
+            ) from None
+        if [len(starts) for starts in positions._starts] != list(manifest.counts):
+            raise ConfigError(
+                "the table of samples does not match the index file",
+                url=str(table),
+                remedy=_REMEDY,
+            )
+        return positions
+
+    def _add(self, row: dict[str, Any]) -> None:
+        from shardcache.tarindex.spans import RowSpans
+
+        shard = row["shard"]
+        spans = RowSpans.of(row)
+        whole = (0, self._sizes[shard])
+        for place in range(len(spans)):
+            start, stop = spans.span(place) or whole
+            self._starts[shard].append(start)
+            self._stops[shard].append(stop)
+
+    def range_of(self, shard: int, number: int) -> tuple[int, int]:
+        """Return the first byte of a sample, and the one after its last."""
+        return self._starts[shard][number], self._stops[shard][number]
+
+    @property
+    def all_bytes(self) -> int:
+        """Number of bytes of all samples."""
+        return sum(map(sum, self._stops)) - sum(map(sum, self._starts))
+
+
+@dataclass(slots=True)
+class _AskedAhead:
+    """The share of the cache for ranges that all readers have asked for and do not need yet."""
+
+    limit_bytes: int
+    taken_bytes: int = 0
+
+
+class _SampleReader:
+    """A rank that reads samples one by one, and asks for the next ones ahead.
+
+    Args:
+        cache: of the node.
+        coming: ranges of the samples in the order in which they are read: shard, first byte, and
+            the one after the last.
+        late: number of steps before the first sample.
+        ahead: the share of all readers of the node.
+        max_asked: number of samples that are asked for at a time.
+    """
+
+    def __init__(
+        self,
+        cache: PartReplay,
+        coming: Iterator[tuple[int, int, int]],
+        late: int,
+        ahead: _AskedAhead,
+        max_asked: int,
+    ) -> None:
+        self._cache = cache
+        self._coming = coming
+        self._next = next(coming, None)
+        self._late = late
+        self._ahead = ahead
+        self._max_asked = max_asked
+        self._asked: deque[AskedRange] = deque()
+
+    def step(self) -> bool:
+        """Read the next sample; return False if there is none."""
+        if self._late:
+            self._late -= 1
+            return True
+        self._ask_ahead()
+        if not self._asked:
+            return False
+        asked = self._asked.popleft()
+        self._ahead.taken_bytes -= asked.kept_bytes
+        self._cache.read(asked)
+        return True
+
+    def _ask_ahead(self) -> None:
+        while self._next is not None and len(self._asked) < self._max_asked:
+            if self._asked and self._ahead.taken_bytes >= self._ahead.limit_bytes:
+                return
+            asked = self._cache.ask(*self._next)
+            self._asked.append(asked)
+            self._ahead.taken_bytes += asked.kept_bytes
+            self._next = next(self._coming, None)
+
+
+class SampleSimulation:
+    """Fetches of the nodes of a run that permutes all samples.
+
+    Args:
+        run: the run's options.
+        positions: where the samples are.
+        part_bytes: size of a part.
+        whole_from_percent: percentage of an object's parts from which the whole is fetched.
+    """
+
+    def __init__(
+        self, run: Any, positions: SamplePositions, part_bytes: int, whole_from_percent: int
+    ) -> None:
+        from shardcache.store.part_file import FILE_BYTES
+        from shardcache.store.space import footprint_bytes, typical_sidecar_bytes
+
+        self._run = run
+        self._positions = positions
+        self._rules = PartRules(
+            capacity_bytes=run.disk,
+            part_bytes=part_bytes,
+            max_share=whole_from_percent / 100,
+            reserved_bytes=footprint_bytes,
+            file_bytes=FILE_BYTES,
+            whole_bytes=typical_sidecar_bytes(0),
+        )
+
+    def node(self, node: int) -> PartReplay:
+        """Return what a node has fetched at the end of the run. Raises CapacityError."""
+        from shardcache_client.reading.epochs.scattered_reader import RUNS_AHEAD
+        from shardcache_client.reading.single.scattered_samples import MAX_ASKED
+
+        run = self._run
+        cache = PartReplay(run.manifest.shards.sizes, self._rules)
+        ahead = _AskedAhead(self._rules.capacity_bytes // AHEAD_SHARE)
+        max_asked = min(MAX_ASKED, (1 + RUNS_AHEAD) * run.batch_size)
+        readers = []
+        for job in range(run.jobs):
+            late = 0 if run.together else job * self._epoch_samples // run.jobs
+            for rank in range(node * run.ranks, (node + 1) * run.ranks):
+                coming = self._ranges(job, rank)
+                readers.append(_SampleReader(cache, coming, late, ahead, max_asked))
+        while readers:
+            readers = [reader for reader in readers if reader.step()]
+        return cache
+
+    @property
+    def _epoch_samples(self) -> int:
+        """Number of samples of a rank in an epoch."""
+        return int(self._run.manifest.samples // (self._run.nodes * self._run.ranks))
+
+    def _ranges(self, job: int, rank: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
+        from shardcache_client.order.dealing.assignment import Assignment
+        from shardcache_client.order.rank_epoch import RankEpoch
+        from shardcache_client.order.sequences.rounds import Shuffle, Topology
+
+        run = self._run
+        shuffle = Shuffle(job, window=None)
+        deal = Assignment(shuffle, batch_size=run.batch_size).deal(run.manifest)
+        topology = Topology(rank, run.nodes * run.ranks)
+        for epoch in range(run.epochs):
+            places = RankEpoch(deal.share(epoch, 0, topology), run.manifest)
+            for shard, number in places.samples(0, len(places)):
+                yield shard, *self._positions.range_of(shard, number)
+
+    def first_batch_bytes(self, node: int) -> int:
+        """Return what a node receives until each rank of the first job has a batch."""
+        run = self._run
+        rules = replace(self._rules, max_share=1.0)
+        cache = PartReplay(run.manifest.shards.sizes, rules)
+        for rank in range(node * run.ranks, (node + 1) * run.ranks):
+            for asked in islice(self._ranges(0, rank), run.batch_size):
+                cache.read(cache.ask(*asked))
+        return cache.store_bytes
+
+    def forecast(self, line: int, table: OriginTable) -> Json:
+        """Return what the nodes fetch with and without a cache, the disk and the time, as JSON.
+
+        Raises CapacityError.
+
+        Args:
+            line: bytes per second of each node's network.
+            table: has the prices.
+        """
+        run = self._run
+        caches = [self.node(node) for node in range(run.nodes)]
+        asked = sum(cache.asked for cache in caches)
+        misses = sum(cache.misses for cache in caches)
+        store_bytes = sum(cache.store_bytes for cache in caches)
+        requests = sum(cache.requests for cache in caches)
+        alone_bytes = self._positions.all_bytes * asked // run.manifest.samples
+        first_batch_bytes = max(map(self.first_batch_bytes, range(run.nodes)))
+        return {
+            "policies": {
+                "shardcache": _figures(1 - misses / asked, store_bytes, requests, table),
+                "none": _figures(0.0, alone_bytes, asked, table),
+            },
+            "disk_bytes": max(cache.peak_bytes for cache in caches),
+            "tier_disk_bytes": 0,
+            "first_batch_s": first_batch_bytes / line,
+        }
+
+
+def _figures(hits: float, store_bytes: int, requests: int, table: OriginTable) -> Json:
+    return {
+        "hits": hits,
+        "store_bytes": store_bytes,
+        "requests": requests,
+        "between_nodes_bytes": 0,
+        "cost": table.cost(store_bytes, requests),
+    }
