@@ -156,3 +156,14 @@ def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(store: Sto
             file.read(24 * PART_BYTES)
         with files.open(url) as file:
             assert file.read(100) == TARS[0][:100]
+
+
+def test_shards_that_are_held_make_room_for_the_next(store: Store, tmp_path: Path) -> None:
+    """In a cache of two shards, for a reader that may hold four: it gives back what it read longest ago."""
+    store.files["/untabled.json"] = store.files["/index.json"]  # without a table of samples beside it
+    url = store.url("/untabled.json")
+    with (
+        Daemon(tmp_path, capacity=str(54 * PART_BYTES)) as node,
+        ShardDataset(url, socket=node.socket, timeout_s=PATIENCE_S).indexed(window=4) as samples,
+    ):
+        assert [content(samples[shard * PER_SHARD]) for shard in range(4)] == [each[0] for each in SAMPLES[:4]]

@@ -93,6 +93,16 @@ class HeldShards:
         self._held.move_to_end(shard)
         return self._held[shard]
 
+    def _give_way(self) -> None:
+        """Release the shard that was asked for longest ago.
+
+        The one that is waited for may need its space: a reader that waits longer holds nothing in
+        the end, so readers never wait for each other.
+        """
+        if self._held:
+            _, held = self._held.popitem(last=False)
+            held.close()
+
     def _open(self, shard: int) -> _Held:
         manifest = self._manifest
         session = self._sessions.open()
@@ -100,9 +110,10 @@ class HeldShards:
             plan = Plan.of(manifest, 0, [shard])
             session.declare(plan)
             window = ShardWindow(session, plan, partial=None, view_of=self._pipeline.view)
-            session.on_wait = None  # a cycle would keep the session of a reader that is gone
+            session.on_wait = self._give_way
             leased_shard = window.take(shard, manifest[shard].samples)
             leased_shard.open()
+            session.on_wait = None  # a cycle would keep the session of a reader that is gone
             return _Held(session, window, leased_shard)
         except BaseException:
             session.close()
