@@ -103,6 +103,8 @@ class HubTokensOrigin(Origin):
     def _candidates(self, url: str) -> list[HubOrigin]:
         """Return the origins of all tokens, those first that have read from the repository."""
         tokens = self._setup.handed.tokens.newest_first if self._is_shared else []
+        if not tokens:  # of nearly all daemons; every part of a file passes here
+            return [self._own]
         # The origins of tokens that are no longer kept end with their last requests.
         self._others = {token: self._others.get(token) or self._new(token) for token in tokens}
         origins = [*self._others.values(), self._own]
