@@ -11,7 +11,7 @@ from itertools import pairwise, zip_longest
 from typing import Any, Self
 
 from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
-from shardcache.shared.url_names import is_index
+from shardcache.shared.urls.url_names import is_index
 from shardcache.tarindex.contents import IndexEntry
 from shardcache_client.arguments import values as arguments
 from shardcache_client.arguments.other_words import OTHER_WORDS

@@ -22,8 +22,8 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardcache.errors import NoDaemonError
-from shardcache.shared.local_urls import patterns_from_here
 from shardcache.shared.unix_socket import cached_urls
+from shardcache.shared.urls.local_urls import patterns_from_here
 from shardcache_client.batches.maker import Bad
 from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import Reading

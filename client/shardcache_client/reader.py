@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Self, cast
 
 from shardcache.errors import ConfigError
-from shardcache.shared.local_urls import patterns_from_here
+from shardcache.shared.urls.local_urls import patterns_from_here
 from shardcache.tarindex.contents import Row
 from shardcache.tarindex.key_splits import KeySplit, with_key_split
 from shardcache_client.arguments import values as arguments

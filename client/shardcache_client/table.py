@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError, MetadataError
-from shardcache.shared.local_urls import patterns_from_here
+from shardcache.shared.urls.local_urls import patterns_from_here
 from shardcache_client.arguments import values as arguments
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity

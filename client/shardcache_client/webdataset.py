@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache.shared.local_urls import local_path, patterns_from_here
+from shardcache.shared.urls.local_urls import local_path, patterns_from_here
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import (
     FUNCTION,

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from shardcache.shared import shardlist
+from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 
 DOCS = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ import re
 from urllib.parse import urlsplit
 
 from shardcache.access.protocols import WEB, row_of
-from shardcache.shared.url_names import path_of
+from shardcache.shared.urls.url_names import path_of
 
 
 def protocol_of(url: str) -> str:

@@ -30,7 +30,7 @@ from shardcache.errors import CacheError, CorruptShardError, ExhaustedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.shared.protocol import Json, ShardRef, Wanted
-from shardcache.shared.url_names import may_name_index
+from shardcache.shared.urls.url_names import may_name_index
 from shardcache.store.folder.pins_file import Pin
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.keys import place_of, shard_key, stored_url

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.redact import printable
-from shardcache.shared.handed_credentials import handed_over
+from shardcache.shared.credentials.handed_credentials import handed_over
 from shardcache.shared.private import node_has_daemon, tool_socket
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.unix_socket import connected, credentials, health

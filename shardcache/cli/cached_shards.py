@@ -10,9 +10,9 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.shared.local_urls import from_here
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.units import age, size, user_name
+from shardcache.shared.urls.local_urls import from_here
 
 
 @common.examples("warm s3://bucket/train/index.json", "warm --json 's3://bucket/train/*.tar'")

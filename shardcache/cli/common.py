@@ -12,9 +12,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
-from shardcache.shared.local_urls import from_here
 from shardcache.shared.protocol import Json
 from shardcache.shared.units import size
+from shardcache.shared.urls.local_urls import from_here
 
 if TYPE_CHECKING:
     from rich.console import Console

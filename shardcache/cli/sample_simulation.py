@@ -40,7 +40,7 @@ class SamplePositions:
 
         Raises ConfigError if there is none, or it does not match the index file.
         """
-        from shardcache.shared.url_names import beside_index
+        from shardcache.shared.urls.url_names import beside_index
         from shardcache.tarindex.contents import SUFFIX
 
         table = Path(beside_index(str(index), SUFFIX))

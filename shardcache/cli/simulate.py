@@ -196,8 +196,8 @@ class SimulatedRun(SimpleNamespace):
 
 
 def _manifest(index: Path) -> Any:
-    from shardcache.shared import shardlist
-    from shardcache.shared.shard_columns import Shards
+    from shardcache.shared.lists import shardlist
+    from shardcache.shared.lists.shard_columns import Shards
     from shardcache_client.order.shards.manifest import Manifest
 
     try:

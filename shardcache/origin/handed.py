@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shardcache.shared.hub_token import HubToken
-from shardcache.shared.temporary_keys import TemporaryKeys
+from shardcache.shared.credentials.hub_token import HubToken
+from shardcache.shared.credentials.temporary_keys import TemporaryKeys
 
 _MAX_KEYS = 64  # of sessions that have not ended; older ones have expired
 

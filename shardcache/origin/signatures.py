@@ -3,7 +3,7 @@
 import hashlib
 import time
 
-from shardcache.shared.signed_urls import expiry_s, is_signed
+from shardcache.shared.urls.signed_urls import expiry_s, is_signed
 
 _REMEMBERED_S = 3600.0
 _MAX_URLS = 200_000  # a hash and a number each, some 30 MB

@@ -25,7 +25,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardcache.errors import DaemonError
-from shardcache.shared.handed_credentials import handed_kinds
+from shardcache.shared.credentials.handed_credentials import handed_kinds
+from shardcache.shared.credentials.store_variables import reaches_stores
 from shardcache.shared.socket_paths import (
     CONFIG_ENV,
     DEFAULT_CONFIG,
@@ -34,7 +35,6 @@ from shardcache.shared.socket_paths import (
     may_exist,
     socket_path,
 )
-from shardcache.shared.store_variables import reaches_stores
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, credentials
 
 _KEY_BYTES = 32

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.formats.zstd_library import zstd_library
 from shardcache.shared.units import size
-from shardcache.shared.url_names import compression_of
+from shardcache.shared.urls.url_names import compression_of
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.optional_codecs import BrotliStream, Lz4Stream, snappy_block
 from shardcache.transport.between.checksums import crc32c

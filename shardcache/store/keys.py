@@ -3,8 +3,8 @@
 import hashlib
 
 from shardcache.redact import redact
-from shardcache.shared.signed_urls import is_signed, without_signature
-from shardcache.shared.url_names import is_stored_as_is
+from shardcache.shared.urls.signed_urls import is_signed, without_signature
+from shardcache.shared.urls.url_names import is_stored_as_is
 
 KEY_CHARS = 32
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.url_names import format_of, is_stored_as_is
+from shardcache.shared.urls.url_names import format_of, is_stored_as_is
 from shardcache.store.codecs import codec_of, inflate, write_pieces
 from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import disk_errors

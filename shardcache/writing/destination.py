@@ -18,10 +18,10 @@ from shardcache.origin.base import WRITABLE
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
-from shardcache.shared import shardlist
-from shardcache.shared.local_urls import from_here, local_path
+from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.url_names import beside_index, is_tar
+from shardcache.shared.urls.local_urls import from_here, local_path
+from shardcache.shared.urls.url_names import beside_index, is_tar
 from shardcache.tarindex.contents import SUFFIX
 from shardcache.transport.between.flow import Flow, nothing
 from shardcache.writing.journal import Stored

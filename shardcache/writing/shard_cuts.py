@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache.shared.url_names import is_tar
+from shardcache.shared.urls.url_names import is_tar
 from shardcache.writing.sample_tar import END
 
 SHARD_NAMES = "shard-%06d.tar"

@@ -24,8 +24,8 @@ from shardcache.daemon.running import DaemonRun
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.server.listening.activation import ActivatedSockets
 from shardcache.server.process.service_notifier import ServiceNotifier
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import REQUESTS, SESSION_PATH, MessageKind, ShardRef, check_indices, parse, written
-from shardcache.shared.shard_columns import Shards
 from shardcache.shared.versions import PROTOCOL_VERSION
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from support.programs.guard import GUARD_S

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign.harness import Result, Row, scaled
-from shardcache.shared.shardlist import MAX_SHARDS
+from shardcache.shared.lists.shardlist import MAX_SHARDS
 from shardcache.store.codecs import Codec
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import children

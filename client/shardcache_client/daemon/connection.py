@@ -17,7 +17,7 @@ from typing import Any
 
 from shardcache import __version__, errors
 from shardcache.shared import protocol, versions
-from shardcache.shared.handed_credentials import handed_over
+from shardcache.shared.credentials.handed_credentials import handed_over
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
 from shardcache_client.order.sequences.rounds import Topology

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from shardcache import errors
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import Json
-from shardcache.shared.shard_columns import Shards
 from shardcache_client.order.shards.declared_plan import Plan
 
 

@@ -27,8 +27,8 @@ from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache.shared.local_urls import from_here, local_path
 from shardcache.shared.protocol import ShardRef, Wanted
+from shardcache.shared.urls.local_urls import from_here, local_path
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, checked, whole
 from shardcache_client.daemon.choice import DaemonChoice

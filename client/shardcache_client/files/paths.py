@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from shardcache.shared.local_urls import from_here, patterns_from_here
 from shardcache.shared.protocol import ShardRef
+from shardcache.shared.urls.local_urls import from_here, patterns_from_here
 from shardcache_client.arguments.other_words import OTHER_WORDS
 from shardcache_client.arguments.values import DAEMONS, JOB, PATH, SECONDS, URL, URLS, checked
 from shardcache_client.daemon.choice import DaemonChoice, Which

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache.shared.url_names import beside_index, is_index
+from shardcache.shared.urls.url_names import beside_index, is_index
 from shardcache.tarindex.contents import SUFFIX, IndexEntry, Row, entries_of
 from shardcache_client.order.dealing.assignment import Assignment
 from shardcache_client.order.sequences.rounds import Topology

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardcache import errors
-from shardcache.shared.shard_columns import Shards
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks.key_value_store import KeyValueStore

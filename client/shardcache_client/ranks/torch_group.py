@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from shardcache import errors
-from shardcache.shared.signed_urls import without_signature
+from shardcache.shared.urls.signed_urls import without_signature
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks import distributed

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from shardcache.errors import ConfigError, MetadataError
 from shardcache.formats.zstd_library import zstd_library
-from shardcache.shared.url_names import path_of
+from shardcache.shared.urls.url_names import path_of
 
 Row = dict[str, Any]
 

@@ -18,8 +18,8 @@ from shardcache.errors import CorruptShardError, TokensError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import Shards
 from shardcache.store.indexing.indexer import TokensRequest
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.shard import Facts, Shard

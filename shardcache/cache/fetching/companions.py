@@ -11,7 +11,7 @@ from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
 from shardcache.shared.units import size
-from shardcache.shared.url_names import format_of
+from shardcache.shared.urls.url_names import format_of
 from shardcache.transport.between.flow import Flow, Received
 
 _MAX_KEPT = 100

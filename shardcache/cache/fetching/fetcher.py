@@ -32,7 +32,7 @@ from shardcache.fetch.retry import refetch
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.shared.url_names import format_of
+from shardcache.shared.urls.url_names import format_of
 from shardcache.store.folder.folder_contents import Leftover
 from shardcache.store.folder.layout import PART
 from shardcache.store.keys import place_of, shard_key

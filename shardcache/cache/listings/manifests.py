@@ -24,10 +24,10 @@ from shardcache.origin.patterns.braces import expand_braces, in_braces
 from shardcache.origin.patterns.expansion import expand, named_by_braces
 from shardcache.origin.registry import Origins
 from shardcache.redact import redact
+from shardcache.shared.lists.shard_columns import Shards
+from shardcache.shared.lists.shardlist import MAX_SHARDS
 from shardcache.shared.protocol import ShardRef, Wanted
-from shardcache.shared.shard_columns import Shards
-from shardcache.shared.shardlist import MAX_SHARDS
-from shardcache.shared.url_names import is_index
+from shardcache.shared.urls.url_names import is_index
 from shardcache.transport.between.flow import Received
 
 log = structlog.get_logger()

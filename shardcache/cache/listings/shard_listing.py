@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
-from shardcache.shared.shard_columns import Shards
-from shardcache.shared.url_names import is_shard, is_shard_or_file
+from shardcache.shared.urls.url_names import is_shard, is_shard_or_file
 from shardcache.store.keys import place_of, shard_key
 
 # Memory of a list, and of a shard in it, besides its texts: name and numbers.

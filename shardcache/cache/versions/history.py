@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.shard_columns import Shards
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.store.keys import place_of, shard_key, stored_url
 from shardcache.store.shard import Facts
 from shardcache.store.store import Store

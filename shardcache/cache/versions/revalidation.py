@@ -19,7 +19,7 @@ from shardcache.errors import (
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.signed_urls import is_signed
+from shardcache.shared.urls.signed_urls import is_signed
 from shardcache.store.keys import place_of, shard_key
 from shardcache.store.store import Store
 from shardcache.telemetry.metrics import Counters

@@ -10,7 +10,7 @@ import click
 from shardcache import __version__
 from shardcache.cli import common
 from shardcache.cli.serve import SettingsCommand, config_option, given
-from shardcache.shared.local_urls import from_here
+from shardcache.shared.urls.local_urls import from_here
 
 
 @common.examples("doctor", "doctor --cache-dir /nvme/shardcache --capacity 80% s3://bucket/train/")

@@ -12,8 +12,8 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.config.settings import Settings, config_file
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.redact import printable, redact
+from shardcache.shared.credentials.store_variables import reaches_stores
 from shardcache.shared.private import tool_socket
-from shardcache.shared.store_variables import reaches_stores
 from shardcache.shared.units import user_name
 from shardcache.shared.unix_socket import connected, credentials
 

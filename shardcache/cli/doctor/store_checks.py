@@ -27,7 +27,7 @@ from shardcache.origin.registry import Origins, reason_to_bypass
 from shardcache.redact import HIDDEN
 from shardcache.shared.front import PEERS, STATUS, page
 from shardcache.shared.units import duration, size, user_name
-from shardcache.shared.url_names import is_index, is_shard
+from shardcache.shared.urls.url_names import is_index, is_shard
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts
 

@@ -12,9 +12,9 @@ from shardcache.access.protocols import WEB
 from shardcache.access.urls import protocol_of
 from shardcache.cli.getting.placed_files import Names
 from shardcache.errors import ConfigError, NotFoundError
-from shardcache.shared.local_urls import local_path
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.url_names import path_of
+from shardcache.shared.urls.local_urls import local_path
+from shardcache.shared.urls.url_names import path_of
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Patience

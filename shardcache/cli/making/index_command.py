@@ -14,10 +14,10 @@ import click
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
 from shardcache.cli.making.member_option import member_type, tokens_option
-from shardcache.shared import shardlist
-from shardcache.shared.local_urls import from_here, local_path
+from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.url_names import INDEX_SUFFIX, beside_index, path_of
+from shardcache.shared.urls.local_urls import from_here, local_path
+from shardcache.shared.urls.url_names import INDEX_SUFFIX, beside_index, path_of
 from shardcache.tarindex.key_splits import FIRST_DOT, LAST_DOT, with_key_split
 
 if TYPE_CHECKING:

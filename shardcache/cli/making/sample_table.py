@@ -11,7 +11,7 @@ from typing import IO, Any
 from shardcache.errors import ConfigError
 from shardcache.formats.tar import TAR
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.url_names import is_stored_as_is
+from shardcache.shared.urls.url_names import is_stored_as_is
 from shardcache.tarindex.contents import MetadataMember, read_metadata, rows_of
 from shardcache.tarindex.spans import blocks_of
 from shardcache.writing.sample_tar import END, as_table

@@ -9,7 +9,7 @@ from shardcache.errors import AccessDeniedError, NotFoundError
 from shardcache.origin.base import Origin, Setup
 from shardcache.origin.cloud.hub_origin import HubOrigin
 from shardcache.origin.objects import RemoteObject
-from shardcache.shared.hub_token import HubToken
+from shardcache.shared.credentials.hub_token import HubToken
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.parts import Parts, PartSums
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardcache import errors
 from shardcache.origin.http.http_errors import error_of
-from shardcache.shared.local_urls import local_path
+from shardcache.shared.urls.local_urls import local_path
 
 # Exceptions that are not OSErrors, by the module that must be loaded for one to occur.
 _FOREIGN = {

@@ -11,7 +11,7 @@ from email.utils import parsedate
 from shardcache import errors
 from shardcache.access.protocols import WEB
 from shardcache.access.urls import protocol_of
-from shardcache.shared.signed_urls import expiry_s
+from shardcache.shared.urls.signed_urls import expiry_s
 from shardcache.transport.http.http_heads import number_in
 
 _MEANING: dict[int, type[errors.OriginError]] = {

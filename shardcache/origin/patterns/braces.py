@@ -9,8 +9,8 @@ from braceexpand import braceexpand
 
 from shardcache.access.deceptive import checked
 from shardcache.errors import ConfigError
-from shardcache.shared.local_urls import local_path
-from shardcache.shared.shardlist import MAX_SHARDS
+from shardcache.shared.lists.shardlist import MAX_SHARDS
+from shardcache.shared.urls.local_urls import local_path
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 # NeMo's other spellings of braces: a range in brackets, which no glob means, and `_OP_` and `_CL_`.

@@ -16,10 +16,10 @@ from shardcache.origin.patterns.globs import glob_regex
 from shardcache.origin.patterns.index_files import MAX_INDEX_BYTES, parse_index, shards_of
 from shardcache.origin.registry import Origins
 from shardcache.origin.whole_object import read_object
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
-from shardcache.shared.shard_columns import Shards
 from shardcache.shared.units import size
-from shardcache.shared.url_names import (
+from shardcache.shared.urls.url_names import (
     format_of,
     is_index,
     is_shard,

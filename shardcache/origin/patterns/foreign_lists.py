@@ -23,7 +23,7 @@ from shardcache.access.urls import join
 from shardcache.errors import ConfigError, MissingPackageError, NotAnIndexError
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.list_content import lines_of, parsed_json
-from shardcache.shared.url_names import is_shard, is_yaml
+from shardcache.shared.urls.url_names import is_shard, is_yaml
 
 # A list of a million shards has 30 MB; parsed, it takes some times as much memory.
 _MAX_BYTES = 64 * 1024 * 1024

@@ -10,9 +10,9 @@ from shardcache.formats.format import ListedShard
 from shardcache.formats.table import FORMATS
 from shardcache.origin.patterns.foreign_lists import NamedShards
 from shardcache.origin.patterns.list_content import parsed_json
-from shardcache.shared import shardlist
+from shardcache.shared.lists import shardlist
+from shardcache.shared.lists.shard_columns import ShardColumns, Shards
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import ShardColumns, Shards
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 """Size up to which a file may be an index: one of a million shards with long urls has 250 MB."""

@@ -11,7 +11,7 @@ from botocore.parsers import ResponseParserError
 from shardcache import errors
 from shardcache.origin.http.http_errors import certificate_error, connection_error, error_of
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
-from shardcache.shared.url_names import version_in
+from shardcache.shared.urls.url_names import version_in
 from shardcache.transport.http.http_heads import HEAD_REMEDY, HeadError
 from shardcache.transport.http.sockets import failure
 

@@ -19,8 +19,8 @@ from shardcache.origin.handed import HandedKeys
 from shardcache.origin.s3.credential_process import resolver_of
 from shardcache.origin.s3.s3_errors import FOREIGN, judge, judge_handed
 from shardcache.origin.s3.s3_http_session import StoreSession
+from shardcache.shared.credentials.temporary_keys import TemporaryKeys
 from shardcache.shared.own_endpoint import DAEMON_AGENT
-from shardcache.shared.temporary_keys import TemporaryKeys
 
 CONNECT_TIMEOUT_S = 10
 

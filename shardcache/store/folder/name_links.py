@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Container
 from pathlib import Path
 
-from shardcache.shared.url_names import path_of, plain_name
+from shardcache.shared.urls.url_names import path_of, plain_name
 from shardcache.store.folder.layout import Layout
 from shardcache.store.keys import is_key
 from shardcache.store.shard import Facts

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardcache.errors import ShardcacheError
 from shardcache.formats.format import IndexOptions
-from shardcache.shared.url_names import format_of
+from shardcache.shared.urls.url_names import format_of
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
 from shardcache.tarindex import contents, tables

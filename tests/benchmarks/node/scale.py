@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 from benchmarks.measure import Figure, Row, Target, peak_bytes, thread_cpu_s
 from benchmarks.node.rank import READERS
 from benchmarks.workplace import PREPARED_S, Daemon, Workplace
-from shardcache.shared import shardlist
+from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 from support.cluster.tier import Nginx
 from support.network.ports import free_port

@@ -19,7 +19,7 @@ from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.globs import glob_regex
-from shardcache.shared import shardlist
+from shardcache.shared.lists import shardlist
 from shardcache.store.folder.layout import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.position.state import find_states

@@ -9,8 +9,8 @@ import pytest
 from campaign import load, memory
 from campaign.harness import QUICK, Row, rows
 from shardcache.origin.patterns.index_files import parse_index
-from shardcache.shared.shard_columns import Shards
-from shardcache.shared.shardlist import read
+from shardcache.shared.lists.shard_columns import Shards
+from shardcache.shared.lists.shardlist import read
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples

@@ -12,8 +12,8 @@ import pytest
 from campaign import restarts
 from campaign.harness import QUICK, Row, rows
 from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, written
-from shardcache.shared.shard_columns import Shards
 from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.patience import Outage

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.shared.shard_columns import Shards
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.store.catalogue import Catalogue
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession

@@ -10,8 +10,8 @@ import pytest
 
 from shardcache.cli.making.sample_table import check_same
 from shardcache.errors import ConfigError
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import Shards
 from shardcache_client.reader import ShardReader
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon

@@ -22,7 +22,7 @@ from botocore.config import Config
 from shardcache.cluster.authority import issue
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.tier_config import Tls
-from shardcache.shared import shardlist
+from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.filesystem import ShardcacheFileSystem

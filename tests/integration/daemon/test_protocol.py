@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, unbundled
-from shardcache.shared.shard_columns import Shards
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession as Session
 from support.shards.tars import write_shards

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import SESSION_PATH, ShardRef, parse, written
-from shardcache.shared.shard_columns import Shards
 from shardcache.shared.versions import PROTOCOL_VERSION
 from shardcache_client.daemon.websocket import WebSocket
 from support.programs.daemon import Daemon

@@ -11,7 +11,7 @@ from shardcache.access.protocols import STORES, row_of
 from shardcache.access.urls import canonical, is_glob, join
 from shardcache.errors import ConfigError
 from shardcache.origin.base import Origin
-from shardcache.shared.local_urls import from_here
+from shardcache.shared.urls.local_urls import from_here
 
 
 def test_a_web_urls_query_is_no_wildcard() -> None:

@@ -18,8 +18,8 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.scrubber import ScrubProgress
 from shardcache.cache.versions.history import Fetched, History
 from shardcache.errors import NotAllowedError, ProtocolError
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import Shards
 from shardcache.store.keys import shard_key
 from shardcache.store.shard import Facts
 from support.shards.stores import open_store, publish

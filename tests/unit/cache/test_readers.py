@@ -6,8 +6,8 @@ import pytest
 
 from shardcache.cache.listings.shard_listing import Listing
 from shardcache.errors import ProtocolError
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import MAX_JOB_CHARS, ShardRef
-from shardcache.shared.shard_columns import Shards
 from support.shards.open_cache import ground
 
 PAST_JOBS = 32

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardcache.cli.main import app
-from shardcache.shared import shardlist
+from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 
 KIB = 1024

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardcache.cli.main import app
-from shardcache.shared import shardlist
+from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 
 SHARDS, SAMPLES, SHARD_BYTES = 64, 100, 10_000_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardcache.access.deceptive import checked
 from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.patterns.index_files import parse_index
-from shardcache.shared import shardlist
+from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 
 ETAG = "0123456789abcdef0123456789abcdef-12"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardcache.shared.signed_urls import expiry_s, is_signed, without_signature
+from shardcache.shared.urls.signed_urls import expiry_s, is_signed, without_signature
 from shardcache.store.keys import place_of, stored_url
 
 PLACE = "https://host/a%20b/c.tar"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
-from shardcache.shared.shard_columns import Shards
 from shardcache_client.order.shards.manifest import Manifest
 
 # Number of positions in a plan's first message, and in each that follows.

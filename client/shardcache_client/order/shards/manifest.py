@@ -7,10 +7,10 @@ from itertools import chain, repeat, zip_longest
 from typing import Any, Self
 
 from shardcache.errors import ConfigError
+from shardcache.shared.lists.shard_columns import Shards, Texts, digest
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import Shards, Texts, digest
-from shardcache.shared.signed_urls import without_signature
-from shardcache.shared.url_names import may_name_index
+from shardcache.shared.urls.signed_urls import without_signature
+from shardcache.shared.urls.url_names import may_name_index
 from shardcache_client.order.shards.choices import Choices, narrowed
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from shardcache.errors import CorruptShardError
 from shardcache.formats.format import Walk
 from shardcache.shared.protocol import Arriving
-from shardcache.shared.url_names import format_of
+from shardcache.shared.urls.url_names import format_of
 from shardcache.tarindex.tables import TarIndex
 from shardcache_client.samples import mapped_file, slicing
 from shardcache_client.samples.column_values import column_decoders, decoders_of, with_decoders

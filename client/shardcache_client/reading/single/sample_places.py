@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import AccessDeniedError, ConfigError, NotAllowedError, NotFoundError
-from shardcache.shared.url_names import compression_of
+from shardcache.shared.urls.url_names import compression_of
 from shardcache.tarindex.spans import RowSpans
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.shards.manifest import Manifest

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache.shared.url_names import compression_of
+from shardcache.shared.urls.url_names import compression_of
 from shardcache_client.reading.single.sample_places import SamplePlace, SamplePlaces
 from shardcache_client.reading.single.table_rows import TABLES_REMEDY
 

@@ -5,8 +5,8 @@ Their values do not name the daemon. The standard library alone.
 
 from collections.abc import Mapping
 
-from shardcache.shared.hub_token import HubToken
-from shardcache.shared.temporary_keys import TemporaryKeys
+from shardcache.shared.credentials.hub_token import HubToken
+from shardcache.shared.credentials.temporary_keys import TemporaryKeys
 
 _KINDS: tuple[type[TemporaryKeys] | type[HubToken], ...] = (TemporaryKeys, HubToken)
 

@@ -14,9 +14,9 @@ import posixpath
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from shardcache.shared.json_stream import JsonText
+from shardcache.shared.lists.json_stream import JsonText
+from shardcache.shared.lists.shard_columns import ShardColumns
 from shardcache.shared.protocol import ShardRef
-from shardcache.shared.shard_columns import ShardColumns
 
 KIND = "wids-shard-index-v1"
 WIDS_VERSION = 1

@@ -1,0 +1,1 @@
+"""Urls as daemon and client name objects: local paths, signatures, suffixes."""
