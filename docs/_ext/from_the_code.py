@@ -24,7 +24,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from shardcache.cli.main import app as shardcache
-from shardcache.cli.serve import serve
+from shardcache.cli.starting.serve import serve
 from shardcache.config import settings as config
 from shardcache.errors import ShardcacheError
 from shardcache.server.metrics.prometheus import measured, page_metrics

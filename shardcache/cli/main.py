@@ -14,11 +14,11 @@ from shardcache.errors import ShardcacheError
 # daemon, whose reader waits for it, starts in two thirds of the time that it would take to import
 # them all.
 _MODULES = {
-    "serve": "serve",
-    "stop": "serve",
-    "status": "status",
-    "top": "status",
-    "dashboard": "dashboard",
+    "serve": "starting.serve",
+    "stop": "starting.serve",
+    "status": "monitoring.status",
+    "top": "monitoring.status",
+    "dashboard": "monitoring.dashboard",
     "write": "making.write_command",
     "warm": "cached_shards",
     "get": "cached_shards",
@@ -30,11 +30,11 @@ _MODULES = {
     "verify": "cached_shards",
     "credentials": "credentials",
     "doctor": "doctor.command",
-    "probe": "probe",
-    "simulate": "simulate",
+    "probe": "monitoring.probe",
+    "simulate": "simulating.simulate",
     "demo": "demo.demo_command",
     "cluster": "cluster",
-    "config": "serve",
+    "config": "starting.serve",
 }
 
 

@@ -9,7 +9,7 @@ import click
 
 from shardcache import __version__
 from shardcache.cli import common
-from shardcache.cli.serve import SettingsCommand, config_option, given
+from shardcache.cli.starting.serve import SettingsCommand, config_option, given
 from shardcache.shared.urls.local_urls import from_here
 
 

@@ -29,7 +29,7 @@ _IMPORTED = (
     "shardcache.daemon.running",
     "shardcache.cli.doctor.runner",
     "shardcache.cli.getting.fetch_into",
-    "shardcache.cli.top_screen",
+    "shardcache.cli.monitoring.top_screen",
     "shardcache.origin.filesystems.local_origin",
     "shardcache.origin.http.web_origin",
     "shardcache.writing.conversion",

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from shardcache.cli.doctor.runner import CHECKS
 from shardcache.cli.main import app
-from shardcache.cli.serve import serve
+from shardcache.cli.starting.serve import serve
 from shardcache.config.settings import Settings
 
 HEAVY = ("aiohttp", "pydantic", "rich", "s3fs", "torch", "moto")

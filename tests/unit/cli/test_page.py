@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from shardcache.cli.status_text import Moment, ahead, draw, rates_between
+from shardcache.cli.monitoring.status_text import Moment, ahead, draw, rates_between
 from shardcache.errors import NoDaemonError
 
 Page = dict[str, Any]

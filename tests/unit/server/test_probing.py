@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from shardcache.cli import probe as probing
+from shardcache.cli.monitoring import probe as probing
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.server.process import service_notifier
 from shardcache.shared.socket_paths import SOCKET_ENV

@@ -19,7 +19,7 @@ def status(as_json: bool, socket: Path | None) -> None:
     if as_json:
         common.print_json(page)
     else:
-        from shardcache.cli.status_text import Moment, draw
+        from shardcache.cli.monitoring.status_text import Moment, draw
 
         console = common.make_console()
         console.print(draw(Moment(page), console.width))
@@ -50,6 +50,6 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
     """
     import asyncio
 
-    from shardcache.cli.top_screen import show_node
+    from shardcache.cli.monitoring.top_screen import show_node
 
     asyncio.run(show_node(interval_s, once, as_json, socket))

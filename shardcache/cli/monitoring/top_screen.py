@@ -15,7 +15,7 @@ from rich.live import Live
 
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import in_thread, make_console, print_json
-from shardcache.cli.status_text import Moment, draw, rates_between
+from shardcache.cli.monitoring.status_text import Moment, draw, rates_between
 from shardcache.errors import DaemonError
 
 _MAX_KEY_BYTES = 64

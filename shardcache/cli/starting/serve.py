@@ -143,7 +143,7 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
 
         run_daemon(Settings.load(options, config))
         return
-    from shardcache.cli.private_daemon import start
+    from shardcache.cli.starting.private_daemon import start
 
     if "socket" in options:
         raise ConfigError(

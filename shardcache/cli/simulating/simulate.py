@@ -371,7 +371,7 @@ def _forecast_of_samples(
     whole_from_percent: int | None,
 ) -> Json:
     """Return what is fetched if all samples are permuted, as `_forecast` does."""
-    from shardcache.cli.sample_simulation import SamplePositions, SampleSimulation
+    from shardcache.cli.simulating.sample_simulation import SamplePositions, SampleSimulation
     from shardcache.config.origin_table import table_of
     from shardcache.config.settings import Settings
 

@@ -1,0 +1,1 @@
+"""Commands that show how a daemon is doing: `status`, `top`, `dashboard`, `probe`."""

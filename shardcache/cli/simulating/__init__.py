@@ -1,0 +1,1 @@
+"""`shardcache simulate`: training runs without data, by whole shards and by ranges of them."""
