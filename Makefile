@@ -1,4 +1,4 @@
-# One target a habit. `make VENV=/elsewhere …` keeps the virtual environment out of the checkout;
+# One target for each habit. `make VENV=/elsewhere …` keeps the virtual environment out of the checkout;
 # `make PYTHON=python3.12 …` makes it with another interpreter. `make WORKERS=8 test` runs more tests at a time.
 
 PYTHON ?= python3
@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 # Each process would compile all modules anew where Python is told to keep no bytecode.
 test test-slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(VENV)/.installed-dev  ## run the tests, in some six minutes on two quiet cores: one case at least of everything
+test: $(VENV)/.installed-dev  ## run the tests, in some six minutes on two quiet cores: at least one case of everything
 	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random, and further cases of `test`
@@ -34,25 +34,25 @@ coverage: $(VENV)/.installed-dev  ## run the tests, and record which functions e
 tests-of:  ## list the test files that call most functions of MODULE=shardcache/…, by what `make coverage` recorded
 	@PYTHONPATH=tests $(BIN)/python -m reached build/reached $(MODULE)
 
-platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
+platforms: $(VENV)/.installed-dev  ## run what needs root and programs of the system: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms
 
 # LitData's and MosaicML's scripts are skipped unless `make bench` has installed both: they need torchvision, as below.
-ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart $(VENV)/mosaicml $(VENV)/awscli  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train, JAX, tf.data, Grain, Energon, DALI, S3 clients
+ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart $(VENV)/mosaicml $(VENV)/awscli  ## run other projects' code on shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train, JAX, tf.data, Grain, Energon, DALI, S3 clients
 	$(BIN)/python -m pytest -m '' tests/ecosystem/frameworks
 	PYTHONPATH=$(abspath $(VENV))/mosaicml:tests $(BIN)/python -m pytest -m '' tests/ecosystem/formats
 	PYTHONPATH=$(abspath $(VENV))/mosaicml:$(abspath $(VENV))/awscli $(BIN)/python -m pytest -m '' tests/ecosystem/endpoint
 	PYTHONPATH=$(abspath $(VENV))/mosaicml $(BIN)/python -m pytest -m slow -rs tests/e2e/docs/test_docs_scripts.py -k before_and_after
 	PYTHONPATH=$(abspath $(VENV))/apart $(BIN)/python -m pytest -m '' tests/ecosystem/pipelines
 
-lint: $(VENV)/.installed-dev  ## check style, types, which module may import which, and the shape of the house
+lint: $(VENV)/.installed-dev  ## check style, types, which module may import which, and the code's structure
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/lint-imports
 	$(BIN)/python tests/house.py
 
-house: $(VENV)/.installed-dev  ## print the shape of the house, and what in it is slow to read
+house: $(VENV)/.installed-dev  ## check the code's structure alone; print sizes, densities, and what is slow to read
 	$(BIN)/python tests/house.py
 
 docs: $(VENV)/.installed-docs  ## build the documentation site into build/docs
@@ -64,11 +64,11 @@ BENCH = PYTHONPATH=tests:$(abspath $(VENV))/mosaicml $(BIN)/python -m benchmarks
 bench: $(VENV)/.installed-bench $(VENV)/mosaicml  ## measure against other loaders, and append to build/figures.jsonl (minutes, some 10 GB of disk)
 	$(BENCH) $(ARGS)
 
-plots: $(VENV)/.installed-bench  ## write the tables and plots of docs/benchmarks.md anew, from build/figures.jsonl
+plots: $(VENV)/.installed-bench  ## rewrite the tables and plots of docs/benchmarks.md from build/figures.jsonl
 	$(BENCH) --page docs/benchmarks.md
 	$(BIN)/python docs/drawings
 
-bench-compare: $(VENV)/.installed-bench $(VENV)/mosaicml  ## show what changed from A=COMMIT to B=COMMIT in build/figures.jsonl; or two such files
+bench-compare: $(VENV)/.installed-bench $(VENV)/mosaicml  ## compare A=COMMIT with B=COMMIT in build/figures.jsonl, or two such files
 	$(BENCH) --compare $(A) $(B)
 
 release-check: $(VENV)/.installed-dev  ## install the wheel with each extra, oldest and newest dependencies, for PYTHONS="python3.11 python3.12 …"
@@ -83,7 +83,7 @@ sbom:  ## list what shardcache[daemon] installs, and under which licences, in bu
 	build/sbom/tool/bin/python -m pip --python build/sbom/daemon/bin/python install --quiet '.[daemon]'
 	build/sbom/tool/bin/cyclonedx-py environment -o build/sbom/shardcache.cdx.json build/sbom/daemon/bin/python
 
-faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages on purpose (an hour or two)
+faults: $(VENV)/.installed-dev  ## break object store, disk, daemon and messages on purpose (an hour or two)
 	PYTHONPATH=tests $(BIN)/python -m campaign
 
 clean:  ## remove the virtual environment and what the tools leave
