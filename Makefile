@@ -64,9 +64,10 @@ BENCH = PYTHONPATH=tests:$(abspath $(VENV))/mosaicml $(BIN)/python -m benchmarks
 bench: $(VENV)/.installed-bench $(VENV)/mosaicml  ## measure against other loaders, and append to build/figures.jsonl (minutes, some 10 GB of disk)
 	$(BENCH) $(ARGS)
 
-plots: $(VENV)/.installed-bench  ## rewrite the tables and plots of docs/benchmarks.md from build/figures.jsonl
+plots: $(VENV)/.installed-bench  ## rewrite the tables and plots of docs/benchmarks.md from build/figures.jsonl, and what is simulated
 	$(BENCH) --page docs/benchmarks.md
 	$(BIN)/python docs/drawings
+	$(BIN)/python docs/drawings/simulated.py
 
 bench-compare: $(VENV)/.installed-bench $(VENV)/mosaicml  ## compare A=COMMIT with B=COMMIT in build/figures.jsonl, or two such files
 	$(BENCH) --compare $(A) $(B)

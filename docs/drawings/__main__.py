@@ -11,6 +11,7 @@ from measured import measured
 from passing import life, next_fetch, node
 from plots import PLOTS, plot
 from reading import epoch, look, window
+from sharing import saved, workers
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 DRAWINGS: dict[str, Callable[[], Canvas]] = {
@@ -21,9 +22,11 @@ DRAWINGS: dict[str, Callable[[], Canvas]] = {
     "next": next_fetch,
     "node": node,
     "parts": parts,
+    "saved": saved,
     "shard": life,
     "tier": tier,
     "window": window,
+    "workers": workers,
     **{name: partial(plot, which) for name, which in PLOTS.items()},
 }
 

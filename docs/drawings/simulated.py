@@ -1,6 +1,6 @@
-"""Computes what pages show of `shardcache simulate`: `python docs/drawings/simulated.py`, in some minutes.
+"""Computes what pages show of `shardcache simulate`: `python docs/drawings/simulated.py [FOLDER]`, in some minutes.
 
-It draws docs/pictures/hit-rates.svg, and writes the table in docs/tier.md.
+It draws hit-rates.svg, and writes the table of tier.md: in docs, or both files in FOLDER.
 """
 
 import json
@@ -70,21 +70,34 @@ def warmed_row() -> str:
     return row("the whole dataset", disk, CLUSTER_NODES * whole_bytes, requests, cost)
 
 
+def draw_hit_rates(folder: Path, picture: Path) -> None:
+    """Draw the hit rates of two jobs over the cache."""
+    jobs = f"--disk 210MB --jobs 2 --epochs 6 --ranks 1 --workers 1 --shuffle-window 4 --picture {picture}"
+    simulate(folder, 100, 4 << 20, jobs)
+
+
+def tier_page(folder: Path) -> str:
+    """Return docs/tier.md with the table as it is computed now."""
+    rows = [
+        simulated_row(folder, "its part, `canonical_nodes`", f"--disk 40GB --canonical-nodes {CLUSTER_NODES}"),
+        simulated_row(folder, "the cluster's, with a tier", "--disk 43GB --tier"),
+        warmed_row(),
+    ]
+    head = "|each node's disk holds|disk|bytes|requests|cost|between nodes|\n|---|---|---|---|---|---|\n"
+    table = "\n" + head + "\n".join(rows) + "\n"
+    return TABLE.sub(table, (DOCS / "tier.md").read_text())
+
+
 def main() -> None:
     """Draw the picture, and write the table."""
+    pictures, pages = DOCS / "pictures", DOCS
+    if sys.argv[1:]:
+        pictures = pages = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        picture = DOCS / "pictures" / "hit-rates.svg"
-        jobs = f"--disk 210MB --jobs 2 --epochs 6 --ranks 1 --workers 1 --shuffle-window 4 --picture {picture}"
-        simulate(folder, 100, 4 << 20, jobs)
-        rows = [
-            simulated_row(folder, "its part, `canonical_nodes`", f"--disk 40GB --canonical-nodes {CLUSTER_NODES}"),
-            simulated_row(folder, "the cluster's, with a tier", "--disk 43GB --tier"),
-            warmed_row(),
-        ]
-    page = DOCS / "tier.md"
-    head = "|each node's disk holds|disk|bytes|requests|cost|between nodes|\n|---|---|---|---|---|---|\n"
-    page.write_text(TABLE.sub("\n" + head + "\n".join(rows) + "\n", page.read_text()))
+        draw_hit_rates(folder, pictures / "hit-rates.svg")
+        page = tier_page(folder)
+    (pages / "tier.md").write_text(page)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ SEARCHED = {
     "which daemon": "how-do-i.html#which-daemon",
     "egress cost": "costs.html",
     "simulate": "commands.html#simulate",
-    "what happens when a node dies": "tier.html#when-nodes-die-join-and-leave",
+    "what happens when a node dies": "tier-details.html#when-nodes-die-join-and-leave",
     "global shuffle": "how-do-i.html#shuffle-more-thoroughly",
 }
 # Widths of a phone, a tablet and a desk, in light and dark: pages take them in turn.

@@ -24,9 +24,17 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pictures_are_what_the_script_draws(drawn: Path) -> None:
     """A picture that was edited by hand, or not drawn again after a change, differs."""
     names = {path.name for path in drawn.iterdir()}
-    simulated = {"hit-rates.svg"}  # drawn by `shardcache simulate --picture`
+    simulated = {"hit-rates.svg"}
     assert {path.name for path in PICTURES.glob("*.svg")} == names | simulated
     assert [name for name in names if (PICTURES / name).read_text() != (drawn / name).read_text()] == []
+
+
+@pytest.mark.slow
+def test_simulated_figures_are_those_that_the_simulation_gives_now(tmp_path: Path) -> None:
+    """The picture of hit rates and the table of a cluster's costs are those that `shardcache simulate` gives now."""
+    subprocess.run([sys.executable, "docs/drawings/simulated.py", tmp_path], cwd=ROOT, check=True)
+    assert (tmp_path / "hit-rates.svg").read_text() == (PICTURES / "hit-rates.svg").read_text()
+    assert (tmp_path / "tier.md").read_text() == (ROOT / "docs" / "tier.md").read_text()
 
 
 def test_pictures_have_a_title_a_description_and_dark_colours(drawn: Path) -> None:
