@@ -365,7 +365,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
         Raises:
             ConfigError: an argument is invalid, numpy is missing, or the dataset has
-                `global_batch_size`, or items that are no samples; or, when iterating, the ranks
+                `global_batch_size`, or items that are not samples; or, when iterating, the ranks
                 share no key-value store over which to agree, or one of them has no samples at all.
             RankTimeoutError, RanksError: a rank does not answer.
         """

@@ -178,7 +178,7 @@ class Scrubber:
         self._found += len(damaged)
         if damaged:
             url = stored_url(file.partial.obj.url)
-            log.error("a part of a cached object is damaged; dropped", shard=url, part=part)
+            log.error("cached part is damaged; dropped", shard=url, part=part)
         return True
 
     async def _check(self, shard: Shard) -> bool:

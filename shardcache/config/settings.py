@@ -219,7 +219,7 @@ class Settings(pydantic.BaseModel):
     origin: Annotated[tuple[OriginTable, ...], BeforeValidator(_parsed)] = Field(
         (),
         description="[[origin]] tables of the config file; a JSON list in the environment; there "
-        "is no flag",
+        "is not a flag",
     )
 
     @pydantic.field_validator("allow", mode="before")

@@ -1,4 +1,4 @@
-"""Files that are no shards of a format that is read: which one they are, and what to do."""
+"""Files that are not shards of a format that is read: which one they are, and what to do."""
 
 from typing import NamedTuple
 
@@ -28,8 +28,8 @@ _FOREIGN = (
     _Foreign(
         "an Arrow file",
         b"ARROW1",
-        "write its rows as parquet, which is read as it is; a data set of Hugging Face's that "
-        "`save_to_disk` has written: `shardcache write FOLDER`",
+        "write its rows as parquet, which is read as it is; if `save_to_disk` of Hugging Face's "
+        "datasets wrote it: `shardcache write FOLDER`",
     ),
     _Foreign("an HDF5 file", b"\x89HDF\r\n\x1a\n", _WRITER),
     _Foreign("a SQLite database", b"SQLite format 3\0", _WRITER),
@@ -43,7 +43,7 @@ _FOREIGN = (
 
 
 def explained(exn: NotATarError, read: Read) -> NotATarError:
-    """Return the error for a file that is no tar, with the format that it has, if it is known."""
+    """Return the error for a file that is not a tar, with the format that it has, if known."""
     begin = read(0, 0, _BEGIN_BYTES)
     for each in _FOREIGN:
         if begin.startswith(each.magic, each.at):

@@ -1,8 +1,8 @@
 """JSON Lines: each line is an object, and a sample; its fields are the columns.
 
-The index has where the value of each field lies, so that a reader decodes those that it wants. An
-empty line is no sample. A field `__key__` is the sample's key; without one, its number is. A field
-`__url__` is left out. As with `json.loads`, the last of two fields of the same name counts.
+The index says where the value of each field is, so that a reader decodes only those that it wants.
+An empty line is not a sample. A field `__key__` is the sample's key; without one, its number is. A
+field `__url__` is left out. As with `json.loads`, the last of two fields of the same name counts.
 """
 
 import json
@@ -33,7 +33,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # t
 def index(path: Path, url: str) -> Samples:
     """Return the samples of the lines of the file at `path`. Blocks.
 
-    A line that is no JSON object, or has a reserved field, is recorded as a fault.
+    A line that is not a JSON object, or has a reserved field, is recorded as a fault.
 
     Raises OSError; UnsupportedShardError for too many lines or values, or too long a line.
     """
@@ -85,7 +85,7 @@ class _Lines:
         self.table = CellTable(url)
         self._url = url
         self._columns: dict[str, int] = {}  # by the name as written in the file
-        self._reserved: dict[int, str] = {}  # names of columns that are no members
+        self._reserved: dict[int, str] = {}  # names of columns that are not members
 
     def read(self, file: BinaryIO) -> None:
         start = 0
@@ -133,20 +133,20 @@ class _Lines:
         fields: dict[int, tuple[int, int]] = {}
         begin = _begin_object(text)
         if begin is None:
-            raise ValueError("no object")
+            raise ValueError("not an object")
         at = begin.end()
         sign = begin[1]
         while sign != "}":
             name = _name_of_field(text, at)
             if name is None:
-                raise ValueError("no name of a field")
+                raise ValueError("a field without a name")
             at = name.end()
             _, end = _scan(text, at)
             fields[self._column(name[1])] = (start + at, start + end)
 
             behind = _sign_behind(text, end)
             if behind is None:
-                raise ValueError("no end of a field")
+                raise ValueError("a field without an end")
             at = behind.end()
             sign = behind[1]
         if text[at:].strip(" \t\r\n"):
@@ -166,7 +166,7 @@ class _Lines:
 
 
 def _key_in(cell: bytes) -> bytes | None:
-    """Return the key that a field has, in UTF-8; None if that is no key."""
+    """Return the key that a field has, in UTF-8; None if that is not a key."""
     found = value(cell)
     if not isinstance(found, str) or not found:
         return None

@@ -115,7 +115,7 @@ def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
 
     Folders and symbolic links are left out.
 
-    Raises OSError; CorruptShardError for a file that is no zip, or a damaged one;
+    Raises OSError; CorruptShardError for a file that is not a zip, or a damaged one;
     UnsupportedShardError if it is encrypted, or compressed by an unusual method.
     """
     size_bytes = os.fstat(file.fileno()).st_size

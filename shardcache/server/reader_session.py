@@ -101,7 +101,7 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
             log.debug("reader disconnected", **place)
             if reader.job.shards_done and not reader.job.sessions:
                 bill = service.cache.bills.to_json(reader.client)
-                log.info("the job has no reader left", bill=bill["text"])
+                log.info("the job's last reader has disconnected", bill=bill["text"])
 
 
 async def _welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> None:

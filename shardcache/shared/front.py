@@ -61,7 +61,7 @@ def check_listener(sock: socket.socket, uid: int | None = None) -> None:
 def page(path: str, target: str, timeout_s: float, uid: int | None = None) -> dict[str, Any] | None:
     """Return a page of the front at `path`; None if it has no page of this name.
 
-    Arguments as of `connected_front`. Raises OSError, and ValueError if what answers is no tier.
+    Arguments as of `connected_front`. Raises OSError, and ValueError if what answers is not a tier.
     """
     with connected_front(path, timeout_s, uid) as sock:
         sock.sendall(page_request(target))

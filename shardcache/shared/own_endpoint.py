@@ -1,4 +1,4 @@
-"""Marks by which a daemon and a daemon's S3 endpoint, which is no object store, know each other."""
+"""Marks by which a daemon recognises a daemon's S3 endpoint, which is not an object store."""
 
 DAEMON_AGENT = "shardcache-daemon"
 """Part of the User-Agent of requests that a daemon's SDK sends."""

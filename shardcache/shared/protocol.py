@@ -50,7 +50,7 @@ be wrong.
 A plan's `wanted` says what is read of its shards: `samples`, which is the default, or `files`, any
 objects' own bytes. With `either`, an object with a shard's name is a shard, and any other a file;
 `resolve` takes the same word, by which it finds all files or shards alone; with `objects`, and
-`entries` of folders, urls are no patterns. Of what the daemon has found out before, `resolve` with
+`entries` of folders, urls are not patterns. Of what the daemon has found out before, `resolve` with
 `max_age_ms` uses nothing older. A file has no samples, and may be arriving whatever it holds.
 
 Of a plan of `ranges`, nothing is fetched but what a `lease` names by `start` and `beyond`. Its

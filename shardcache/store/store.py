@@ -285,7 +285,7 @@ class Store:
             return shard.facts
 
         if self.shards.get(shard.key) is not shard:
-            return shard.facts  # evicted: that its tar is gone is no damage
+            return shard.facts  # evicted: that its tar is gone is not damage
         tar = self.layout.tar(shard.key)
         # os.path.exists, since Path.exists raises on EIO. On the event loop, since it is usually a
         # dentry cache lookup.

@@ -298,7 +298,7 @@ class Tar:
                 )
 
     def _member(self, header: Header, at: int, records: Records) -> tuple[Member | None, int]:
-        """Return the member and the offset of the next header; None if it is no regular file."""
+        """Return the member and the offset of the next header; None if it is not a regular file."""
         name, size_bytes, kind = header
         start = at + BLOCK_BYTES
         sparse = kind == GNU_SPARSE

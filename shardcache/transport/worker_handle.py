@@ -272,7 +272,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         """Fail the requests in flight: the process was killed."""
         if not self.has_ended:
-            log.warning("a transport worker was killed", requests=len(self.requests))
+            log.warning("transport worker was killed", requests=len(self.requests))
         self.has_ended = True
         self.up.set()
         self._exited.set()
@@ -300,7 +300,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             asyncio.get_running_loop().call_later(self._ping_s, self._ping)
         else:
             log.warning(
-                "a transport worker does not respond; replacing it",
+                "transport worker is not responding; replacing it",
                 requests=len(self.requests),
             )
             self.has_ended = True

@@ -127,8 +127,8 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[M
         wanted: column → extension.
         url: of the table, for errors.
 
-    Raises ConfigError for a column that does not exist, or whose name is no extension, or that of
-    another.
+    Raises ConfigError for a column that does not exist, or whose name is not an extension, or that
+    of another.
     """
     unknown = sorted(wanted.keys() - set(schema.names))
     if unknown:

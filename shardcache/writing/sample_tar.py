@@ -190,7 +190,7 @@ def utf8(text: str) -> bytes:
 
 
 def _text(value: str) -> bytes:
-    # Unlike a file's name, a text with bytes that are no UTF-8 would be read as another one.
+    # Unlike a file's name, a text with bytes that are not UTF-8 would be read as another one.
     return value.encode()
 
 

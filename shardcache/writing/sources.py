@@ -135,5 +135,5 @@ def unreadable(exn: OSError, path: Path) -> InputError:
 
 
 def is_left_out(name: str) -> bool:
-    """Return True for a file or folder of an input that is no data: hidden, or added by macOS."""
+    """Return True for a file or folder of an input that is not data: hidden, or added by macOS."""
     return name.startswith(".") or is_of_macos(os.fsencode(name))

@@ -109,7 +109,7 @@ class ShardWriter:
         anything as `json`. Other names that begin with `__`, such as `__url__`, are left out.
 
         Raises SampleError for a sample that readers would not find as it is, TokensError for one
-        whose tokens are no array, and the errors of the class for an upload that has failed.
+        whose tokens are not an array, and the errors of the class for an upload that has failed.
         """
         if not self._is_open:
             raise errors.ConfigError(

@@ -114,7 +114,7 @@ class WebSocket:
             self._check_open()
             if not self._pump(deadline_s):
                 return None
-            # Data that is no whole message, such as a ping, does not prolong the wait.
+            # Data that is not a whole message, such as a ping, does not prolong the wait.
             if not self._messages and time.monotonic() >= deadline_s:
                 return None
         return self._messages.pop(0)

@@ -133,7 +133,7 @@ def is_wanted(env: Mapping[str, str]) -> bool:
 
 # Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the
 # workers over them to end: each would be waited for until it looks by itself, which is 5 s. Held
-# here, they are no part of the cycle.
+# here, they are not part of the cycle.
 _queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 
 

@@ -173,8 +173,8 @@ class DatasetEpochs:
         found = load.states_after_change(keeps_epoch=self._runtime.is_asked_by_loader)
         if not ranks.rank:
             log.warning(
-                "epoch %d: the mixture has changed since the state was taken; its sources go on "
-                "where they were, by the weights of now",
+                "epoch %d: the mixture has changed since the state was taken; its sources "
+                "continue where they were, with the new weights",
                 found[0].epoch,
             )
         return found

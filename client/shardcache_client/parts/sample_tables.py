@@ -79,7 +79,7 @@ def tables_of(patterns: Sequence[str]) -> list[str]:
 def tables_beside(parts: DatasetParts) -> list[str]:
     """Return the urls of the tables of a dataset's samples, if there may be any.
 
-    There are none if its urls are no index files, or its samples are blocks of tokens.
+    There are none if its urls are not index files, or its samples are blocks of tokens.
     """
     if parts.pipeline.decode.blocks is not None or not all(map(is_index, parts.urls)):
         return []

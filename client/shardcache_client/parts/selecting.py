@@ -98,8 +98,8 @@ class Selecting(Divisible):
         writes both for other shards. With `--metadata json` it keeps the samples' `json` members in
         the table.
 
-        Raises ConfigError if the urls are no index files, or for a table that is missing or belongs
-        to other shards, or if no sample is selected, or for the metadata of a table without; and
-        what reading the table and the predicate raise.
+        Raises ConfigError if the urls are not index files, or for a table that is missing or
+        belongs to other shards, or if no sample is selected, or for the metadata of a table
+        without; and what reading the table and the predicate raise.
         """
         return self._selected(select(self.manifest, self._rows_of_tables(), predicate))

@@ -108,7 +108,7 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
 
 def _identity(value: object) -> str:
     if not _IDENTITY.fullmatch(text(value)):
-        raise ValueError("a source is not told by 8 hexadecimal digits")
+        raise ValueError("a source is not named by 8 hexadecimal digits")
     return text(value)
 
 
@@ -123,7 +123,7 @@ def _form(fields: Sequence[Any]) -> SourceBatches:
 
 def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
     if any(each % form.samples_per_turn for each in samples):
-        raise ValueError("a source has other than whole batches")
+        raise ValueError("a source has a batch that is not whole")
 
 
 def _change(data: Mapping[str, Any]) -> Change:

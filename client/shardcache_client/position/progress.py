@@ -165,7 +165,7 @@ class Progress:
             if not _DIGITS.fullmatch(dataset):
                 raise ValueError("the dataset is not 16 hexadecimal digits")
             if not isinstance(data["phases"], list | tuple):
-                raise TypeError("the phases are no list")
+                raise TypeError("the phases are not a list")
             phases = tuple(phase_of(*numbers) for numbers in data["phases"])
             return cls(whole_number(data["epoch"], 0, _MAX_COUNT), phases), dataset
         except (KeyError, TypeError, ValueError) as exn:

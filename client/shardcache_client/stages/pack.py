@@ -167,7 +167,7 @@ def _source_of(item: Any) -> str:
     if not isinstance(source, str):
         raise ConfigError(
             "pack(per_source=True) needs samples with a __source__, as those of a Mixture have",
-            remedy="let map() keep __source__; or omit per_source for a dataset that is no Mixture",
+            remedy="let map() keep __source__; or omit per_source unless the dataset is a Mixture",
         )
     return source
 
@@ -195,7 +195,7 @@ def _array_of(item: Any, tokens: Any) -> Any:
 
 
 def _no_array(item: Any, tokens: Any) -> SampleError:
-    what = f"tokens that are no numbers in one dimension: {shown(tokens)}"
+    what = f"tokens that are not numbers in one dimension: {shown(tokens)}"
     return unfit(item, what, "let the function return a tensor or array of one dimension")
 
 

@@ -95,7 +95,7 @@ def _folder() -> Path:
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     if not is_own or found.st_mode & 0o077:
         raise CacheDirError(
-            f"others may write into {folder}: its tables could be anybody's",
+            f"other users can write to {folder}, so its tables may be theirs",
             remedy=f"remove it, or make it yours alone: chmod 700 {folder}",
         )
     return folder

@@ -121,7 +121,7 @@ def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Ite
             if not isinstance(row, dict):
                 shown = line[:_SHOWN_CHARS].decode(errors="replace")
                 raise MetadataError(
-                    f"line {number} is no JSON object: {shown}", url=url, remedy=_REPAIR
+                    f"line {number} is not a JSON object: {shown}", url=url, remedy=_REPAIR
                 )
             yield row
 
@@ -135,7 +135,7 @@ def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None
                 for row in rows:
                     if None in row or None in row.values():
                         raise MetadataError(
-                            f"line {rows.line_num} has not as many fields as the header",
+                            f"line {rows.line_num} has another number of fields than the header",
                             url=url,
                             remedy=_REPAIR,
                         )

@@ -275,7 +275,7 @@ class Leasing:
         except CorruptShardError as exn:
             await self._check_disk(facts.url)
             log.error(
-                "the index of a cached shard is damaged; making it again",
+                "the index of a cached shard is damaged; rebuilding it",
                 shard=facts.url,
                 cause=exn.message,
             )

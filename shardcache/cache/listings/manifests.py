@@ -123,7 +123,7 @@ class Manifests:
             self._origins.origin(url).expect(url)
             if known.remembered == listing.remembered:
                 return known
-            return listing  # a user has sent the same counts, which are no memory of this daemon
+            return listing  # a user has sent the same counts, which are not memory of this daemon
 
     async def _current(
         self,

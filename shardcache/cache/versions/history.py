@@ -35,7 +35,7 @@ class Fetched:
         """Build from a row's value. Raises ValueError for any other value."""
         match row:
             case [str(version), None | int() as samples] if not isinstance(samples, bool):
-                version.encode()  # JSON may hold half a surrogate pair, which is no text
+                version.encode()  # JSON may hold half a surrogate pair, which is not text
                 if samples is None or 0 <= samples < _MAX_SAMPLES:
                     return cls(version, samples)
         raise ValueError("the row is not a version and a number of samples")

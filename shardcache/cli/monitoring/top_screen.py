@@ -79,7 +79,7 @@ async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> Non
 
 @contextmanager
 def _on_q(action: Callable[[], object]) -> Iterator[None]:
-    """Call `action` when q is pressed or the terminal hangs up; never if stdin is no terminal.
+    """Call `action` when q is pressed or the terminal hangs up; never if stdin is not a terminal.
 
     Ctrl-C works as usual.
     """

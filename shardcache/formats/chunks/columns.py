@@ -30,7 +30,7 @@ class ChunkColumns:
         """Return what is wrong with the columns; None if nothing is."""
         lists: tuple[object, ...] = (self.names, self.encodings, self.sizes)
         if not all(isinstance(each, list) for each in lists):
-            return "its columns are no lists"
+            return "its columns are not lists"
         if not self.names or len(self.names) > _MAX_COLUMNS:
             return f"it has {len(self.names)} columns"
         if not len(self.names) == len(self.encodings) == len(self.sizes):

@@ -125,11 +125,11 @@ class _Riegeli:
         """Return the offset of the footer, and the number of records."""
         last_block = self._size_bytes - _BLOCK_BYTES
         if last_block < _BLOCK_BYTES or self._size_bytes % _BLOCK_BYTES:
-            raise ValueError("it does not consist of whole blocks, or is no ArrayRecord file")
+            raise ValueError("it does not consist of whole blocks, or is not an ArrayRecord file")
         postscripts = list(self._records_in(self._chunk(last_block), last_block))
         numbers = _numbers_in(postscripts[0]) if postscripts else {}
         if numbers.get(2) != _POSTSCRIPT_MAGIC:
-            raise ValueError("it does not end with a postscript, or is no ArrayRecord file")
+            raise ValueError("it does not end with a postscript, or is not an ArrayRecord file")
         footer = numbers.get(1, 0)
         if not 0 < footer < last_block:
             raise ValueError(f"its footer is said to be at byte {footer}")

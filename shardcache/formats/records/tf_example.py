@@ -5,7 +5,7 @@
     message Feature   { oneof kind { BytesList = 1; FloatList = 2; Int64List = 3; } }
     message BytesList { repeated bytes value = 1; }       // FloatList and Int64List: packed, or not
 
-Anything else in a message is refused: it is no Example then, but a SequenceExample, for example.
+Anything else in a message is refused: it is then not an Example, but perhaps a SequenceExample.
 """
 
 import struct

@@ -48,7 +48,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 def index(path: Path, url: str, crc32c: Crc32c) -> Samples:
     """Return the samples of the TFRecord file at `path`. Blocks.
 
-    A record that is no Example, in a file of Examples, is recorded as a fault.
+    A record that is not an Example, in a file of Examples, is recorded as a fault.
 
     Raises OSError; TruncatedShardError, CorruptShardError; UnsupportedShardError for too many
     records or values, or too long a record.

@@ -40,7 +40,7 @@ def following(url: str, target: URL, location: str) -> URL:
 def parsed(url: str) -> URL:
     """Return a user's url, encoded only where it could not be sent.
 
-    A signature is of its spelling. Raises OriginError for what is no url.
+    A signature is of its spelling. Raises OriginError for what is not a url.
     """
     try:
         server = _with_host(URL(url))

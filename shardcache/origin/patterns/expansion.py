@@ -55,17 +55,17 @@ async def expand(
     format lists them in an index.json of its own is this file. Sizes and versions are set where a
     listing states them.
 
-    A listed key that is no url, as for its control characters, is left out, and logged. If "files"
-    or "entries" are wanted, it is listed as well: whoever fetches it is refused.
+    A listed key that is not a valid url, such as one with control characters, is left out, and
+    logged. If "files" or "entries" are wanted, it is listed as well: whoever fetches it is refused.
 
     Args:
         received: called with numbers of objects and bytes as they arrive.
         indexes: index files that are not read again; those that are read are added.
-        wanted: with "files", a file that is no index stands for itself, and a prefix for every file
-            below it; with "shards" or "either", only if there is no shard. Below a prefix, files of
-            formats that are for other programs as often are shards only if there are no others,
-            and with "either" never. With "entries", the pattern is a folder's own url, whatever its
-            characters, and stands for the files and folders that lie directly below it.
+        wanted: with "files", a file that is not an index stands for itself, and a prefix for every
+            file below it; with "shards" or "either", only if there is no shard. Below a prefix,
+            files of formats that other programs use as often are shards only if there are no
+            others, and with "either" never. With "entries", the pattern is a folder's own url,
+            whatever its characters, and stands for the files and folders directly below it.
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the
     origin's errors.
@@ -96,7 +96,7 @@ def named_by_braces(pattern: str) -> Shards | None:
 def _with_key_split(shards: Shards, key_split: str, pattern: str) -> Shards:
     """Return shards with urls that say where names are split. Blocks.
 
-    Raises ConfigError if they were counted by other keys, or are no tars.
+    Raises ConfigError if they were counted by other keys, or are not tars.
     """
     if key_split == FIRST_DOT:
         return shards
@@ -275,7 +275,7 @@ def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[R
     left_out = [obj.url for obj in files if obj.url not in taken]
     if left_out:
         log.info(
-            "files below the prefix that are not its shards are left out",
+            "files below the prefix that are not shards are left out",
             url=prefix,
             files=len(left_out),
             first=left_out[0],
@@ -298,14 +298,14 @@ def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteO
 def _listed(pattern: str, found: Sequence[RemoteObject], wanted: Wanted) -> Shards:
     """Return what a listing names.
 
-    Of keys that are no urls, only those of files, to be refused one by one.
+    Of keys that are not urls, only those of files, to be refused one by one.
     """
     odd = [obj for obj in found if not is_sound(obj.url)]
     if not odd:
         return Shards.of(map(_ref, found))
 
     log.warning(
-        "keys below the prefix that are no urls cannot be fetched",
+        "keys below the prefix that are not valid urls cannot be fetched",
         url=pattern,
         files=len(odd),
         first=_written(odd[0].url),

@@ -172,7 +172,7 @@ def _counted(base: str, names: Sequence[Any], counts: Sequence[Any]) -> NamedSha
         raise ValueError(f"it has {len(names)} names, and {len(counts)} numbers of samples")
     for name, count in zip(names, counts, strict=True):
         if not isinstance(name, str):
-            raise ValueError(f"{name!r} is no name")  # noqa: TRY004  # as for any other content
+            raise ValueError(f"{name!r} is not a name")  # noqa: TRY004  # as for any other content
         if count is not None and not _is_count(count):
             raise ValueError(f"the number of samples of {name} is {count!r}")
     return NamedShards([join(base, name) for name in names], counts)

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-# What stands in lists is at least this long, on average, with its comma: the nulls of MDS' many
-# columns, and the names of shards in lines. A file of shorter values is no list, and takes tens of
-# times its size once it is parsed.
+# The values of lists are at least this long on average, with their comma: the nulls of MDS' many
+# columns, and the names of shards in lines. A file of shorter values is not a list, and would take
+# tens of times its size once it is parsed.
 _MIN_BYTES_PER_VALUE = 4
 
 

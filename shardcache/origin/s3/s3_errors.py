@@ -129,7 +129,7 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
     if isinstance(exn, boto.BotoCoreError) and not isinstance(exn, _CONNECTION):
         return errors.OriginError(f"the S3 client rejects the request: {exn}", url=url)
 
-    # 2. The server is no S3, or is not trusted.
+    # 2. The server does not speak S3, or is not trusted.
     if isinstance(exn, LedAwayError):
         status = exn.errno or 0
         return error_of(status, f"the origin answered with status {exn.errno}", url)

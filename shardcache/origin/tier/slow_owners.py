@@ -34,7 +34,7 @@ class SlowOwners:
         since_last_s = now_s - self._seen_s.get(owner, -math.inf)
         if since_last_s < self._pause_s:
             self._until_s[owner] = now_s + self._pause_s
-            log.info("a slow owner is left out of the tier", owner=owner, for_s=self._pause_s)
+            log.info("tier owner is slow; skipping it", owner=owner, for_s=self._pause_s)
         self._seen_s[owner] = now_s
 
     def has(self, owner: str, now_s: float) -> bool:

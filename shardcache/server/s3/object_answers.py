@@ -335,9 +335,9 @@ def _cut_off(http: web.BaseRequest, wanted: _Wanted, exn: Exception) -> None:
     """End the connection in the middle of a body: the client sees that some of it is missing."""
     if not isinstance(exn, ConnectionError):
         log.warning(
-            "an S3 client was cut off",
+            "S3 client disconnected before the end of its answer",
             url=wanted.obj.url,
-            cause=str(exn) or "it has read nothing for too long",
+            cause=str(exn) or "it did not read for too long",
         )
     if http.transport is not None:
         http.transport.abort()

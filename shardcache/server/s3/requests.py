@@ -172,7 +172,7 @@ def _time_in(header: str | None) -> float | None:
     try:
         return None if header is None else parsedate_to_datetime(header).timestamp()
     except (ValueError, OverflowError):
-        return None  # as of S3, a time that is none is no condition
+        return None  # as of S3, a time that is none is not a condition
 
 
 def _decoded(path: str) -> str:

@@ -111,7 +111,7 @@ class Layout:
             found = self._read_format()
             if found is None:
                 log.warning(
-                    "the file with the cache folder's format is damaged; writing it again",
+                    "the cache folder's format file is damaged; rewriting it",
                     file=str(self.format),
                 )
             # The copy first: a later release that is killed in between leaves a folder of this one.

@@ -107,7 +107,7 @@ class HelperProcess:
                 return line
             unanswered = 0
             self._is_up = True
-        log.warning("a process does not respond; killing it", pid=self.pid)
+        log.warning("helper process is not responding; killing it", pid=self.pid)
         return b""
 
     @property

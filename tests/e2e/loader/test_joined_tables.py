@@ -308,9 +308,9 @@ def test_a_folder_of_others_is_refused(make: Make, tmp_path: Path, tables: Path)
     ("data", "name", "message"),
     [
         (b'{"id": 1}\n{"id"', "rows.jsonl", "line 2 is not JSON"),
-        (b"[1]\n", "rows.jsonl", r"line 1 is no JSON object: \[1\]"),
+        (b"[1]\n", "rows.jsonl", r"line 1 is not a JSON object: \[1\]"),
         (b'{"key": 1}\n', "rows.jsonl", "a row of the table has no 'id'; it has 'key'"),
-        (b"id,text\n1\n", "rows.csv", "line 2 has not as many fields"),
+        (b"id,text\n1\n", "rows.csv", "line 2 has another number of fields"),
         (gzip.compress(b'{"id": 1}\n')[:-4], "rows.jsonl.gz", "cannot be read to its end"),
     ],
     ids=["json", "list", "key", "csv", "gzip"],

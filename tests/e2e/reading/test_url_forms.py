@@ -193,4 +193,4 @@ def test_name_that_is_no_url_is_left_out_alone(tmp_path: Path, daemon: Daemon, p
     """A line break in one name does not refuse a whole prefix or glob; the daemon logs it."""
     write(tmp_path / "d", "a.tar", "b\nc.tar")
     assert read(f"{tmp_path}/d/{pattern}", daemon) == ["a"]
-    assert "keys below the prefix that are no urls" in daemon.log.read_text()
+    assert "keys below the prefix that are not valid urls" in daemon.log.read_text()

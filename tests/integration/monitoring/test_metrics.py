@@ -119,7 +119,8 @@ def test_the_bill_has_what_was_fetched_and_what_each_process_would_have(scraped:
         assert scraped.value(f"shardcache_{what}_cost_total") == pytest.approx(cost)
         assert bill[f"{what}_cost"] == pytest.approx(cost)
     assert bill["saved_cost"] == pytest.approx(bill["read_cost"] - bill["fetched_cost"])
-    left = [row for row in scraped.daemon.log.read_text().splitlines() if "the job has no reader left" in row]
+    log = scraped.daemon.log.read_text()
+    left = [row for row in log.splitlines() if "the job's last reader has disconnected" in row]
     assert len(left) == 2
     assert first["text"] in left[0]
     assert again["text"] in left[1]

@@ -184,7 +184,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Slice(ABC):
-    """The places `start` to `stop` of a sequence that is no mix.
+    """The places `start` to `stop` of a sequence that is not a mix.
 
     It is one of several lanes, or of some places of a lane.
     """

@@ -2,10 +2,10 @@
 
 The samples of a round are numbered in file order, and their numbers are permuted by a Feistel
 network (Luby and Rackoff, 1988): a number is cut into two halves, and each half in turn is changed
-by a hash of the other one. It permutes the numbers below a power of two; a result that is no number
-of a sample is permuted again until one comes ("cycle walking"; Black and Rogaway, 2002), less than
-once on average. So no list of samples is made or kept, however many there are, and reading can
-start at any place without delay.
+by a hash of the other one. It permutes the numbers below a power of two; a result that is not a
+number of a sample is permuted again until one comes ("cycle walking"; Black and Rogaway, 2002),
+less than once on average. So no list of samples is made or kept, however many there are, and
+reading can start at any place without delay.
 """
 
 import hashlib

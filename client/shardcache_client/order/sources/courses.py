@@ -2,7 +2,7 @@
 
 Each source is an endless sequence of samples, of which an epoch takes the next ones. Ranks read
 spans of the epoch, and mix the samples of several shards in each. So what is left of an epoch in
-its middle is no stretch of a source's sequence: it is the ends of mixes, one for each rank.
+its middle is not a stretch of a source's sequence: it is the ends of mixes, one for each rank.
 
 If the mixture changes there, the sources go on along their courses. The course of a source is what
 the epoch has left of it, in the order of the ranks that would have read it, and then the sequence,

@@ -227,7 +227,7 @@ class ArrivingShard:
 
         Ends where the rest must be read another way.
 
-        Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are no valid tar;
+        Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are not a tar;
         TornSampleError at the second part of a sample, whose first may have been yielded; what
         `more` raises.
         """

@@ -161,7 +161,7 @@ def test_tokens_that_are_no_array_go_to_the_handler(bad: Any) -> None:
         samples = (Placed(place, place) for place in found)
         return [block["tokens"].tolist() for block, _ in packing.regrouped(samples, run)]
 
-    with pytest.raises(SampleError, match="tokens that are no numbers in one dimension"):
+    with pytest.raises(SampleError, match="tokens that are not numbers in one dimension"):
         read_all(reraise)
     assert read_all(ignore_and_continue) == [[1, 2, 0, 1, 2]]
 

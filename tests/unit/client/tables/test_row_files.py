@@ -72,7 +72,7 @@ def test_csv_is_read_with_quotes_byte_order_mark_and_windows_line_ends(tmp_path:
     [
         (b"k,v,v\n1,2,3\n", "two columns have the name 'v'"),
         (b'k,v\n1,"a\n', "unexpected end of data"),
-        (b"k,v\n1\n", "line 2 has not as many fields"),
+        (b"k,v\n1\n", "line 2 has another number of fields"),
         (b"k,v\n1," + bytes(200_000).replace(b"\0", b"x") + b"\n", "field larger than field limit"),
         (b"k,v\n1,\xff\n", "'utf-8' codec"),
     ],
