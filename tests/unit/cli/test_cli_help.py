@@ -40,6 +40,24 @@ def test_each_command_explains_itself(columns: int) -> None:
         assert ran.output.startswith(f"Usage: shardcache {name} ")
 
 
+def every_command(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the help of a command and of those below it."""
+    yield path, command.get_help(click.Context(command, info_name=path))
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, f"{path} {name}")
+
+
+def test_each_command_has_two_examples() -> None:
+    """Lines to copy, at the end of the help of each command and of those below it."""
+    examples = {
+        path: re.findall(r"^    \S.*$", text.partition("\n  Examples:\n")[2], re.MULTILINE)
+        for path, text in every_command(app, "shardcache")
+    }
+    assert len(examples) > 25
+    assert [path for path, lines in examples.items() if len(lines) < 2] == []
+    assert {line for lines in examples.values() for line in lines if "shardcache " not in line} == set()
+
+
 def values_of_options(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
     """Yield each option of a command and of those below it, with the word for its value."""
     context = click.Context(command)
