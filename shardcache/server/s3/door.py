@@ -57,24 +57,15 @@ _ANYWHERE_PREFIXES = ("x-amz-", "response-")
 
 
 class S3Door:
-    """Answers the requests of S3 clients.
+    """Answers the requests of S3 clients."""
 
-    Args:
-        stall_s: how long a client may read nothing of its answer.
-    """
-
-    def __init__(self, cache: Cache, keys: S3Keys, drain: Drain, stall_s: float) -> None:
+    def __init__(self, cache: Cache, keys: S3Keys, drain: Drain, sender: Sender) -> None:
         self._counters = cache.counters
         self._keys = keys
         self._drain = drain
-        self._sender = Sender(stall_s)
-        self._objects = ObjectAnswers(cache.objects, self._sender)
+        self._objects = ObjectAnswers(cache.objects, sender)
         self._buckets = BucketAnswers(cache.objects)
         self._running: Counter[int] = Counter()  # requests, by user
-
-    def close(self) -> None:
-        """End its threads."""
-        self._sender.close()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; never raises anything but what ends the connection."""

@@ -18,7 +18,7 @@ from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
 from shardcache.origin.objects import RemoteObject
 from shardcache.server.s3.requests import S3Request, check_conditions, range_wanted, span_of
 from shardcache.server.s3.s3_errors import S3Error
-from shardcache.server.s3.sending import Sender, Sending, SlowClientError, in_memory
+from shardcache.server.s3.sending import Sender, Sending, SlowClientError
 from shardcache.store.part_file import Span
 
 log = structlog.get_logger()
@@ -185,7 +185,7 @@ class ObjectAnswers:
         except OSError:
             return None
         try:
-            return in_memory(fd, start, wanted.size_bytes)
+            return self._sender.read_at_once(fd, start, wanted.size_bytes)
         finally:
             os.close(fd)
 

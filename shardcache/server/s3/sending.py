@@ -116,11 +116,14 @@ class Sender:
 
     Args:
         stall_s: how long a client may read nothing.
+        is_memory: whether the files are in memory: no read of them waits for a disk.
     """
 
-    def __init__(self, stall_s: float) -> None:
+    def __init__(self, stall_s: float, *, is_memory: bool) -> None:
         self._stall_s = stall_s
         self._threads = ThreadPoolExecutor(_THREADS, "s3-send")
+        # tmpfs refuses to read with this flag.
+        self._read_flags = 0 if is_memory else os.RWF_NOWAIT
 
     @contextmanager
     def sending(self, transport: asyncio.Transport) -> Iterator[Sending]:
@@ -131,7 +134,7 @@ class Sender:
 
     async def read(self, fd: int, start: int, size_bytes: int) -> bytes | bytearray:
         """Return bytes of a file: at once if they are in memory. Raises OSError."""
-        found = in_memory(fd, start, size_bytes)
+        found = self.read_at_once(fd, start, size_bytes)
         if found is not None:
             return found
         read = partial(os.pread, fd, size_bytes, start)
@@ -140,19 +143,18 @@ class Sender:
             raise OSError("the file is shorter than it was")
         return data
 
+    def read_at_once(self, fd: int, start: int, size_bytes: int) -> bytearray | None:
+        """Return bytes of a file if none of them has to be read from the disk."""
+        buffer = bytearray(size_bytes)
+        try:
+            found = os.preadv(fd, [buffer], start, self._read_flags)
+        except OSError:  # none of them is in memory, or the filesystem cannot tell
+            return None
+        return buffer if found == size_bytes else None
+
     def close(self) -> None:
         """End the threads, once they have nothing more to do."""
         self._threads.shutdown(wait=False)
-
-
-def in_memory(fd: int, start: int, size_bytes: int) -> bytearray | None:
-    """Return bytes of a file if none of them has to be read from the disk."""
-    buffer = bytearray(size_bytes)
-    try:
-        found = os.preadv(fd, [buffer], start, os.RWF_NOWAIT)
-    except OSError:  # none of them is, or the filesystem cannot tell
-        return None
-    return buffer if found == size_bytes else None
 
 
 async def ended(job: "asyncio.Future[T]") -> T:

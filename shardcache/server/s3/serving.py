@@ -19,6 +19,8 @@ from shardcache.server.process.drain import Drain
 from shardcache.server.s3.door import S3Door
 from shardcache.server.s3.keys import S3Keys
 from shardcache.server.s3.s3_errors import S3Error
+from shardcache.server.s3.sending import Sender
+from shardcache.store.disk.mounts import mount_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,7 +45,9 @@ async def serving_s3(
     unfinished = layout.unfinished(layout.s3_keys)
     keys = S3Keys(layout.s3_keys, unfinished, options.key_life_s)
     await asyncio.to_thread(keys.restore)
-    door = S3Door(cache, keys, drain, options.stall_s)
+    mount = await asyncio.to_thread(mount_of, layout.shards)
+    sender = Sender(options.stall_s, is_memory=mount.is_memory)
+    door = S3Door(cache, keys, drain, sender)
     server = web.Server(
         door.handle,
         handler_cancellation=True,  # a client that is gone waits for nothing any longer
@@ -59,7 +63,7 @@ async def serving_s3(
             yield partial(_credentials, keys)
     finally:
         await server.shutdown(_CLOSE_S)
-        door.close()
+        sender.close()
 
 
 async def _credentials(keys: S3Keys, request: web.Request) -> web.Response:
