@@ -24,8 +24,8 @@ test test-slow coverage: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev  ## run the tests, in some six minutes on two quiet cores: at least one case of everything
 	$(PYTEST)
 
-test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random, and further cases of `test`
-	$(PYTEST) -m slow
+test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random, further cases of `test`, and all examples of its properties
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full
 
 coverage: $(VENV)/.installed-dev  ## run the tests, and record which functions each test file calls
 	rm -rf build/reached && mkdir -p build/reached

@@ -67,13 +67,14 @@ def heed_interrupts() -> None:
 # A checkout that cannot be written to has no place for examples that failed; those that are always the same need none.
 looks_for_new = "RANDOM_EXAMPLES" in os.environ
 settings.register_profile(
-    "shardcache",
+    "full",  # of `make test-slow`, which runs all properties again
     deadline=None,
-    max_examples=50,  # half of the default; tests of large spaces have numbers of their own
+    max_examples=50,  # half of the default; `support.cases.examples` is for tests of large and of small spaces
     derandomize=not looks_for_new,
     database=settings.default.database if looks_for_new and os.access(Path(), os.W_OK) else None,
 )
-settings.load_profile("shardcache")
+settings.register_profile("quick", settings.get_profile("full"), max_examples=10)
+settings.load_profile("quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,13 +7,14 @@ from itertools import chain, count, islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
+from support.cases import examples
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make
 
@@ -262,7 +263,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize(
-    ("examples", "options"),
+    ("count", "options"),
     [
         (15, {}),
         pytest.param(8, {"workers": 2, "persistent_workers": True}, marks=pytest.mark.slow),
@@ -270,12 +271,12 @@ STEPS = st.lists(
     ],
 )
 @pytest.mark.slow
-def test_any_iterators_of_a_loader_read_what_naive_ones_do(make: Make, examples: int, options: dict[str, Any]) -> None:
+def test_any_iterators_of_a_loader_read_what_naive_ones_do(make: Make, count: int, options: dict[str, Any]) -> None:
     """In any order of beginning, reading, dropping, looking, saving and loading, whoever gets workers of its own."""
     whole = load(make(), **options)
     epochs = [list(whole) for _ in range(6)]
 
-    @settings(max_examples=examples)
+    @examples(count)
     @given(steps=STEPS)
     def run(steps: Any) -> None:
         follow(make, steps, epochs, **options)

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, DecodeError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
+from support.cases import examples
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, KEYS, Make
 
@@ -127,7 +128,7 @@ def loader(make: Make, request: pytest.FixtureRequest) -> Iterator[ShardLoader[l
 
 
 @pytest.mark.slow
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=4))
 def test_batches_that_are_left_out_count_as_taken(
     make: Make, loader: ShardLoader[list[str]], steps: list[tuple[int, int]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -19,6 +19,7 @@ from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.sequences.rounds import Shuffle, Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reading.epochs.epoch_plans import PLANNED
+from support.cases import examples
 from support.programs.daemon import Daemon, eventually
 from support.shards.dealt import walk
 from support.shards.reading import keys_of
@@ -69,7 +70,7 @@ def uneven(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@examples(30)
 @given(
     shuffle=st.none() | st.builds(Shuffle, st.integers(0, 9), st.integers(0, 4), st.integers(1, 3)),
     even=st.sampled_from(["pad", "drop", None]),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, CountMismatchError, TokensError
@@ -18,6 +18,7 @@ from shardcache.writing import ShardWriter
 from shardcache_client.dataset import Mixture, ShardDataset
 from shardcache_client.reader import ShardReader
 from shardcache_client.samples.token_blocks import TokenBlocks
+from support.cases import examples
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.tars import Documents, blocks_of, token_tar, write_token_shards
@@ -50,7 +51,7 @@ def index(folder: Path) -> str:
     return write_token_shards(folder / "text", numbered(SIZES))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     sizes=st.lists(st.lists(st.integers(0, 30), max_size=5), min_size=1, max_size=5),
     length=st.integers(1, 9),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from campaign import fuzz
@@ -23,6 +23,7 @@ from shardcache.shared.lists import shardlist
 from shardcache.store.folder.layout import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.position.state import find_states
+from support.cases import examples
 
 KEPT = [(name, path) for name in TARGETS for kind in ("corpus", "found") for path in kept(kind, name)]
 MAX_BYTES = 8192
@@ -59,12 +60,13 @@ def by_chance(rng: random.Random) -> Callable[[bytes, int], bytes]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "session")) for name in TARGETS]
 )
+@pytest.mark.hypothesis  # the property is inside
 def test_changed_inputs_break_nothing(name: str) -> None:
     """Where no coverage guides, too: the kept inputs, changed by chance a few times."""
     target, seeds = TARGETS[name], [path.read_bytes() for kind, path in KEPT if kind == name]
     assert target.mutate is not None
 
-    @settings(max_examples=150)
+    @examples(150)
     @given(data=st.sampled_from(seeds), seed=st.integers(0, 2**32))
     def check(data: bytes, seed: int) -> None:
         rng = random.Random(seed)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
 from shardcache_client.reader import ShardReader
+from support.cases import examples
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_indexed, write_shards
@@ -128,8 +129,8 @@ def read(daemon: Daemon, urls: list[str]) -> list[dict[str, Any]]:
 
 
 # A failing example is not made smaller: that would take hundreds of starts.
-@settings(
-    max_examples=EXAMPLES,
+@examples(
+    EXAMPLES,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -3,13 +3,14 @@
 import re
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardcache.access.urls import glob_prefix
 from shardcache.errors import ConfigError
 from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.globs import glob_regex
+from support.cases import examples
 
 PLAIN = {"*": "[^/]*", "**": ".*", "**/": "(?:.*/)?", "?": "[^/]", "[ab]": "[ab]", "[!a]": "[^/a]"}
 patterns = st.lists(st.sampled_from([*PLAIN, "a", "b", "/", "/"]), max_size=9)
@@ -71,7 +72,7 @@ def test_every_match_begins_with_the_prefix(pattern: str, url: str) -> None:
         assert url.startswith(glob_prefix(pattern))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(patterns, st.text("aabb//c", max_size=10))
 def test_a_glob_matches_what_its_plain_translation_matches(tokens: list[str], url: str) -> None:
     """Atomic groups make it fast, and lose no url: every way of putting stars together, against all short paths."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shardcache.plan.replay import Replay, furthest_next, misses
 from shardcache.plan.schedule import Schedule
+from support.cases import examples
 from support.shards.replay import Job, SameName, all_reads, least_fetches
 
 SHARDS = st.sampled_from("abcdef")
@@ -34,7 +35,7 @@ def jobs(draw: st.DrawFn) -> list[Job]:
 
 @pytest.mark.slow
 @given(jobs(), st.integers(0, 2))
-@settings(max_examples=200)
+@examples(200)
 def test_fetches_are_as_few_as_possible(some_jobs: list[Job], spare: int) -> None:
     """On small timelines of equal shards, each job with several in hand, exhaustive search finds nothing better."""
     capacity = sum(job.window for job in some_jobs) + spare
@@ -64,7 +65,7 @@ def test_a_loop_larger_than_the_cache_still_hits() -> None:
 
 @pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(4, 12))
-@settings(max_examples=30)
+@examples(30)
 def test_two_known_epochs_are_nearly_as_good_as_all(seed: int, count: int, capacity: int) -> None:
     """A plan that ends after the next epoch costs at most a few fetches against one that knows everything."""
     order = random.Random(seed)
@@ -281,4 +282,4 @@ class AnyTimeline(RuleBasedStateMachine):
 
 
 TestAnyTimeline = AnyTimeline.TestCase
-TestAnyTimeline.settings = settings(max_examples=60, stateful_step_count=40)
+TestAnyTimeline.settings = examples(60, stateful_step_count=40)

@@ -1,9 +1,10 @@
 """SIEVE against the algorithm as its paper prints it."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.plan.sieve import Sieve
+from support.cases import examples
 
 
 class Paper:
@@ -41,7 +42,7 @@ class Paper:
             self.hand = (self.hand + 1) % len(self.queue)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.tuples(st.sampled_from(["use", "evict", "discard"]), st.sampled_from("abcdefgh")), max_size=80))
 def test_the_order_is_that_of_the_paper(steps: list[tuple[str, str]]) -> None:
     """However keys come, are used and go, the next to go is the one that the published algorithm evicts."""

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import accumulate, chain
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
@@ -17,6 +17,7 @@ from shardcache_client.order.mixture import MixtureDeal, weights_of
 from shardcache_client.order.sequences.partition import Partition, Phase
 from shardcache_client.order.sequences.rounds import Shuffle, Topology
 from shardcache_client.order.sources.quotas import Weights
+from support.cases import examples
 from support.shards.dealt import Dealt, Place, crew, mixtures, shares, source, walk
 
 
@@ -73,7 +74,7 @@ cuts = st.builds(Partition, st.integers(1, 12), st.sampled_from([None, "pad", "d
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(40)
 @given(mixtures(), cuts, cuts, st.data())
 def test_proportions_hold_in_what_each_former_reader_has_left(
     dealt: Dealt, before: Partition, after: Partition, data: st.DataObject
@@ -94,7 +95,7 @@ def test_proportions_hold_in_what_each_former_reader_has_left(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(40)
 @given(mixtures(), st.integers(1, 12), st.integers(1, 4), st.integers(1, 3))
 def test_proportions_hold_in_each_part_of_a_global_batch(dealt: Dealt, world_size: int, size: int, spans: int) -> None:
     """Each span of the epoch gives a batch an equal part: a rank's part of a batch has the errors of all of them."""
@@ -107,7 +108,7 @@ def test_proportions_hold_in_each_part_of_a_global_batch(dealt: Dealt, world_siz
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(1, 1000), weightings)
 @example(40, ({}, [0.99, 0.01]))
 @example(40, ({50: [0.6, 0, 0.4], 60: [1, 0.01, 0]}, [0.985, 0.01, 0.005]))

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
@@ -25,6 +25,7 @@ from shardcache_client.position.mixture_change import MixtureLoad
 from shardcache_client.position.progress import Progress
 from shardcache_client.position.rank_state import RankState
 from shardcache_client.position.state import find_states
+from support.cases import examples
 from support.shards.dealt import source, walk
 
 Sample = tuple[str, int, int]
@@ -339,7 +340,7 @@ def replay(runs: Sequence[Run]) -> Iterator[tuple[Job, Lines]]:
         state = job.state(over=False)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(runs(even=evens, batch_size=st.integers(1, 5)))
 def test_each_source_goes_on_where_it_was(runs: list[Run]) -> None:
     """Whatever changes, and however often: weights, sources, samples, ranks, batch sizes, evenness, in any epoch."""
@@ -348,7 +349,7 @@ def test_each_source_goes_on_where_it_was(runs: list[Run]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     runs(
         even=st.sampled_from(["pad", "drop"]),
@@ -411,7 +412,7 @@ def check_batches(job: Job, lines: Lines, batches: int, *, to_end: bool) -> None
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from([1, 3]),
     st.sampled_from(["pad", "drop"]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
@@ -18,6 +18,7 @@ from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.position.progress import BatchPhase, Progress
+from support.cases import examples
 from support.shards.dealt import Dealt, datasets, mixtures
 
 DATASET = "0123456789abcdef"
@@ -63,7 +64,7 @@ def manifest_of(dealt: Dealt) -> Manifest:
 jobs = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 4)), min_size=1, max_size=6)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(datasets(8, 20) | mixtures(), st.sampled_from(["pad", "drop", None]), jobs)
 def test_any_chain_of_jobs_reads_each_sample_once(dealt: Dealt, even: Even, jobs: list[tuple[int, int, int]]) -> None:
     """Whatever their ranks and batch sizes; only the one that ends the epoch pads or drops."""

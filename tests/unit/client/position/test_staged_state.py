@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
@@ -24,6 +24,7 @@ from shardcache_client.position.staged_state import (
     resume,
 )
 from shardcache_client.stages.stage import Mark
+from support.cases import examples
 from support.shards.dealt import walk
 
 DATASET = "0123456789abcdef"
@@ -63,7 +64,6 @@ def states(draw: st.DrawFn) -> StagedState:
     )
 
 
-@settings(max_examples=50)
 @given(states())
 def test_a_state_goes_through_json(state: StagedState) -> None:
     """As through any checkpoint: equal after it, whatever the numbers."""
@@ -210,7 +210,7 @@ def moments(draw: st.DrawFn) -> list[tuple[int, int, list[Mark]]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any), moments())
 def test_each_sample_comes_once_whoever_resumes(counts: list[int], jobs: list[tuple[int, int, list[Mark]]]) -> None:
     """Again and again, by other numbers of ranks and workers, from the states of all."""

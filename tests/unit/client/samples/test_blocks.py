@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, TokensError
@@ -26,7 +26,6 @@ def mapped(folder: Path, tar: bytes, blocks: TokenBlocks) -> MappedShard:
     return MappedShard(ShardPlace(*published(folder / "shard.tar", tar, URL)), URL, view=View(blocks=blocks))
 
 
-@settings(max_examples=50)
 @given(
     documents=DOCUMENTS,
     length=st.integers(1, 12),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, SampleError
@@ -24,6 +24,7 @@ from shardcache_client.position.staged_state import Reached, Resume, StagedState
 from shardcache_client.stages.by_length import ByLength
 from shardcache_client.stages.length_batches import batches, fewest
 from shardcache_client.stages.stage import Agree, Placed
+from support.cases import examples
 from support.programs.guard import GUARD_S
 from support.shards.dealt import walk
 
@@ -188,7 +189,7 @@ lengths = st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=80)
 numbers_of_readers = st.tuples(st.integers(1, 3), st.integers(1, 2))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(lengths, numbers_of_readers, st.integers(1, 30))
 def test_ranks_in_step_get_equally_many_batches_and_each_sample_once(
     lengths: list[int], readers: tuple[int, int], sort_buffer: int
@@ -201,7 +202,7 @@ def test_ranks_in_step_get_equally_many_batches_and_each_sample_once(
     assert all(len(batch) * max(map(length, batch)) <= MAX_TOKENS for batches in ranks for batch in batches)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(lengths, numbers_of_readers, st.integers(1, 30))
 def test_ranks_with_a_sample_more_make_others_repeat_one(
     lengths: list[int], readers: tuple[int, int], sort_buffer: int
@@ -215,7 +216,7 @@ def test_ranks_with_a_sample_more_make_others_repeat_one(
     assert len(seen) - len(lengths) <= readers[0] * readers[1]
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(lengths, numbers_of_readers, st.integers(1, 12), st.sets(st.integers(0, 80)), st.data())
 def test_job_resumes_with_the_very_next_batch(
     lengths: list[int], readers: tuple[int, int], sort_buffer: int, left_out: set[int], data: st.DataObject
@@ -267,7 +268,7 @@ def test_rank_without_a_sample_for_the_last_buffer_resumes_from_the_state_of_ano
         assert len(keys(begun + rest)) <= 124
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(lengths, numbers_of_readers, numbers_of_readers, st.data())
 def test_other_readers_see_what_is_left_exactly_once(
     lengths: list[int], readers: tuple[int, int], others: tuple[int, int], data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, SampleError
@@ -15,6 +15,7 @@ from shardcache_client.handlers import Handler, ignore_and_continue, reraise
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.stages.pack import Block, Pack, numpy_block
 from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
+from support.cases import examples
 from support.shards.packed import Meeting
 
 MAX_TOKENS = 20
@@ -78,7 +79,7 @@ def blocks_of(given: Given) -> list[list[int]]:
     return [block for block, _ in given]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(several)
 def test_ranks_give_equally_many_blocks(ranks: list[list[int]]) -> None:
     """Each of at most `max_tokens`, and none without samples."""
@@ -90,7 +91,7 @@ def test_ranks_give_equally_many_blocks(ranks: list[list[int]]) -> None:
             assert 1 <= sum(rank[place] for place in block) <= MAX_TOKENS
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(several)
 def test_only_the_last_sample_of_a_rank_is_repeated(ranks: list[list[int]]) -> None:
     """By itself, in blocks that only other ranks need; all others come once."""
@@ -100,7 +101,7 @@ def test_only_the_last_sample_of_a_rank_is_repeated(ranks: list[list[int]]) -> N
         assert all(places.count(place) == 1 for place in range(len(rank) - 1))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(several, st.data())
 def test_ranks_resume_with_the_very_next_block(ranks: list[list[int]], data: st.DataObject) -> None:
     """From the marks after any block, also where a rank has nothing left but what it repeats."""
@@ -112,7 +113,7 @@ def test_ranks_resume_with_the_very_next_block(ranks: list[list[int]], data: st.
     assert rest == [given_blocks[taken:] for given_blocks in whole]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(several, st.data())
 def test_marks_say_which_samples_are_left(ranks: list[list[int]], data: st.DataObject) -> None:
     """Those at or after its place, without the bits beyond it, are exactly those that were in no block."""

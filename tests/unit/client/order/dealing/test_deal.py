@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
@@ -46,7 +46,6 @@ def check_epoch(read: list[list[Place]], cut: Partition, due: Counter[Place]) ->
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
 @given(datasets() | mixtures(), st.lists(cuts, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 10**6))
 def test_every_sample_once_whatever_the_topology(dealt: Dealt, cuts: list[Partition], epoch: int, step: int) -> None:
     """One shard for a thousand readers, empty shards, fewer samples than ranks: nothing lost or repeated.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
@@ -18,6 +18,7 @@ from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.position.progress import Progress
+from support.cases import examples
 from support.shards.dealt import Dealt, Place, datasets, mixtures, walk
 
 Batches = list[list[Place]]
@@ -82,7 +83,7 @@ def elastics(draw: st.DrawFn) -> Elastic:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(elastics(), worlds, st.integers(0, 2), st.just(0) | st.integers(0, 100))
 def test_global_batches_are_the_same_for_any_job(elastic: Elastic, ranks: int, epoch: int, taken: int) -> None:
     """Sample by sample, whatever the ranks: those cut from the spans, from any number of them on."""
@@ -90,7 +91,7 @@ def test_global_batches_are_the_same_for_any_job(elastic: Elastic, ranks: int, e
     assert elastic.read(epoch, ranks, taken) == elastic.batches(epoch)[taken:]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(datasets(6, 12), st.sampled_from([1, 2, 3, 4]), st.sampled_from(["pad", "drop"]))
 def test_global_batches_have_every_sample(dealt: Dealt, count: int, even: Even) -> None:
     """Once, but for fewer than one batch, which are repeated to fill the last one, or left out."""

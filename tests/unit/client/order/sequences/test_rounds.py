@@ -6,10 +6,11 @@ import random
 import subprocess
 import sys
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache_client.order.sequences.rounds import Order, Shuffle, permutation, round_key, shard_order
+from support.cases import examples
 
 counts_of_shards = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 shuffles = st.none() | st.builds(Shuffle, seed=st.integers(), groups=st.integers(1, 4))
@@ -68,7 +69,7 @@ def test_groups_stay_the_same_and_are_equally_heavy(counts: list[int], groups: i
         assert min(abs(weight - sum(counts) * group / groups) for weight in weights) <= max(counts)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 3000), st.text(st.characters(codec="utf-8")))
 def test_a_permutation_is_the_documented_one(size: int, key: str) -> None:
     """Sorted by random numbers, in whichever way: an epoch that was begun with another version goes on in its order."""

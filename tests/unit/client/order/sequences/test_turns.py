@@ -41,7 +41,6 @@ def worst(samples: list[int]) -> tuple[Fraction, Fraction]:
     return Fraction(max(errors), total), Fraction(max(spreads), total)
 
 
-@settings(deadline=None, max_examples=50)
 @given(sizes)
 def test_every_window_has_the_proportions(samples: list[int]) -> None:
     """The error stays below 2 after any place, and below 4 in any window; half a sample and one with two lanes."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate, chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
@@ -18,6 +18,7 @@ from shardcache_client.order.shards.choices import By, Choices, split, subset
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import JoinedManifest, Manifest
 from shardcache_client.parts.sample_tables import select
+from support.cases import examples
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 FRACTIONS = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(lambda each: [one / sum(each) for one in each])
@@ -165,7 +166,7 @@ def test_a_table_of_other_shards_is_refused(change: dict[str, object]) -> None:
         select(manifest([9, 9]), [("t", row)], bool)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.integers(0, 12_000), st.integers(0, 2_000))
 def test_plan_sent_in_pieces_is_the_plan(shards: int, start: int) -> None:
     """However long it is and wherever it begins, the pieces make up the same reading order."""
