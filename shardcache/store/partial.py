@@ -160,7 +160,7 @@ class Partial:
         *,
         is_file: bool = False,
         is_sparse: bool = False,
-        taken: Collection[int] = (),
+        granted_inodes: Collection[int] = (),
     ) -> Self:
         """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError.
 
@@ -169,7 +169,7 @@ class Partial:
             is_file: whether the object's own bytes are wanted.
             is_sparse: whether to leave the space of parts unallocated until they arrive, and those
                 of an earlier daemon unchecked until `check`.
-            taken: inodes of former files at this path that readers may still open by path and
+            granted_inodes: of former files at this path that readers may still open by path and
                 inode. A new file has none of these: filesystems use numbers again. Nor is such a
                 file resumed as a sparse one, whose parts come and go.
         """
@@ -178,9 +178,9 @@ class Partial:
         journal = layout.in_progress(key, JOURNAL)
         partial = cls(obj, part_bytes, path, journal, key, is_file)
         with disk_errors(path):
-            is_granted = is_sparse and inode_or_zero(path) in taken
+            is_granted = is_sparse and inode_or_zero(path) in granted_inodes
             if is_granted or not partial._resume():
-                partial._create(taken)
+                partial._create(granted_inodes)
             if not is_sparse:
                 partial.check(list(partial.unchecked))
                 partial._allocate()
@@ -219,11 +219,11 @@ class Partial:
                     punch_hole(file.fileno(), start, end - start)
                 start = end + self.part_bytes
 
-    def _create(self, taken: Collection[int]) -> None:
+    def _create(self, granted_inodes: Collection[int]) -> None:
         unlink_quietly(self.path, self.journal_path)
         with contextlib.ExitStack() as files:
             file = files.enter_context(open(self.path, "wb"))
-            while os.fstat(file.fileno()).st_ino in taken:
+            while os.fstat(file.fileno()).st_ino in granted_inodes:
                 # It stays open until there is another, which thus gets another number.
                 unlink_quietly(self.path)
                 file = files.enter_context(open(self.path, "wb"))

@@ -12,11 +12,11 @@ from typing import Self
 import structlog
 
 from shardcache.config.amounts import DiskAmount
-from shardcache.errors import CorruptShardError, ExhaustedError, ShardError
+from shardcache.errors import CorruptShardError, ExhaustedError
 from shardcache.origin.objects import RemoteObject
 from shardcache.shared.units import size
 from shardcache.store.catalogue import Catalogue
-from shardcache.store.disk.disk_errors import damage_errors, disk_errors
+from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import fsync_path, unlink_quietly
 from shardcache.store.disk.mounts import free_bytes
 from shardcache.store.disk.open_files import unlink_unless_open
@@ -29,8 +29,7 @@ from shardcache.store.part_file import GrantedFiles, PartFile
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard, Unpublished
 from shardcache.store.space import Reservation, Space
-from shardcache.store.verification import Scrub, check_sidecar
-from shardcache.tarindex.tables import read_header
+from shardcache.store.verification import Scrub, check_sidecar, read_facts
 
 log = structlog.get_logger()
 
@@ -48,7 +47,7 @@ class Store:
         shards: the published shards, by key, from least to most recently used.
         leftovers: idle partials and quarantined shards, by their own keys.
         part_files: objects of which some parts are cached, by the keys of the whole objects.
-        granted: those that were closed since, and of which readers still hold parts.
+        granted_files: those that were closed since, and of which readers still hold parts.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Store:
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.leftovers: dict[str, Leftover] = {}
         self.part_files: dict[str, PartFile] = {}
-        self.granted = GrantedFiles()
+        self.granted_files = GrantedFiles()
         self._links = NameLinks(layout)
         self._condemned: dict[str, Shard] = {}  # damaged, and not yet moved to quarantine
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
@@ -142,9 +141,15 @@ class Store:
         leftover = self.leftovers.pop(key, None)
         if leftover is not None:
             self.space.kept_bytes -= leftover.size_bytes
-        taken = self.granted.inodes(key)
+        granted_inodes = self.granted_files.inodes(key)
         partial = await asyncio.to_thread(
-            Partial.open, self.layout, obj, part_bytes, is_file=True, is_sparse=True, taken=taken
+            Partial.open,
+            self.layout,
+            obj,
+            part_bytes,
+            is_file=True,
+            is_sparse=True,
+            granted_inodes=granted_inodes,
         )
         file = PartFile(partial)
         self.part_files[key] = file
@@ -297,19 +302,8 @@ class Store:
         return shard.facts
 
     def _read_facts(self, shard: Shard) -> Facts:
-        path = self.layout.sidecar(shard.key)
-        try:
-            with damage_errors(path):
-                facts = Facts.from_json(read_header(path))
-        except (ShardError, OSError, KeyError, TypeError, ValueError, OverflowError) as exn:
-            raise CorruptShardError(f"the sidecar {path} cannot be read ({exn})") from exn
-        if facts.size_bytes != shard.size_bytes:
-            tar = self.layout.tar(shard.key)
-            raise CorruptShardError(
-                f"{tar} has {shard.size_bytes} bytes instead of {facts.size_bytes}",
-                url=facts.url,
-            )
-        return facts
+        key = shard.key
+        return read_facts(self.layout.tar(key), self.layout.sidecar(key), shard.size_bytes)
 
     async def named_path(self, shard: Shard, facts: Facts) -> Path:
         """Return a path of a shard that ends with its object's name: some libraries go by it."""

@@ -4,14 +4,32 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from shardcache.errors import CorruptShardError
+from shardcache.errors import CorruptShardError, ShardError
 from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import damage_errors
 from shardcache.store.shard import Facts
-from shardcache.tarindex.tables import TarIndex
+from shardcache.tarindex.tables import TarIndex, read_header
 from shardcache.transport.between.checksums import crc32c
 
 _BLOCK_BYTES = 1024 * 1024
+
+
+def read_facts(tar: Path, sidecar: Path, size_bytes: int) -> Facts:
+    """Return the facts in a sidecar, whose tar has `size_bytes`. Blocks.
+
+    Raises CorruptShardError if it cannot be read, or has the facts of another size; ExhaustedError.
+    """
+    try:
+        with damage_errors(sidecar):
+            facts = Facts.from_json(read_header(sidecar))
+    except (ShardError, OSError, KeyError, TypeError, ValueError, OverflowError) as exn:
+        raise CorruptShardError(f"the sidecar {sidecar} cannot be read ({exn})") from exn
+    if facts.size_bytes != size_bytes:
+        raise CorruptShardError(
+            f"{tar} has {size_bytes} bytes instead of {facts.size_bytes}",
+            url=facts.url,
+        )
+    return facts
 
 
 def check_sidecar(sidecar: Path, facts: Facts) -> None:

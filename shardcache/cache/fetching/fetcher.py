@@ -263,13 +263,13 @@ class Fetcher:
         # If the disk was unmounted, the download would fill the filesystem underneath.
         self._store.folder.check()
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
-        taken = self._store.granted.inodes(key)
+        granted_inodes = self._store.granted_files.inodes(key)
         return Partial.open(
             self._store.layout,
             obj,
             self._part_bytes,
             is_file=is_file,
-            taken=taken,
+            granted_inodes=granted_inodes,
         )
 
     async def _download(

@@ -81,7 +81,7 @@ class PartResidency:
                 now.found(key)
                 now.held(key)
         if file.leases and not file.is_own:
-            self._store.granted.add(file)
+            self._store.granted_files.add(file)
 
     @contextlib.contextmanager
     def in_turn(self, claim: KeyClaim) -> Iterator[None]:
@@ -109,7 +109,7 @@ class PartResidency:
                 if file.is_own:
                     self._planner.now.freed(file.key_of(part))
         if not (file.is_own or file.leases):
-            self._store.granted.remove(file)
+            self._store.granted_files.remove(file)
         self._changed.notify()
 
     async def verify(self, file: PartFile) -> list[int]:
@@ -194,7 +194,7 @@ class PartResidency:
         for part in file.kept:
             self._planner.now.gone(file.key_of(part))
         if file.leases:
-            self._store.granted.add(file)
+            self._store.granted_files.add(file)
         self._store.close_parts(file)
         self._changed.notify()
 

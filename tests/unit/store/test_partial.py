@@ -94,14 +94,14 @@ def test_file_that_readers_may_still_open_is_told_from_the_next_one(layout: Layo
     before = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True)
     granted = {before.inode}
     before.path.unlink()
-    after = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True, taken=granted)
+    after = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True, granted_inodes=granted)
     assert after.inode not in granted
     # Its parts are given up one by one, so nobody else may have it.
-    third = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True, taken={after.inode})
+    third = Partial.open(layout, OBJECT, PART_BYTES, is_sparse=True, granted_inodes={after.inode})
     assert third.inode != after.inode
     # A transfer of the whole gives up none.
     write_some(third, 2)
-    whole = Partial.open(layout, OBJECT, PART_BYTES, taken={third.inode})
+    whole = Partial.open(layout, OBJECT, PART_BYTES, granted_inodes={third.inode})
     assert (whole.inode, list(whole.done)) == (third.inode, [2])
 
 
