@@ -6,6 +6,7 @@ Samples are decoded, those that cannot be are replaced, and all are collated.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -19,6 +20,7 @@ from shardcache_client.reading.epochs.epoch_times import Made
 from shardcache_client.reading.leased.joined_samples import LeftOutError
 from shardcache_client.stages.item_stage import ENDS, Dropped
 from shardcache_client.stages.pipeline import Pipeline
+from shardcache_client.stages.stage import Placed
 
 Collate = Callable[[Any], Any]
 
@@ -47,7 +49,7 @@ class MadeBatch(NamedTuple):
     """A batch, and what became of its places.
 
     Attributes:
-        batch: what `collate` returned; None if it has no samples.
+        batch: what `collate` returned, or None if it has no samples; for a stage, a `Chunk`.
         samples: number of samples in it.
         is_last: True if a handler has ended the epoch with it, or nobody knew that it would be the
             last.
@@ -165,6 +167,11 @@ class ItemMaker:
             if self.substitutes is not None:
                 yield self._substitute(self.substitutes(place))
 
+    def placed(self, first: int, reads: Iterable[Read], bad: Bad) -> Iterator[Placed]:
+        """Yield the items with their places, without substitutes. See `items`."""
+        for number, item in enumerate(self.items(first, reads, bad), first):
+            yield Placed(number + bad.places, item)
+
     def _skip(self, error: Exception, bad: Bad) -> None:
         bad.note(error)
         self.skips.skip(error)
@@ -253,8 +260,43 @@ class Bad:
             self.lost.add(url_of(error))
 
 
+class Maker(ABC):
+    """Makes the parts of one epoch: batches, or chunks of samples for a stage. Any thread."""
+
+    def make(self, raw: RawBatch) -> MadeBatch:
+        """Return a part. Raises what `ItemMaker.items` and `gather` raise."""
+        begun_s = monotonic()
+        items: list[Any] = []
+        bad = Bad()
+        is_last = raw.is_last
+        try:
+            items.extend(self.items_of(raw, bad))
+        except StoppedError:
+            is_last = True
+        decoded_s = monotonic()
+        part = self.gather(items, raw)
+        ended_s = monotonic()
+        times = Made(
+            samples=len(items),
+            begun_s=begun_s - raw.reading_s,
+            ended_s=ended_s,
+            waited_s=raw.waited_s,
+            decoding_s=decoded_s - begun_s,
+            collating_s=ended_s - decoded_s,
+        )
+        return MadeBatch(part, len(items), is_last, bad.samples, frozenset(bad.lost), times)
+
+    @abstractmethod
+    def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Any]:
+        """Yield the items of a part, and note the bad places among its own."""
+
+    @abstractmethod
+    def gather(self, items: list[Any], raw: RawBatch) -> Any:
+        """Return the part that has these items, of those that could be made of `raw`."""
+
+
 @dataclass(frozen=True, slots=True)
-class BatchMaker:
+class BatchMaker(Maker):
     """Makes the batches of one epoch. Any thread.
 
     Attributes:
@@ -267,30 +309,12 @@ class BatchMaker:
     collate: Collate
     size: int | None
 
-    def make(self, raw: RawBatch) -> MadeBatch:
-        """Return a batch. Raises what `ItemMaker.items` and `collate` raise."""
-        begun_s = monotonic()
-        items: list[Any] = []
-        bad = Bad()
-        is_last = False
-        try:
-            items.extend(self.items.items(raw.first, raw.reads, bad))
-        except StoppedError:
-            is_last = True
-        decoded_s = monotonic()
-        batch = self._collated(items)
-        ended_s = monotonic()
-        times = Made(
-            samples=len(items),
-            begun_s=begun_s - raw.reading_s,
-            ended_s=ended_s,
-            waited_s=raw.waited_s,
-            decoding_s=decoded_s - begun_s,
-            collating_s=ended_s - decoded_s,
-        )
-        return MadeBatch(batch, len(items), is_last, bad.samples, frozenset(bad.lost), times)
+    def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Any]:
+        """Yield the items of a batch, with substitutes for those that cannot be made."""
+        return self.items.items(raw.first, raw.reads, bad)
 
-    def _collated(self, items: list[Any]) -> Any:
+    def gather(self, items: list[Any], raw: RawBatch) -> Any:
+        """Return what `collate` makes of the items; None if there are none."""
         if not items:
             return None
         if self.size is None:

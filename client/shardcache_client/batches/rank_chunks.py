@@ -13,13 +13,12 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from itertools import islice
-from time import monotonic
 from typing import Any, NamedTuple
 
 from shardcache_client.batches.maker import (
     Bad,
     ItemMaker,
-    MadeBatch,
+    Maker,
     RawBatch,
     Skips,
     StoppedError,
@@ -35,7 +34,6 @@ from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
 from shardcache_client.position.staged_state import Resume
 from shardcache_client.reading.epochs.epoch_plans import PLANNED, EpochPlans, PlacesReader, Read
-from shardcache_client.reading.epochs.epoch_times import Made
 from shardcache_client.reading.epochs.scattered_reader import reader_of
 from shardcache_client.reading.epochs.uncounted_reader import UncountedReader
 from shardcache_client.stages.stage import Placed
@@ -237,41 +235,27 @@ class RankChunks(RankWork):
             maker = self._item_maker(skips)
             reads = checked(places.reads(self._start, end))
             try:
-                for number, item in enumerate(maker.items(self._start, reads, bad), self._start):
-                    last = Spot(number + bad.places, _share(begun))
-                    yield Placed(last.place, item)
+                for placed in maker.placed(self._start, reads, bad):
+                    last = Spot(placed.place, _share(begun))
+                    yield placed
             except StoppedError:
                 pass  # the handler has ended the epoch
 
 
-class ChunkMaker:
+class ChunkMaker(Maker):
     """Makes the chunks of one epoch. Any thread."""
 
     def __init__(self, items: ItemMaker) -> None:
         self._items = items
 
-    def make(self, raw: RawBatch) -> MadeBatch:
-        """Return a chunk. Raises what `ItemMaker.items` raises."""
-        begun_s = monotonic()
-        items: list[Placed] = []
-        bad = Bad()
-        is_last = raw.is_last
-        try:
-            for item in self._items.items(raw.first, raw.reads, bad):
-                items.append(Placed(raw.first + len(items) + bad.places, item))
-        except StoppedError:
-            is_last = True
-        ended_s = monotonic()
-        times = Made(
-            samples=len(items),
-            begun_s=begun_s - raw.reading_s,
-            ended_s=ended_s,
-            waited_s=raw.waited_s,
-            decoding_s=ended_s - begun_s,
-            collating_s=0.0,
-        )
-        chunk = Chunk(items, raw.first + len(raw.reads), raw.steps, self._items.skips.first)
-        return MadeBatch(chunk, len(items), is_last, bad.samples, frozenset(bad.lost), times)
+    def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Placed]:
+        """Yield the items of a chunk, with their places."""
+        return self._items.placed(raw.first, raw.reads, bad)
+
+    def gather(self, items: list[Placed], raw: RawBatch) -> Chunk:
+        """Return the chunk with these items."""
+        end = raw.first + len(raw.reads)
+        return Chunk(items, end, raw.steps, self._items.skips.first)
 
 
 def _share(begun: deque[StepPlace]) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
-from shardcache_client.batches.maker import Collate, MadeBatch, RawBatch, Skips
+from shardcache_client.batches.maker import Collate, MadeBatch, Maker, RawBatch, Skips
 from shardcache_client.batches.threads import made_by_threads
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
@@ -72,13 +72,6 @@ class Reading:
 
 def _as_it_is(made: MadeBatch) -> MadeBatch:
     return made
-
-
-class Maker(Protocol):
-    """Makes the parts of one epoch. Any thread."""
-
-    def make(self, raw: RawBatch) -> MadeBatch:
-        """Return a part. Raises the errors of decoding that the handler does not skip."""
 
 
 class RankWork(ABC):

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from shardcache_client.batches.maker import MadeBatch, Skips
+from shardcache_client.batches.maker import MadeBatch, Maker, Skips
 from shardcache_client.batches.rank_chunks import Chunk
-from shardcache_client.batches.rank_work import BatchForm, Maker, RankWork, Reading
+from shardcache_client.batches.rank_work import BatchForm, RankWork, Reading
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
