@@ -22,8 +22,8 @@ from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.position.progress import Progress
 from shardcache_client.reading.epochs.epoch_plans import PLANNED, EpochPlans, PlacesReader
-from shardcache_client.reading.epochs.place_reader import LoneReader
-from shardcache_client.reading.epochs.scattered_reader import LoneSamples, ReadsSample, reader_of
+from shardcache_client.reading.epochs.lone_reader import LoneReader, LoneSamples, ReadsSample
+from shardcache_client.reading.epochs.scattered_reader import reader_of
 
 
 class RankBatches(RankWork):

@@ -10,7 +10,7 @@ from shardcache_client.order.dealing.deal import Spare
 from shardcache_client.order.rank_epoch import RankEpoch, SampleId, substitutes
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reading.epochs.epoch_plans import Read
-from shardcache_client.reading.epochs.scattered_reader import ReadsSample
+from shardcache_client.reading.epochs.lone_reader import ReadsSample
 
 # Number of places whose samples are tried together: opening a shard costs as much as decoding some
 # hundred samples.

@@ -78,6 +78,23 @@ class SampleForm:
         if self.sources:
             sample["__source__"] = self.sources[bisect_right(self.firsts, shard) - 1]
 
+    def declare(self, session: Session, plan: Plan, *, partial: bool | None) -> ShardWindow:
+        """Declare a plan by a session, and return the window through which its shards are read.
+
+        Args:
+            partial: as for the window.
+
+        Raises NoDaemonError if the daemon stays away for longer than the session's patience.
+        """
+        session.declare(plan)
+        return ShardWindow(
+            session,
+            plan,
+            partial=partial,
+            handover=self.handover,
+            view_of=self.view_of,
+        )
+
 
 class EpochPlans:
     """Declares parts of an epoch to the daemon, each as a plan whose shards are read next.
@@ -131,22 +148,13 @@ class EpochPlans:
         Raises NoDaemonError if the daemon stays away for longer than the session's patience.
         """
         self.close()
-        form = self.form
-        plan = Plan.of(form.manifest, self._number, shards, later or self._following)
-        self._session.declare(plan)
+        plan = Plan.of(self.form.manifest, self._number, shards, later or self._following)
         # The samples of an arriving shard are there in file order; any other order needs the whole
         # shard.
         partial = None if in_file_order else False
-        window = ShardWindow(
-            self._session,
-            plan,
-            partial=partial,
-            handover=form.handover,
-            view_of=form.view_of,
-        )
-        self._window = window
+        self._window = self.form.declare(self._session, plan, partial=partial)
         self._session.on_wait = self._on_wait
-        return window
+        return self._window
 
     def _on_wait(self) -> None:
         self._check()

@@ -5,23 +5,19 @@ It holds each shard for as long as it is needed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
 from shardcache.errors import SampleError
-from shardcache_client.daemon.session import Session
-from shardcache_client.order.rank_epoch import FileRun, RankEpoch, SampleId, Visit
-from shardcache_client.order.shards.declared_plan import Plan
+from shardcache_client.order.rank_epoch import FileRun, RankEpoch, Visit
 from shardcache_client.reading.epochs.epoch_plans import (
     MAX_AT_ONCE,
     PLANNED,
     SHARD_ERRORS,
     EpochPlans,
     Read,
-    SampleForm,
 )
 from shardcache_client.reading.leased.leased_shard import LeasedShard
 from shardcache_client.reading.leased.shard_window import ShardWindow
@@ -217,63 +213,3 @@ class PlaceReader:
 def _shards_from(epoch: RankEpoch, start: int) -> Iterator[int]:
     """Yield the shards of the plan from a place on."""
     return (visit.shard for visit in islice(epoch.visits(start), PLANNED))
-
-
-class LoneReader:
-    """Reads single places, such as those of substitutes.
-
-    Its session is opened when one is needed. The shard of the last place is kept open: the next one
-    is often beside it.
-    """
-
-    def __init__(self, open_session: Callable[[], Session], form: SampleForm) -> None:
-        self._open_session = open_session
-        self._form = form
-        self._session: Session | None = None
-        self._window: ShardWindow | None = None
-        self._shard = -1
-        self._leased: LeasedShard | None = None
-        self._lock = threading.Lock()
-
-    def read(self, sample: SampleId) -> Read:
-        """Return what is read of a sample. Any thread."""
-        shard, number = sample
-        with self._lock:
-            try:
-                found = self._shard_of(shard).sample(number)
-            except (SampleError, *SHARD_ERRORS) as exn:
-                return exn.with_traceback(None)
-        self._form.name(found, shard)
-        return found
-
-    def _shard_of(self, shard: int) -> LeasedShard:
-        if self._leased is not None and self._shard == shard:
-            return self._leased
-        if self._window is not None:
-            self._window.empty()
-        if self._session is None:
-            self._session = self._open_session()
-        form = self._form
-        plan = Plan.of(form.manifest, 0, [shard])
-        self._session.declare(plan)
-        self._window = ShardWindow(
-            self._session,
-            plan,
-            partial=None,
-            handover=form.handover,
-            view_of=form.view_of,
-        )
-        self._leased = None
-        leased = self._window.take(shard, form.manifest[shard].samples)
-        leased.open()
-        self._shard = shard
-        self._leased = leased
-        return leased
-
-    def close(self) -> None:
-        """Close the session, if there is one."""
-        with self._lock:
-            if self._window is not None:
-                self._window.empty()
-            if self._session is not None:
-                self._session.close()

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 from shardcache.errors import SampleError
 from shardcache_client.daemon.reader_sessions import ReaderSessions
@@ -17,18 +16,16 @@ from shardcache_client.reading.epochs.epoch_plans import (
     EpochPlans,
     PlacesReader,
     Read,
-    SampleForm,
 )
-from shardcache_client.reading.epochs.place_reader import LoneReader, PlaceReader
+from shardcache_client.reading.epochs.lone_reader import LoneReader
+from shardcache_client.reading.epochs.place_reader import PlaceReader
 from shardcache_client.reading.single.sample_places import SamplePlace
 from shardcache_client.reading.single.sample_ranges import RangeRequest, SampleRanges
 from shardcache_client.reading.single.scattered_places import ScatteredPlaces
 from shardcache_client.reading.single.scattered_samples import (
     ASKED_TOGETHER,
     MAX_ASKED,
-    ScatteredSamples,
 )
-from shardcache_client.stages.pipeline import Pipeline
 
 # Bytes that are requested at a time: enough to keep a network of 10 Gbit/s busy for 50 ms, and few
 # enough for the readers of a node to fit into its cache together.
@@ -36,16 +33,6 @@ _MAX_ASKED_BYTES = 64 * 1024 * 1024
 
 RUNS_AHEAD = 3
 """Runs of places, such as batches, whose samples are requested while those of one are read."""
-
-
-class ReadsSample(Protocol):
-    """Reads single samples. Any thread."""
-
-    def read(self, sample: SampleId) -> Read:
-        """Return what is read of a sample."""
-
-    def close(self) -> None:
-        """Release all that is held."""
 
 
 def reader_of(
@@ -287,31 +274,3 @@ def _without_first(places: int, runs: Iterable[range]) -> Iterator[range]:
         places -= left_out
         if left_out < len(run):
             yield run[left_out:]
-
-
-class LoneSamples:
-    """Reads single samples, such as substitutes, by their ranges if these are known."""
-
-    def __init__(self, form: SampleForm, pipeline: Pipeline, sessions: ReaderSessions) -> None:
-        self._form = form
-        self._in_shards = LoneReader(sessions.open, form)
-        self._by_range = ScatteredSamples(form.manifest, pipeline, sessions)
-
-    def read(self, sample: SampleId) -> Read:
-        """Return what is read of a sample. Any thread."""
-        scattered = self._form.scattered
-        found = None if scattered is None else scattered.place(*sample)
-        if found is None:
-            return self._in_shards.read(sample)
-        shard, _ = sample
-        try:
-            ((made, _),) = self._by_range.read([found])
-        except (SampleError, *SHARD_ERRORS) as exn:
-            return exn.with_traceback(None)
-        self._form.name(made, shard)
-        return made
-
-    def close(self) -> None:
-        """Close the sessions, if there are any."""
-        self._in_shards.close()
-        self._by_range.close()
