@@ -6,7 +6,7 @@ sort them, "mixed" has the order of the sources, with what tells them apart.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from shardcache_client.order.sequences.partition import Phase
 from shardcache_client.order.sources.changes import (
@@ -17,7 +17,11 @@ from shardcache_client.order.sources.changes import (
     Section,
 )
 from shardcache_client.order.sources.courses import SourceBatches
-from shardcache_client.position.progress import divided, named_numbers, phase_of, text, whole_number
+from shardcache_client.position.progress import divided, phase_of
+from shardcache_client.position.state_values import count, flag, named_numbers, text, whole_number
+
+_MAX_SPANS = 1 << 20
+_IDENTITY = re.compile(r"|[0-9a-f]{8}")
 
 
 class Terms(NamedTuple):
@@ -31,10 +35,10 @@ class Terms(NamedTuple):
     seeds: Mapping[str, int] = {}
     change: Change | None = None
 
-
-_MAX_SPANS = 1 << 20
-_MAX_COUNT = 1 << 62
-_IDENTITY = re.compile(r"|[0-9a-f]{8}")
+    @classmethod
+    def of_state(cls, seeds: Mapping[str, int], mixture: MixtureState | None) -> Self:
+        """Return the terms of the run that took a state with these members."""
+        return cls(seeds, None if mixture is None else mixture.change)
 
 
 def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
@@ -76,10 +80,6 @@ def _phase_to_json(phase: Phase) -> list[Any]:
     return [*row, list(phase.beyond)] if phase.beyond else row
 
 
-# States come from files that anyone may have written, and their values are used without any
-# check but these.
-
-
 def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     """Return what a state tells of a mixture; None if it is of a dataset alone.
 
@@ -103,7 +103,7 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
         form = _form(fields)
         _check_turns(samples, form)
     change = _change(data["changed"]) if "changed" in data else None
-    return MixtureState(sources, samples, form, whole_number(total, 0, _MAX_COUNT), change)
+    return MixtureState(sources, samples, form, count(total), change)
 
 
 def _identity(value: object) -> str:
@@ -114,11 +114,7 @@ def _identity(value: object) -> str:
 
 def _form(fields: Sequence[Any]) -> SourceBatches:
     spans, size, alike = fields
-    if not isinstance(alike, bool):
-        raise TypeError("batches are alike or not")
-    return SourceBatches(
-        whole_number(spans, 1, _MAX_SPANS), whole_number(size, 1, _MAX_COUNT), alike
-    )
+    return SourceBatches(whole_number(spans, 1, _MAX_SPANS), count(size, 1), flag(alike))
 
 
 def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
@@ -129,10 +125,10 @@ def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
 def _change(data: Mapping[str, Any]) -> Change:
     samples = data["samples"]
     return Change(
-        whole_number(data["epoch"], 0, _MAX_COUNT),
-        None if samples is None else whole_number(samples, 0, _MAX_COUNT),
+        count(data["epoch"]),
+        None if samples is None else count(samples),
         tuple(
-            KnownSource(text(name), _identity(identity), whole_number(start, 0, _MAX_COUNT))
+            KnownSource(text(name), _identity(identity), count(start))
             for name, identity, start in data["sources"]
         ),
         tuple(map(_section, data.get("sections", ()))),
@@ -141,9 +137,7 @@ def _change(data: Mapping[str, Any]) -> Change:
 
 def _section(data: Mapping[str, Any]) -> Section:
     sources = tuple(
-        EpochSource(
-            text(name), whole_number(start, 0, _MAX_COUNT), whole_number(samples, 1, _MAX_COUNT)
-        )
+        EpochSource(text(name), count(start), count(samples, 1))
         for name, start, samples in data["sources"]
     )
     phases = tuple(divided(phase_of(*row), None) for row in data["phases"])

@@ -17,13 +17,17 @@ from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.dealing.elastic_deal import ElasticDeal
 from shardcache_client.order.sequences.partition import Even, Partition, Phase
 from shardcache_client.order.sequences.rounds import Topology
+from shardcache_client.position.state_values import (
+    MARK,
+    MAX_READERS,
+    count,
+    hexadecimal,
+    invalid_state,
+    whole_number,
+)
 
-_MARK = "shardcache"
 _FORMAT = 3
-_MAX_RANKS = 1 << 20
-_MAX_COUNT = 1 << 62
 _DIGITS = re.compile(r"[0-9a-f]{16}")
-_BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 
 class BatchPhase(NamedTuple):
@@ -146,7 +150,7 @@ class Progress:
                 on.
         """
         phases = [list(each if each.beyond else each[:-1]) for each in self.phases]
-        return {_MARK: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": phases}
+        return {MARK: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": phases}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> tuple[Self, str]:
@@ -154,7 +158,7 @@ class Progress:
 
         Raises ConfigError for what `to_json` has not made.
         """
-        mark = data.get(_MARK)
+        mark = data.get(MARK)
         if mark != _FORMAT:
             raise ConfigError(
                 f"the state has format {mark!r}; this version reads {_FORMAT}",
@@ -167,17 +171,9 @@ class Progress:
             if not isinstance(data["phases"], list | tuple):
                 raise TypeError("the phases are not a list")
             phases = tuple(phase_of(*numbers) for numbers in data["phases"])
-            return cls(whole_number(data["epoch"], 0, _MAX_COUNT), phases), dataset
+            return cls(count(data["epoch"]), phases), dataset
         except (KeyError, TypeError, ValueError) as exn:
             raise invalid_state(exn) from exn
-
-
-def invalid_state(cause: Exception) -> ConfigError:
-    """Return the error of a state that is not of the form that `to_json` gives it."""
-    return ConfigError(
-        f"the state is invalid: {str(cause)[:200]}",
-        remedy="load what state_dict() has returned",
-    )
 
 
 class Start(NamedTuple):
@@ -204,53 +200,16 @@ def divided(phase: BatchPhase, even: Even) -> Phase:
     return Phase(Partition(phase.ranks, even), taken, phase.beyond)
 
 
-# States come from files that anyone may have written, and their values are used without any check
-# but these.
-
-
 def phase_of(ranks: object, batch_size: object, batches: object, beyond: object = ()) -> BatchPhase:
     """Return a phase of a state. Raises TypeError or ValueError for anything else."""
-    number = whole_number(ranks, 1, _MAX_RANKS)
-    size = whole_number(batch_size, 1, _MAX_COUNT)
+    number = whole_number(ranks, 1, MAX_READERS)
+    size = count(batch_size, 1)
     if not isinstance(beyond, list | tuple) or len(beyond) not in (0, number):
         raise ValueError("a phase has bits of places for other ranks than its own")
     bits = tuple(map(hexadecimal, beyond))
     if not isinstance(batches, list | tuple):
-        return BatchPhase(number, size, whole_number(batches, 1, _MAX_COUNT), bits)
-    each = tuple(whole_number(taken, 0, _MAX_COUNT) for taken in batches)
+        return BatchPhase(number, size, count(batches, 1), bits)
+    each = tuple(count(taken) for taken in batches)
     if len(each) != number:
         raise ValueError("a phase has numbers of batches for other ranks than its own")
     return BatchPhase(number, size, each, bits)
-
-
-def hexadecimal(value: object) -> str:
-    """Return bits of a state in hexadecimal, or "" for none.
-
-    Raises ValueError for anything else.
-    """
-    # Checked here, as `int` would also accept a negative number.
-    if not isinstance(value, str) or not _BITS.fullmatch(value):
-        raise ValueError("not hexadecimal digits")
-    return value
-
-
-def whole_number(value: object, least: int, most: int) -> int:
-    """Return an integer of a state. Raises ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{value!r} is not an integer from {least} to {most}")
-    return value
-
-
-def text(value: object) -> str:
-    """Return a string of a state. Raises TypeError for anything else."""
-    if not isinstance(value, str):
-        raise TypeError("not a string")
-    return value
-
-
-def named_numbers(value: Mapping[object, object]) -> dict[str, int]:
-    """Return the numbers of a state that have names.
-
-    Raises TypeError or ValueError for anything else.
-    """
-    return {text(name): whole_number(number, 0, _MAX_COUNT) for name, number in value.items()}

@@ -12,16 +12,16 @@ from shardcache_client.order.dealing.deal import SpanDeal
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.sources.changes import MixtureState
 from shardcache_client.position.mixture_state import Terms, mixture_from_json, mixture_to_json
-from shardcache_client.position.progress import (
-    BatchPhase,
-    Progress,
+from shardcache_client.position.progress import BatchPhase, Progress
+from shardcache_client.position.state_values import (
+    MAX_READERS,
+    count,
+    flag,
     invalid_state,
     named_numbers,
+    not_of_one_moment,
     whole_number,
 )
-
-_MAX_WORKERS = 1 << 20
-_MAX_COUNT = 1 << 62
 
 
 class WorkerPart(NamedTuple):
@@ -73,7 +73,7 @@ class RankState:
     @property
     def terms(self) -> Terms:
         """The terms of the run that took the state."""
-        return Terms(self.seeds, None if self.mixture is None else self.mixture.change)
+        return Terms.of_state(self.seeds, self.mixture)
 
     @property
     def moment(self) -> object:
@@ -178,22 +178,11 @@ class StateForm:
         return all(self.deal.ends_together(epoch, cut, phases, drop_last=drop) for drop in drops)
 
 
-# States come from files that anyone may have written, and their values are used without any check
-# but these.
-
-
-def flag(value: object) -> bool:
-    """Return a truth value of a state. Raises TypeError for anything else."""
-    if not isinstance(value, bool):
-        raise TypeError("not a boolean")
-    return value
-
-
 def _rank(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     rank, ranks = value
-    ranks = whole_number(ranks, 1, _MAX_WORKERS)
+    ranks = whole_number(ranks, 1, MAX_READERS)
     return whole_number(rank, 0, ranks - 1), ranks
 
 
@@ -201,12 +190,12 @@ def _part(value: Any) -> WorkerPart | None:
     if value is None:
         return None
     worker, workers, batch_size, samples = value
-    workers = whole_number(workers, 1, _MAX_WORKERS)
+    workers = whole_number(workers, 1, MAX_READERS)
     return WorkerPart(
         whole_number(worker, 0, workers - 1),
         workers,
-        whole_number(batch_size, 1, _MAX_COUNT),
-        whole_number(samples, 0, _MAX_COUNT),
+        count(batch_size, 1),
+        count(samples),
     )
 
 
@@ -229,7 +218,7 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
     Raises ConfigError if it cannot be derived from them.
     """
     if len({state.moment for state in states}) > 1:
-        raise _not_of_one_moment()
+        raise not_of_one_moment()
     by_rank: dict[tuple[int, int] | None, list[RankState]] = {}
     for state in states:
         by_rank.setdefault(state.rank, []).append(state)
@@ -259,7 +248,7 @@ def _out_of_step(ordered: Sequence[Progress], ranks: int) -> Progress:
     before = len(earlier)
     for each in ordered:
         if each.phases[:before] != earlier or len(each.phases) > before + 1:
-            raise _not_of_one_moment()
+            raise not_of_one_moment()
 
     taken = []
     for rank, each in enumerate(ordered):
@@ -288,13 +277,6 @@ def _progress_of_rank(states: Sequence[RankState]) -> Progress:
             remedy="load what state_dict() has returned",
         )
     return first.progress.after_samples(ranks, first.part.batch_size, samples)
-
-
-def _not_of_one_moment() -> ConfigError:
-    return ConfigError(
-        "the states are not from the same moment of the same job",
-        remedy="load the states of a single checkpoint",
-    )
 
 
 def is_read(states: Sequence[RankState], deal: SpanDeal, topology: Topology) -> bool:

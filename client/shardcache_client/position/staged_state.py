@@ -12,20 +12,19 @@ from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.sources.changes import MixtureState
 from shardcache_client.order.uncounted import StepPlace
 from shardcache_client.position.mixture_state import Terms, mixture_from_json, mixture_to_json
-from shardcache_client.position.progress import (
-    BatchPhase,
-    Progress,
+from shardcache_client.position.progress import BatchPhase, Progress
+from shardcache_client.position.rank_state import RankState, progress_of
+from shardcache_client.position.state_values import (
+    MAX_READERS,
+    count,
+    flag,
     hexadecimal,
     invalid_state,
     named_numbers,
     text,
     whole_number,
 )
-from shardcache_client.position.rank_state import RankState, flag, progress_of
 from shardcache_client.stages.stage import Mark
-
-_MAX_READERS = 1 << 20
-_MAX_COUNT = 1 << 62
 
 
 class Reached(NamedTuple):
@@ -83,7 +82,7 @@ class StagedState:
     @property
     def terms(self) -> Terms:
         """The terms of the run that took the state."""
-        return Terms(self.seeds, None if self.mixture is None else self.mixture.change)
+        return Terms.of_state(self.seeds, self.mixture)
 
     @property
     def moment(self) -> object:
@@ -117,9 +116,9 @@ class StagedState:
         progress, dataset = Progress.from_json(data)
         try:
             reader, readers, workers = data["reader"]
-            readers = whole_number(readers, 1, _MAX_READERS)
+            readers = whole_number(readers, 1, MAX_READERS)
             step = data.get("step")
-            items = whole_number(data.get("items", 0), 0, _MAX_COUNT)
+            items = count(data.get("items", 0))
             return cls(
                 dataset,
                 progress,
@@ -139,10 +138,6 @@ class StagedState:
             raise invalid_state(exn) from exn
 
 
-# States come from files that anyone may have written, and their values are used without any check
-# but these.
-
-
 def _divisor(value: object, of: int) -> int:
     found = whole_number(value, 1, of)
     if of % found:
@@ -153,11 +148,11 @@ def _divisor(value: object, of: int) -> int:
 def _mark(data: Mapping[str, Any]) -> Mark:
     group, given, beyond = data.get("group", (0, 0, ""))
     return Mark(
-        whole_number(data["place"], 0, _MAX_COUNT),
-        whole_number(group, 0, _MAX_COUNT),
-        whole_number(given, 0, _MAX_COUNT),
+        count(data["place"]),
+        count(group),
+        count(given),
         int(hexadecimal(beyond) or "0", 16),
-        whole_number(data.get("again", 0), 0, _MAX_COUNT),
+        count(data.get("again", 0)),
     )
 
 
@@ -166,9 +161,9 @@ def _step(value: Any) -> StepPlace:
         return StepPlace()
     share, step, before = value
     return StepPlace(
-        whole_number(share, 0, _MAX_COUNT),
-        whole_number(step, 0, _MAX_COUNT),
-        whole_number(before, 0, _MAX_COUNT),
+        count(share),
+        count(step),
+        count(before),
     )
 
 

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 from shardcache.errors import ConfigError
 from shardcache_client.position.rank_state import RankState
 from shardcache_client.position.staged_state import StagedState
-
-_MARK = "shardcache"
+from shardcache_client.position.state_values import MARK, not_of_one_moment
 
 Saved: TypeAlias = RankState | StagedState
 """A state of samples that have numbers, or of any others."""
@@ -29,8 +28,7 @@ def find_states(data: object) -> list[Saved]:
         remedy = "load the return value of state_dict() of the dataset, or of the loader around it"
         raise ConfigError("the object to load contains no state of a ShardDataset", remedy=remedy)
     if len({state.moment for state in states}) > 1:
-        remedy = "load the states of a single checkpoint and dataset"
-        raise ConfigError("the states are not from the same moment of the same job", remedy=remedy)
+        raise not_of_one_moment()
     return states
 
 
@@ -41,7 +39,7 @@ def _saved(data: Mapping[str, Any]) -> Saved:
 def _search(data: object) -> Iterator[Mapping[str, Any]]:
     """Yield the outermost states anywhere in nested mappings and lists. Raises ConfigError."""
     if isinstance(data, Mapping):
-        if _MARK in data:
+        if MARK in data:
             yield data
             return
         if data.get("_steps_since_snapshot"):

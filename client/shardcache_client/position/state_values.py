@@ -1,0 +1,80 @@
+"""Checks of the values in states. Pure.
+
+States come from files that anyone may have written, and their values are used without any check but
+these.
+"""
+
+import re
+from collections.abc import Mapping
+
+from shardcache.errors import ConfigError
+
+MARK = "shardcache"
+"""Member of a state's JSON object by which it is found among a user's; the number of its format."""
+
+MAX_READERS = 1 << 20
+"""Maximum number of ranks, and of their workers."""
+
+_MAX_COUNT = 1 << 62
+_BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
+
+
+def invalid_state(cause: Exception) -> ConfigError:
+    """Return the error of a state that is not of the form that `to_json` gives it."""
+    return ConfigError(
+        f"the state is invalid: {str(cause)[:200]}",
+        remedy="load what state_dict() has returned",
+    )
+
+
+def not_of_one_moment() -> ConfigError:
+    """Return the error of states that do not belong together."""
+    return ConfigError(
+        "the states are not from the same moment of the same job",
+        remedy="load the states of a single checkpoint and dataset",
+    )
+
+
+def whole_number(value: object, least: int, most: int) -> int:
+    """Return an integer of a state. Raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{value!r} is not an integer from {least} to {most}")
+    return value
+
+
+def count(value: object, least: int = 0) -> int:
+    """Return a number of samples, batches, epochs or the like. Raises ValueError for others."""
+    return whole_number(value, least, _MAX_COUNT)
+
+
+def flag(value: object) -> bool:
+    """Return a truth value of a state. Raises TypeError for anything else."""
+    if not isinstance(value, bool):
+        raise TypeError("not a boolean")
+    return value
+
+
+def text(value: object) -> str:
+    """Return a string of a state. Raises TypeError for anything else."""
+    if not isinstance(value, str):
+        raise TypeError("not a string")
+    return value
+
+
+def hexadecimal(value: object) -> str:
+    """Return bits of a state in hexadecimal, or "" for none.
+
+    Raises ValueError for anything else.
+    """
+    # Checked here, as `int` would also accept a negative number.
+    if not isinstance(value, str) or not _BITS.fullmatch(value):
+        raise ValueError("not hexadecimal digits")
+    return value
+
+
+def named_numbers(value: Mapping[object, object]) -> dict[str, int]:
+    """Return the numbers of a state that have names.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    return {text(name): count(number) for name, number in value.items()}
