@@ -34,6 +34,9 @@ _FIRST_REPORT_S = 10.0
 _NEXT_REPORT_S = 60.0
 # How often a request that waits for its answer calls `on_wait`.
 _LOOK_UP_S = 1.0
+# How long an answer is looked for after the deadline, which may have passed while this process was
+# stopped.
+_LAST_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,23 +237,27 @@ class DaemonConnection:
     ) -> Json:
         """Send a request and return its answer.
 
-        Raises NoDaemonError if none comes by the deadline, and what `on_wait` raises, which is
-        called each second.
+        Raises NoDaemonError if none comes by the deadline, or in a last look after it, and what
+        `on_wait` raises, which is called each second.
         """
         begun_s = time.monotonic()
-        request = self.request(kind, deadline_s, **fields)
+        request = self.request(kind, max(deadline_s, begun_s + _SEND_TIMEOUT_S), **fields)
         report_s = begun_s + _FIRST_REPORT_S
         reason = ""
         while True:
-            answer = self.answer(request, min(deadline_s, report_s, time.monotonic() + _LOOK_UP_S))
+            looked_s = time.monotonic()
+            is_last = looked_s >= deadline_s
+            until_s = min(deadline_s, report_s, looked_s + _LOOK_UP_S)
+            if is_last:
+                until_s = looked_s + _LAST_LOOK_S
+            answer = self.answer(request, until_s)
             if answer is not None:
                 return answer
 
             on_wait()
-            now_s = time.monotonic()
-            if now_s >= deadline_s:
+            if is_last:
                 raise self._unanswered(kind, reason)
-            if now_s >= report_s:
+            if report_s <= time.monotonic() < deadline_s:
                 reason, _ = self.explain(request, deadline_s)
                 report_s = time.monotonic() + _NEXT_REPORT_S
                 log.warning("waiting for %.0f s: %s", time.monotonic() - begun_s, reason)

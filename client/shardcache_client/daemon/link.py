@@ -46,6 +46,8 @@ class DaemonLink(ABC):
         self._connection: DaemonConnection | None = None
         # From the loss of a connection until a daemon answers.
         self._outage: Outage | None = None
+        # When a connection was last begun, or an answer last looked for in vain.
+        self._tried_s = 0.0
 
     @abstractmethod
     def _prepare(self, connection: DaemonConnection, deadline: Deadline, *, is_new: bool) -> None:
@@ -108,7 +110,8 @@ class DaemonLink(ABC):
         """
         if isinstance(exn, errors.NoDaemonError):
             outage = self._record_outage(exn)
-            if outage.pause(self._failover.tried_until_s(deadline, outage)):
+            tried_until_s = self._failover.tried_until_s(deadline, outage)
+            if outage.pause(tried_until_s, self._tried_s):
                 return
             if not self._failover.can_replace:
                 raise outage.given_up(exn)
@@ -140,10 +143,11 @@ class DaemonLink(ABC):
         return connection.call(kind, deadline.at_s, self._check_silence, **fields)
 
     def _check_silence(self) -> None:
-        """Raise NoDaemonError if the daemon is frozen.
+        """Note that no answer has come. Raise NoDaemonError if the daemon is frozen.
 
         The outage has then lasted since its last sign of life.
         """
+        self._tried_s = time.monotonic()
         if self._connection is None or not self._failover.is_frozen(self._connection.socket):
             return
         heard_s = self._failover.heard_s
@@ -190,6 +194,7 @@ class DaemonLink(ABC):
         is_private = self._failover.is_private
         where = ensure_started() if is_private else cast(Path, self._choice.node)
         begun_s = time.monotonic()
+        self._tried_s = begun_s
         tried_until_s = self._failover.tried_until_s(deadline, self._outage)
         until_s = min(tried_until_s, begun_s + _OPEN_TIMEOUT_S)
         until_s = max(until_s, begun_s + _MIN_OPEN_S)

@@ -19,6 +19,8 @@ T = TypeVar("T")
 _LOOK_UP_S = 1.0
 # How long the reason of a wait that is over is waited for: a daemon that runs gives it immediately.
 _LAST_REASON_S = 1.0
+# How long a shard is waited for after that: it may have come while this process was stopped.
+_LAST_LOOK_S = 1.0
 
 # The bounds of the pauses between tries.
 _FIRST_PAUSE_S = 0.1
@@ -110,6 +112,9 @@ class Patience:
                 most_bytes = done_bytes
                 deadline.restart()
             if deadline.is_over:
+                arrived = poll(time.monotonic() + _LAST_LOOK_S)
+                if arrived is not None:
+                    return arrived
                 raise _timeout(url, deadline.limit_s, most_bytes, reason)
             log.warning("waiting for %s for %.0f s: %s", url, time.monotonic() - start_s, reason)
             report_s = time.monotonic() + self.next_report_s
@@ -145,15 +150,19 @@ class Outage:
         self._is_logged = False
         self._max_s = _FIRST_PAUSE_S
 
-    def pause(self, deadline_s: float) -> bool:
+    def pause(self, deadline_s: float, tried_s: float) -> bool:
         """Wait until the next try is due, at the latest at the deadline.
 
-        Return False if the deadline has passed.
+        Return False if a daemon was tried after the deadline. An earlier try may have failed for no
+        other reason than that this process was stopped meanwhile.
+
+        Args:
+            tried_s: when one was last tried.
         """
-        now_s = time.monotonic()
-        left_s = deadline_s - now_s
-        if left_s <= 0:
+        if tried_s >= deadline_s:
             return False
+        now_s = time.monotonic()
+        left_s = max(0.0, deadline_s - now_s)
 
         if self._is_quiet and now_s - self.begun_s > _QUIET_S:
             self._is_quiet = False

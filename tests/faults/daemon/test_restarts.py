@@ -121,7 +121,7 @@ def test_readers_come_back_spread_out() -> None:
         assert pauses[0] >= 0
         assert pauses[-1] <= bound_s
         assert pauses[64] < 0.5 * bound_s < pauses[192]
-    assert not outages[0].pause(deadline_s=0.0), "it is over"
+    assert not outages[0].pause(deadline_s=0.0, tried_s=0.0), "it is over"
 
 
 def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None:
