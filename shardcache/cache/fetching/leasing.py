@@ -172,7 +172,8 @@ class Leasing:
         key = self._planner.key(name)
         shard = self._store.shards.get(key)
         if shard is not None:
-            if shard.facts is None or self._store.is_suspect(shard):
+            # Not `is_suspect`: bytes are read without the index.
+            if shard.facts is None or shard.suspicion:
                 return None
             if version not in (None, shard.facts.version):
                 return None
