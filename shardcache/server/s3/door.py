@@ -36,6 +36,8 @@ log = structlog.get_logger()
 # Requests that are answered at a time; each may have three open files. One user may have half.
 _MAX_REQUESTS = 1024
 _READ_ONLY = "GET, HEAD"
+# Headers of which a browser's request has one at least, and which no page can leave out.
+_OF_BROWSERS = frozenset({"origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
 
 # Of the query, what belongs to the operations that are answered here.
 _OF_OBJECTS = frozenset({"partnumber", "versionid"})
@@ -103,9 +105,8 @@ class S3Door:
                 "the endpoint is read-only; write to the object store itself",
                 {"Allow": _READ_ONLY},
             )
-        response = self._at_once(request, peer)
+        response = self._at_once(request, peer, headers)
         if response is not None:
-            response.headers.update(headers)
             return response
         with self._admitted(peer), self._drain.errand():
             if request.key:
@@ -114,7 +115,12 @@ class S3Door:
             response.headers.update(headers)
             return response
 
-    def _at_once(self, request: S3Request, peer: Peer) -> web.Response | None:
+    def _at_once(
+        self,
+        request: S3Request,
+        peer: Peer,
+        headers: dict[str, str],
+    ) -> web.Response | None:
         """Return the answer to a request that needs no waiting; None for all others.
 
         It is not counted: while it is made, no other request is answered.
@@ -122,7 +128,7 @@ class S3Door:
         if request.signed.method != "GET" or not request.key or self._drain.began:
             return None
         _check_of_object(request)
-        return self._objects.at_once(request, peer)
+        return self._objects.at_once(request, peer, headers)
 
     def _peer(self, request: S3Request) -> Peer:
         """Return the user who signed a request. Raises S3Error."""
@@ -205,7 +211,7 @@ def _check_origin(fields: dict[str, str]) -> None:
 
     A daemon that took an endpoint for the object store would ask itself, or keep all twice.
     """
-    if "origin" in fields or any(name.startswith("sec-fetch-") for name in fields):
+    if not _OF_BROWSERS.isdisjoint(fields):
         raise S3Error("AccessDenied", "the endpoint is for programs, not for web pages")
     if DAEMON_AGENT in fields.get("user-agent", ""):
         raise S3Error("InvalidRequest", f"{OWN_ENDPOINT}; {OWN_ENDPOINT_REMEDY}")

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
+from typing import NamedTuple
 
 import structlog
 from aiohttp import web
@@ -42,8 +43,7 @@ _OVERRIDES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """Part of an object that one request gets.
 
     Attributes:
@@ -80,10 +80,18 @@ class ObjectAnswers:
         headers = {**wanted.headers, "Content-Length": str(wanted.size_bytes)}
         return web.Response(status=wanted.status, headers=headers)
 
-    def at_once(self, request: S3Request, peer: Peer) -> web.Response | None:
+    def at_once(
+        self,
+        request: S3Request,
+        peer: Peer,
+        headers: dict[str, str],
+    ) -> web.Response | None:
         """Answer GetObject if nothing has to be waited for: the bytes are few, and in memory.
 
         None if that is not so. Raises S3Error, ShardcacheError.
+
+        Args:
+            headers: that all answers have.
         """
         if "partNumber" in request.params:
             return None
@@ -96,6 +104,7 @@ class ObjectAnswers:
         body = self._in_memory(wanted)
         if body is None:
             return None
+        wanted.headers.update(headers)
         return self._short(wanted, (JOB, peer.uid), body)
 
     async def get(

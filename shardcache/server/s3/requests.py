@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 from shardcache.server.s3.s3_errors import S3Error
@@ -15,11 +16,11 @@ _RANGE = re.compile(r"bytes=(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))")
 _MALFORMED_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _MAX_KEY_BYTES = 1024
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
-@dataclass(frozen=True, slots=True)
-class S3Request:
+class S3Request(NamedTuple):
     """One request, as HTTP brought it.
 
     Attributes:
@@ -43,18 +44,9 @@ class S3Request:
             headers: by name in lower case.
         """
         path, _, query = target.partition("?")
-        if not path.startswith("/"):
-            raise S3Error("InvalidURI", "the request's target has to begin with /")
+        bucket, key = _place(path, headers.get("host", ""))
         signed = SignedRequest(method, path, query, headers)
-        place = _decoded(path)[1:]
-        bucket = _bucket_of_host(headers.get("host", ""))
-        if not bucket:
-            bucket, _, place = place.partition("/")
-        if (bucket or place) and _BUCKET.fullmatch(bucket) is None:
-            raise S3Error("InvalidBucketName", f"{bucket[:80]!a} is not a valid bucket name")
-        if len(place.encode()) > _MAX_KEY_BYTES:
-            raise S3Error("KeyTooLongError", f"a key has at most {_MAX_KEY_BYTES} bytes")
-        return cls(signed, bucket, place, _params(query))
+        return cls(signed, bucket, key, _params(query))
 
     @property
     def url(self) -> str:
@@ -138,6 +130,8 @@ def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
         etag: of the present version, without quotes.
         modified_s: when it was stored.
     """
+    if _CONDITIONS.isdisjoint(request.signed.headers):
+        return
     tag = {"ETag": f'"{etag}"'}
     if_match = request.header("if-match")
     unmodified_s = _time_in(request.header("if-unmodified-since"))
@@ -173,6 +167,25 @@ def _time_in(header: str | None) -> float | None:
         return None if header is None else parsedate_to_datetime(header).timestamp()
     except (ValueError, OverflowError):
         return None  # as of S3, a time that is none is not a condition
+
+
+@lru_cache(1024)
+def _place(path: str, host: str) -> tuple[str, str]:
+    """Return bucket and key, both perhaps empty; clients send the same path for many ranges.
+
+    Raises S3Error.
+    """
+    if not path.startswith("/"):
+        raise S3Error("InvalidURI", "the request's target has to begin with /")
+    place = _decoded(path)[1:]
+    bucket = _bucket_of_host(host)
+    if not bucket:
+        bucket, _, place = place.partition("/")
+    if (bucket or place) and _BUCKET.fullmatch(bucket) is None:
+        raise S3Error("InvalidBucketName", f"{bucket[:80]!a} is not a valid bucket name")
+    if len(place.encode()) > _MAX_KEY_BYTES:
+        raise S3Error("KeyTooLongError", f"a key has at most {_MAX_KEY_BYTES} bytes")
+    return bucket, place
 
 
 def _decoded(path: str) -> str:

@@ -10,8 +10,8 @@ import hashlib
 import hmac
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from shardcache.server.s3.s3_errors import S3Error
@@ -23,8 +23,7 @@ _TIME_FORM = "%Y%m%dT%H%M%SZ"
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
-@dataclass(frozen=True, slots=True)
-class SignedRequest:
+class SignedRequest(NamedTuple):
     """Parts of a request that its signature is made of.
 
     Attributes:
@@ -40,8 +39,7 @@ class SignedRequest:
     headers: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """A request's signature and what it says of itself.
 
     Attributes:
@@ -181,18 +179,18 @@ class Signature:
         )
         digest = hashlib.sha256(_bytes(canonical)).hexdigest()
         to_sign = f"{ALGORITHM}\n{self.time}\n{self.scope}\n{digest}"
-        key = _signing_key(secret_key, self.scope)
-        expected = hmac.digest(key, _bytes(to_sign), "sha256").hex()
-        return hmac.compare_digest(expected.encode(), _bytes(self.value))
+        expected = _signer(secret_key, self.scope).copy()
+        expected.update(_bytes(to_sign))
+        return hmac.compare_digest(expected.hexdigest().encode(), _bytes(self.value))
 
 
 @lru_cache(1024)
-def _signing_key(secret_key: str, scope: str) -> bytes:
-    """Return the key of one day, region and service."""
+def _signer(secret_key: str, scope: str) -> hmac.HMAC:
+    """Return the HMAC of nothing by the key of one day, region and service, to be copied."""
     key = f"AWS4{secret_key}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, _bytes(part), "sha256")
-    return key
+    return hmac.new(key, digestmod="sha256")
 
 
 @lru_cache(64)
