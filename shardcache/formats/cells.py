@@ -10,8 +10,9 @@ MAX_CELLS = 32_000_000
 """Limit for one shard: its index takes 20 bytes of memory per cell."""
 
 KEY = "__key__"
+URL = "__url__"
 BAD = "__bad__"
-RESERVED = frozenset({KEY, "__url__", BAD})
+RESERVED = frozenset({KEY, URL, BAD})
 """Names that every sample has, or that have a meaning in WebDataset: no member has one.
 
 A column of keys gives the samples' keys, and one of urls is left out: they are of tars that became

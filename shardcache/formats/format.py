@@ -1,6 +1,6 @@
 """The seam between shards of any format and what reads them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -11,6 +11,13 @@ from shardcache.tarindex.tables import Samples
 
 Decoder = Callable[[bytes], Any]
 """Returns the value of a column, given its bytes."""
+
+RowDecoder = Callable[[int, bytes], dict[str, Any]]
+"""Returns a sample, of whose columns none is large, with all of its columns' values.
+
+It is given the number of the first column, and the bytes from its start to the last one's end. The
+values of `__key__` and `__url__` are to be set by the caller.
+"""
 
 Crc32c = Callable[[bytes, int], int]
 """Returns the CRC32C of bytes, after others with that CRC32C."""
@@ -143,6 +150,13 @@ class Format:
                 f"its encoding {encoding!r} is unknown to this release",
                 remedy="update shardcache, or leave the column out by members=",
             )
+        return None
+
+    def row_decoder(self, columns: Sequence[str]) -> RowDecoder | None:
+        """Return what decodes all columns of a sample at once, given the names of the shard's.
+
+        None if they are decoded one by one. The same values are the result either way.
+        """
         return None
 
     def companion_of(self, data: bytes, url: str) -> str:

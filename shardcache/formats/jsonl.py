@@ -7,13 +7,20 @@ field `__url__` is left out. As with `json.loads`, the last of two fields of the
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from shardcache.errors import UnsupportedShardError
-from shardcache.formats.cells import BAD, KEY, RESERVED, CellTable
-from shardcache.formats.format import Decoder, Format, IndexOptions, with_compressions
+from shardcache.formats.cells import BAD, KEY, RESERVED, URL, CellTable
+from shardcache.formats.format import (
+    Decoder,
+    Format,
+    IndexOptions,
+    RowDecoder,
+    with_compressions,
+)
 from shardcache.tarindex.tables import Fault, Samples
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
@@ -58,6 +65,18 @@ def value(cell: bytes) -> Any:
     return found
 
 
+def _row_decoder(columns: Sequence[str]) -> RowDecoder:
+    # The object begins with what every sample has, so that it can be the sample.
+    begins = [f'{{"{KEY}":0,"{URL}":0,{json.dumps(name)}:' for name in columns]
+
+    def decode(first: int, cells: bytes) -> dict[str, Any]:
+        found: dict[str, Any]
+        found, _ = _scan(begins[first] + cells.decode() + "}", 0)
+        return found
+
+    return decode
+
+
 class JsonLinesFormat(Format):
     """JSON Lines."""
 
@@ -72,6 +91,10 @@ class JsonLinesFormat(Format):
     def decoder(self, encoding: str) -> Decoder | None:
         """As `Format.decoder`."""
         return value if encoding == _JSON else super().decoder(encoding)
+
+    def row_decoder(self, columns: Sequence[str]) -> RowDecoder:
+        """As `Format.row_decoder`."""
+        return _row_decoder(columns)
 
 
 class _Lines:
@@ -128,9 +151,12 @@ class _Lines:
     def _fields(self, text: str, start: int) -> dict[int, tuple[int, int]]:
         """Return where the values of an object lie in the file, by the numbers of their columns.
 
+        They have the order of the file, in which `_row_decoder` reads them.
+
         Raises ValueError, StopIteration or RecursionError if it is none.
         """
         fields: dict[int, tuple[int, int]] = {}
+        count = 0
         begin = _begin_object(text)
         if begin is None:
             raise ValueError("not an object")
@@ -143,6 +169,7 @@ class _Lines:
             at = name.end()
             _, end = _scan(text, at)
             fields[self._column(name[1])] = (start + at, start + end)
+            count += 1
 
             behind = _sign_behind(text, end)
             if behind is None:
@@ -151,6 +178,8 @@ class _Lines:
             sign = behind[1]
         if text[at:].strip(" \t\r\n"):
             raise ValueError("data after the object")
+        if len(fields) < count:  # one that comes twice has the place of the first
+            fields = dict(sorted(fields.items(), key=itemgetter(1)))
         return fields
 
     def _column(self, written: str) -> int:

@@ -9,7 +9,8 @@ from shardcache.errors import (
     ShardcacheError,
     UnsupportedShardError,
 )
-from shardcache.formats.format import Decoder, Format
+from shardcache.formats.cells import RESERVED
+from shardcache.formats.format import Decoder, Format, RowDecoder
 from shardcache.formats.table import format_named
 from shardcache.formats.tar import TAR
 from shardcache_client.samples.sample_view import View
@@ -49,6 +50,26 @@ def decoders_of(
             f"the index has {len(encodings)} encodings of {len(extensions)} columns", url=url
         )
     return column_decoders(format_, extensions, encodings, view, url)
+
+
+def row_decoder_of(
+    header: Mapping[str, Any],
+    extensions: Sequence[str],
+    view: View,
+) -> RowDecoder | None:
+    """Return what decodes whole samples of a whole shard; see `decoders_of`.
+
+    None if not all columns are read, or their names or values are to be others than the format's,
+    or the format has no such decoder.
+    """
+    format_ = format_named(header.get("content", TAR.name))
+    if format_ is None or view.prefix:
+        return None
+    for name in set(extensions) - RESERVED:
+        is_read = view.reads is None or view.reads(name)
+        if not is_read or view.takes_bytes(name):
+            return None
+    return format_.row_decoder(extensions)
 
 
 def column_decoders(

@@ -6,13 +6,17 @@ from itertools import islice
 from typing import Any, Protocol
 
 from shardcache.errors import DecodeError, SampleError
-from shardcache.formats.format import Decoder
+from shardcache.formats.format import Decoder, RowDecoder
 from shardcache.tarindex.tables import Tables, fault_of, fault_remedy, key_of
 
 Sample = dict[str, Any]
 
 # Libraries that decode damaged data may raise anything.
 _FAILURES: tuple[type[BaseException], ...] = (Exception,)
+
+# Samples whose members are larger on average are decoded member by member: there, what parses a
+# whole sample takes longer for its bytes than it saves in calls.
+_SMALL_BYTES = 512
 
 
 class Slices(Protocol):
@@ -153,6 +157,51 @@ def cutter(
         return sample
 
     return cut_one
+
+
+def row_cutter(
+    tables: Tables,
+    decode_row: RowDecoder,
+    data: Slices,
+    url: str,
+    cut_one: Callable[..., Sample],
+) -> Callable[..., Sample]:
+    """Return a function that returns any sample by its number, decoded at once if it is small.
+
+    Args:
+        tables: of the shard, whose samples have their members in the order of its bytes.
+        decode_row: decodes a whole sample.
+        data: the shard's bytes.
+        url: of the shard.
+        cut_one: what `cutter` returns, for all other samples.
+    """
+    starts = tables.starts
+    ends = tables.ends
+    extension_ids = tables.extension_ids
+    member_ends = tables.member_ends
+    key_ends = tables.key_ends
+    keys = tables.keys
+
+    def cut_row(number: int, sample: Sample | None = None) -> Sample:
+        first = member_ends[number - 1] if number else 0
+        last = member_ends[number]
+        is_bare = first == last  # without members, or unusable
+        if is_bare or sample is not None:
+            return cut_one(number, sample)
+        start = starts[first]
+        end = ends[last - 1]
+        if end - start > (last - first) * _SMALL_BYTES:
+            return cut_one(number)
+        try:
+            sample = decode_row(extension_ids[first], data[start:end])
+        except _FAILURES:
+            return cut_one(number)  # which names the column
+        key = key_ends[number - 1] if number else 0
+        sample["__key__"] = str(keys[key : key_ends[number]], "utf-8", "surrogateescape")
+        sample["__url__"] = url
+        return sample
+
+    return cut_row
 
 
 def runs_of(

@@ -14,6 +14,7 @@ from benchmarks.reading.format_contest import Contest, Item
 from support.shards.tf_records import example, framed
 
 _FILE_SAMPLES = 10_000
+_LARGE_IMAGES = 4  # of 2,000 bytes, which base64 makes a text of 11 KB
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,23 @@ def _write(folder: Path, items: Iterable[Item], suffix: str, write: Callable[[Pa
         number += 1
 
 
-def _write_jsonl(path: Path, items: Iterable[Item]) -> None:
+def _write_jsonl(path: Path, items: Iterable[Item], fields: Callable[[Item], Item]) -> None:
     with path.open("w") as file:
         for item in items:
-            file.write(json.dumps(item | {"image": b64encode(item["image"]).decode()}) + "\n")
+            file.write(json.dumps(fields(item)) + "\n")
+
+
+def _mixed_fields(item: Item) -> Item:
+    return item | {"image": b64encode(item["image"]).decode()}
+
+
+def _large_field(item: Item) -> Item:
+    return {"image": b64encode(item["image"] * _LARGE_IMAGES).decode()}
+
+
+def _small_fields(item: Item, count: int) -> Item:
+    values = (item["label"], item["text"], item["image"][0] / 256, item["label"] % 2 == 0)
+    return {f"field_{nth}": values[nth % len(values)] for nth in range(count)}
 
 
 def _read_jsonl(path: Path) -> Iterator[Any]:
@@ -115,8 +129,15 @@ def _contest(
     return Contest(library, partial(_write, suffix=suffix, write=write), "", partial(_Files, read=read))
 
 
+def _lines(fields: Callable[[Item], Item]) -> Contest:
+    return _contest("json", ".jsonl", partial(_write_jsonl, fields=fields), _read_jsonl)
+
+
 CONTESTS = {
-    "JSON Lines": _contest("json", ".jsonl", _write_jsonl, _read_jsonl),
+    "JSON Lines": _lines(_mixed_fields),
+    "JSON Lines of 8 small fields": _lines(partial(_small_fields, count=8)),
+    "JSON Lines of 40 small fields": _lines(partial(_small_fields, count=40)),
+    "JSON Lines of one large field": _lines(_large_field),
     "stored zips": _contest("zipfile", ".zip", _write_zip, _read_zip),
     "parquet files": Contest("datasets", partial(_write, suffix=".parquet", write=_write_parquet), "", _read_parquet),
     "TFRecord files": _contest("tensorflow", ".tfrecord", _write_tfrecord, _read_tfrecord),

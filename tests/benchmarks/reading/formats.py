@@ -64,7 +64,7 @@ def measure(place: Workplace) -> list[Row]:
 
 
 def _contest(place: Workplace, name: str, contest: Contest) -> list[Row]:
-    folder = place.root / f"formats-{contest.library}"
+    folder = place.root / f"formats-{name.replace(' ', '-')}"
     place.say(f"writing {name}")
     contest.write(folder, items(max(1000, round(SAMPLES * place.scale))))
     url = f"file://{folder}/{contest.url}"

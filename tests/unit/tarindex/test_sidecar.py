@@ -85,6 +85,29 @@ def test_numbers_that_lead_astray_are_refused(tar: Path, sidecar: Path, table: s
         TarIndex.open(sidecar)
 
 
+@pytest.mark.parametrize("count", [8192, 8193, 20_000])
+@pytest.mark.parametrize("start", [1, 1 << 63, (1 << 64) - 1])
+def test_one_bad_number_among_thousands_is_refused(tmp_path: Path, count: int, start: int) -> None:
+    """Wherever it is: numbers are compared by the thousand. Equal ones are as good as smaller ones."""
+    sidecar = tmp_path / "shard.idx"
+
+    def opened(starts: "array[int]") -> int:
+        empty = array("Q", bytes(8 * count))
+        samples = Samples(starts, empty, array("I", bytes(4 * count)), extensions=["jpg"])
+        samples.keys = bytearray(1)
+        samples.key_ends = array("Q", [1])
+        samples.member_ends = array("Q", [count])
+        write(sidecar, {"size_bytes": 0}, samples)
+        return len(TarIndex.open(sidecar))
+
+    assert opened(array("Q", bytes(8 * count))) == 1
+    for place in (0, 8191, count - 1):
+        starts = array("Q", bytes(8 * count))
+        starts[place] = start
+        with pytest.raises(CorruptShardError, match="contradict"):
+            opened(starts)
+
+
 @pytest.mark.parametrize("header", [{}, {"size_bytes": "many"}])
 def test_a_header_without_the_tars_size_is_refused(sidecar: Path, header: dict[str, object]) -> None:
     """Spans can be checked only against a size."""

@@ -18,7 +18,12 @@ from shardcache.shared.protocol import Arriving
 from shardcache.shared.urls.url_names import format_of
 from shardcache.tarindex.tables import TarIndex
 from shardcache_client.samples import mapped_file, slicing
-from shardcache_client.samples.column_values import column_decoders, decoders_of, with_decoders
+from shardcache_client.samples.column_values import (
+    column_decoders,
+    decoders_of,
+    row_decoder_of,
+    with_decoders,
+)
 from shardcache_client.samples.sample_view import WHOLE, View
 from shardcache_client.samples.slicing import ColumnSpans, Sample, SlicedColumn
 from shardcache_client.samples.token_blocks import BlockCutter
@@ -77,6 +82,7 @@ class MappedShard:
                 self.tar = opened.enter_context(closing(mapped))
                 names = self.index.extensions
                 self._decoders = decoders_of(self.index.header, names, view, url)
+                self._decode_row = row_decoder_of(self.index.header, names, view)
                 if view.blocks is not None:
                     self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
                 self._samples = len(self.index if self._blocks is None else self._blocks)
@@ -124,7 +130,10 @@ class MappedShard:
         """Return a function that returns any sample by its number; see `slicing.cutter`."""
         if self._blocks:
             return self._blocks
-        return slicing.cutter(self.index, self._columns, self.url)
+        cut_one = slicing.cutter(self.index, self._columns, self.url)
+        if self._decode_row is None:
+            return cut_one
+        return slicing.row_cutter(self.index, self._decode_row, self.tar, self.url, cut_one)
 
     def runs(self, places: Sequence[int | None]) -> list[ColumnSpans] | None:
         """Return where the members of samples are; see `slicing.runs_of`."""
@@ -140,8 +149,8 @@ class MappedShard:
         """
         if stop is None or stop > len(self):
             stop = len(self)
-        if self._blocks is not None:
-            return map(self._blocks, range(start, stop))
+        if self._blocks is not None or self._decode_row is not None:
+            return map(self.cutter(), range(start, stop))
         return slicing.cut(self.index, self._columns, self.url, start, stop)
 
 

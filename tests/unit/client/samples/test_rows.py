@@ -1,0 +1,89 @@
+"""Samples of a shard of lines, which are decoded at once if their fields are small: the same values either way."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.errors import DecodeError, SampleError
+from shardcache.formats.format import IndexOptions
+from shardcache.formats.jsonl import JSON_LINES
+from shardcache.tarindex import tables
+from shardcache_client.reading.leased.shards import MappedShard, ShardPlace
+from shardcache_client.samples.sample_view import WHOLE, View
+
+URL = "s3://bucket/train.jsonl"
+LARGE = "large \\ é" * 300
+TEXTS = st.text(max_size=5)
+
+NAMES = st.sampled_from(["a", "b", 'c"{', "é", "", "__url__", "A"])
+VALUES = st.none() | st.booleans() | st.integers() | TEXTS | st.just(LARGE) | st.lists(TEXTS, max_size=3)
+LINES = st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=6), min_size=1, max_size=5)
+
+
+def line_of(pairs: list[tuple[str, Any]], key: str) -> str:
+    """Return an object of pairs, of which several may have the same name; the key is among them."""
+    named = [*pairs[:2], ("__key__", key), *pairs[2:]]
+    fields = [f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value)}" for name, value in named]
+    return "{" + ", ".join(fields) + "}"
+
+
+def mapped(path: Path, lines: list[str], view: View = WHOLE) -> MappedShard:
+    path.write_text("".join(line + "\n" for line in lines))
+    samples = JSON_LINES.index(path, URL, IndexOptions())
+    header = {
+        "size_bytes": path.stat().st_size,
+        "samples": len(samples),
+        "content": JSON_LINES.name,
+        "encodings": samples.encodings,
+    }
+    sidecar = path.with_suffix(".idx")
+    tables.write(sidecar, header, samples)
+    return MappedShard(ShardPlace(path, sidecar), URL, view=view)
+
+
+@given(LINES)
+def test_values_are_those_of_json(tmp_path_factory: pytest.TempPathFactory, rows: list[list[tuple[str, Any]]]) -> None:
+    """Of small and large fields, of fields that come twice, in order and by number; keys and urls are the sample's."""
+    lines = [line_of(pairs, f"key {number}") for number, pairs in enumerate(rows)]
+    expected = [json.loads(line) | {"__url__": URL} for line in lines]
+    with closing(mapped(tmp_path_factory.mktemp("rows") / "a.jsonl", lines)) as shard:
+        assert list(shard.samples()) == expected
+        cut = shard.cutter()
+        assert [cut(number) for number in reversed(range(len(rows)))] == expected[::-1]
+        assert all(list(sample)[:2] == ["__key__", "__url__"] for sample in shard.samples())
+
+
+def test_choice_of_fields_holds_for_small_ones(tmp_path: Path) -> None:
+    """Fields that are not read, and those of which the bytes are wanted, are what they are for large ones."""
+    lines = ['{"a": 1, "b": "2"}', '{"a": 3, "b": "%s"}' % ("x" * 2000)]
+    with closing(mapped(tmp_path / "a.jsonl", lines, View(reads=lambda name: name == "a"))) as shard:
+        assert [sorted(sample) for sample in shard.samples()] == [["__key__", "__url__", "a"]] * 2
+    with closing(mapped(tmp_path / "b.jsonl", lines, View(decodes=lambda name: name == "b"))) as shard:
+        assert [sample["b"][:3] for sample in shard.samples()] == [b'"2"', b'"xx']
+    with closing(mapped(tmp_path / "c.jsonl", lines, View(prefix="text."))) as shard:
+        assert [sample["text.a"] for sample in shard.samples()] == [1, 3]
+
+
+def test_bad_line_is_the_error_of_its_sample(tmp_path: Path) -> None:
+    """Those after it are read, as from any shard."""
+    with closing(mapped(tmp_path / "a.jsonl", ['{"a": 1}', "no JSON", '{"a": 3}'])) as shard:
+        samples = shard.samples()
+        assert next(samples)["a"] == 1
+        with pytest.raises(SampleError, match="not a JSON object"):
+            next(samples)
+        assert next(shard.samples(2))["a"] == 3
+
+
+def test_damaged_value_names_its_field(tmp_path: Path) -> None:
+    """Also where the fields of the sample are decoded together."""
+    path = tmp_path / "a.jsonl"
+    with closing(mapped(path, ['{"a": 1, "b": 2, "c": 3}'])) as shard:
+        with path.open("r+b") as file:
+            file.write(b'{"a": 1, "b": x, "c": 3}')
+        with pytest.raises(DecodeError, match="the column 'b' could not be decoded"):
+            list(shard.samples())
