@@ -59,9 +59,9 @@ class UrlProtocol(NamedTuple):
 _STORE = PlaceKind.STORE
 _HTTP = "shardcache.origin.http.web_origin:HttpOrigin"
 _FILES = "shardcache.origin.filesystems.local_origin:LocalOrigin"
-_GCS = "shardcache.origin.cloud.gcs_origin:GcsOrigin"
-_AZURE = "shardcache.origin.cloud.azure_origin:AzureOrigin"
-_HUB = "shardcache.origin.cloud.hub_tokens:HubTokensOrigin"
+_GCS = "shardcache.origin.cloud.permitted_origin:PermittedGcs"
+_AZURE = "shardcache.origin.cloud.permitted_origin:PermittedAzure"
+_HUB = "shardcache.origin.cloud.permitted_origin:PermittedHub"
 _ACCESS = frozenset({"endpoint_url", "anon"})
 _EMULATOR = ("STORAGE_EMULATOR_HOST",)
 _WRAPPERS = (

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shardcache.shared.credentials.hub_token import HubToken
+from shardcache.shared.credentials.handed_credentials import KINDS, Credentials
 from shardcache.shared.credentials.temporary_keys import TemporaryKeys
 
 _MAX_KEYS = 64  # of sessions that have not ended; older ones have expired
 
-# For each missing file of a repository, the Hub is asked with each of them.
-_MAX_TOKENS = 16
+# Where none of them may read an object, the store is asked with each.
+_MAX_SECRETS = 16
 
 
 class HandedKeys:
@@ -43,24 +43,24 @@ class HandedKeys:
             self._refused.add(keys)
 
 
-class HandedTokens:
-    """Tokens of the Hub. Each may permit what no other one does, so all of them are used.
+class HandedSecrets:
+    """Credentials of one kind. Each may permit what no other one does, so all of them are used.
 
     Attributes:
         newest_first: the last sixteen, without the daemon's own, by when they were first handed
             over.
     """
 
-    def __init__(self, own: HubToken | None = None) -> None:
+    def __init__(self, own: Credentials | None = None) -> None:
         self._own = own
-        self.newest_first: list[HubToken] = []
+        self.newest_first: list[Credentials] = []
 
-    def add(self, token: HubToken) -> None:
-        """Take a token that a session has."""
-        if token == self._own or token in self.newest_first:
+    def add(self, secret: Credentials) -> None:
+        """Take credentials that a session has."""
+        if secret == self._own or secret in self.newest_first:
             return
-        self.newest_first.insert(0, token)
-        del self.newest_first[_MAX_TOKENS:]
+        self.newest_first.insert(0, secret)
+        del self.newest_first[_MAX_SECRETS:]
 
 
 class Handed:
@@ -71,19 +71,26 @@ class Handed:
 
     Attributes:
         keys: temporary keys of AWS, the daemon's own included.
-        tokens: of the Hub.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         own = TemporaryKeys.of(environment)
         self.keys = HandedKeys([] if own is None else [own])
-        self.tokens = HandedTokens(HubToken.of(environment))
+        self._secrets: dict[type[Credentials], HandedSecrets] = {}
+        for kind in KINDS:
+            if kind is not TemporaryKeys:
+                self._secrets[kind] = HandedSecrets(kind.of(environment))
+
+    def newest_first(self, kind: type[Credentials]) -> list[Credentials]:
+        """Return the credentials of a kind, without the daemon's own."""
+        return self._secrets[kind].newest_first
 
     def take(self, variables: Mapping[str, Any]) -> None:
         """Take what a session hands over, by the names of its variables."""
         keys = TemporaryKeys.of(variables)
         if keys is not None:
             self.keys.add(keys)
-        token = HubToken.of(variables)
-        if token is not None:
-            self.tokens.add(token)
+        for kind, secrets in self._secrets.items():
+            secret = kind.of(variables)
+            if secret is not None:
+                secrets.add(secret)

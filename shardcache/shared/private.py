@@ -4,8 +4,8 @@ Where nobody set up a daemon for the node, a reader starts one for its user. All
 folder that only this user may enter. A daemon uses the credentials and the Python of the
 environment that started it: the name of its socket is a hash of both, so a process with others
 finds no such socket, and gets another daemon. So does a process that does not see the daemon's
-cache. Temporary keys of AWS and a token of the Hub are left out of the hash: the daemon gets them
-from its sessions (`handed_credentials`). The standard library alone.
+cache. Secrets of AWS, Azure, Google and the Hub are left out of the hash: the daemon gets them from
+its sessions (`credentials`). The standard library alone.
 """
 
 import errno

@@ -1,5 +1,6 @@
 """Azure Blob Storage."""
 
+import os
 import time
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -9,8 +10,21 @@ import fsspec
 from shardcache.errors import OriginError
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
+from shardcache.shared.credentials.azure_secret import AzureSecret
+from shardcache.transport.between.messages import Answer
 
+_IDENTITY_SECRET = "AZURE_CLIENT_SECRET"
+# Options of adlfs for the variables of secrets. It reads all but the last variable itself.
+_OPTIONS = {
+    "AZURE_STORAGE_CONNECTION_STRING": "connection_string",
+    "AZURE_STORAGE_ACCOUNT_KEY": "account_key",
+    "AZURE_STORAGE_SAS_TOKEN": "sas_token",
+    "AZURE_STORAGE_CLIENT_SECRET": "client_secret",
+    _IDENTITY_SECRET: "client_secret",
+}
 _API_VERSION = "2023-11-03"
+# What a 404 says to credentials that may read the container; anonymous requests get another code.
+_WITHIN_ACCOUNT = ("BlobNotFound", "ContainerNotFound")
 _TOKEN_SCOPE = "https://storage.azure.com/.default"
 # How long a query that the account key has signed permits reads.
 _SIGNATURE_LIFE_S = 3600
@@ -30,6 +44,19 @@ class AzureOrigin(StoreOrigin):
     anonymous: ClassVar[dict[str, Any]] = {"anon": True}
     # adlfs needs that to close its clients when a filesystem is collected; its methods do not.
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}
+    handed = AzureSecret
+    secrets = frozenset(_OPTIONS.values()) | {"credential"}
+
+    @classmethod
+    def options_of(cls, credentials: AzureSecret) -> dict[str, Any]:
+        """As `StoreOrigin.options_of`."""
+        options: dict[str, Any] = {}
+        for name, value in reversed(credentials.values):
+            options[_OPTIONS[name]] = value
+        if credentials.variables.keys() == {_IDENTITY_SECRET}:
+            options["client_id"] = os.environ.get("AZURE_CLIENT_ID")
+            options["tenant_id"] = os.environ.get("AZURE_TENANT_ID")
+        return options
 
     def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
         fs = super()._connect(cls)
@@ -71,6 +98,9 @@ class AzureOrigin(StoreOrigin):
         container = bucket.partition("@")[0]
         endpoint, _ = _split_query(self._fs.service_client.url)
         return f"{endpoint.rstrip('/')}/{container}/{key}"
+
+    def _is_within(self, answer: Answer) -> bool:
+        return answer.headers.get("x-ms-error-code") in _WITHIN_ACCOUNT
 
     async def _prove(self, was_refused: bool) -> Proof:
         if was_refused:

@@ -9,9 +9,14 @@ from typing import Any, ClassVar
 
 import fsspec
 
+from shardcache.errors import AccessDeniedError
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
 from shardcache.origin.objects import Checksum, checksum_in
+from shardcache.shared.credentials.google_key import GoogleKey
+from shardcache.transport.between.messages import Answer
+
+_SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"  # as gcsfs's
 
 
 class GcsOrigin(StoreOrigin):
@@ -20,6 +25,16 @@ class GcsOrigin(StoreOrigin):
     condition = ("x-goog-if-generation-match", "{}")
     versions = ("x-goog-generation", "generation")
     anonymous: ClassVar[dict[str, Any]] = {"token": "anon"}
+    handed = GoogleKey
+
+    @classmethod
+    def options_of(cls, credentials: GoogleKey) -> dict[str, Any]:
+        """As `StoreOrigin.options_of`."""
+        fields = credentials.fields
+        options: dict[str, Any] = {"token": _credentials_in(fields)}
+        if fields.get("project_id"):
+            options["project"] = fields["project_id"]
+        return options
 
     def _filesystem_class(self) -> type[fsspec.AbstractFileSystem]:
         # The class that gcsfs registers asks by gRPC of what type each bucket is.
@@ -37,6 +52,9 @@ class GcsOrigin(StoreOrigin):
             if name == "crc32c":
                 return checksum_in(name, value, url)
         return None
+
+    def _is_within(self, answer: Answer) -> bool:
+        return answer.status == 404  # 403 if the credentials may not list the bucket
 
     async def _prove(self, was_refused: bool) -> Proof:
         google = self._fs.credentials
@@ -57,3 +75,20 @@ class GcsOrigin(StoreOrigin):
             until_s = found.expiry.replace(tzinfo=UTC).timestamp()
         source = type(found).__module__.removeprefix("google.")
         return Proof(headers, until_s=until_s, source=source or NO_CREDENTIALS)
+
+
+def _credentials_in(fields: Mapping[str, Any]) -> Any:
+    """Return Google's credentials for the fields of a key file. Raises AccessDeniedError."""
+    from google.auth.exceptions import GoogleAuthError
+    from google.oauth2.credentials import Credentials as UserCredentials
+    from google.oauth2.service_account import Credentials as AccountCredentials
+
+    try:
+        if fields["type"] == "service_account":
+            return AccountCredentials.from_service_account_info(fields, scopes=[_SCOPE])
+        return UserCredentials.from_authorized_user_info(fields)
+    except (ValueError, GoogleAuthError) as exn:
+        raise AccessDeniedError(
+            f"the key file that GOOGLE_APPLICATION_CREDENTIALS names cannot be used: {exn}",
+            remedy="create another key for the account, and name its file",
+        ) from exn

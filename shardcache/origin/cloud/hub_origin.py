@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from yarl import URL
@@ -16,16 +17,16 @@ from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin
 from shardcache.origin.http.redirects import MAX_REDIRECTS, REDIRECTS, following
 from shardcache.origin.objects import GIT_BLOB, SHA256, Checksum, RemoteObject
+from shardcache.shared.credentials.hub_token import HubToken
 from shardcache.transport.between.flow import Received
 from shardcache.transport.between.messages import Answer
 
 _BUCKETS = "hf://buckets/"
 _LOCATED_S = 600
 _MAX_LOCATED = 10_000
-_MAX_READABLE = 10_000
+_MAX_URLS = 10_000
 # What the Hub says of a 404 if the repository may be read.
 _WITHIN_REPOSITORY = ("EntryNotFound", "RevisionNotFound")
-_NOT_PERMITTED = (401, 403, 404)
 # Algorithms by the number of a checksum's digits.
 _ALGORITHMS = {64: SHA256, 40: GIT_BLOB}
 
@@ -42,21 +43,18 @@ class HubOrigin(StoreOrigin):
     versions = ("etag", "blob_id")
     endpoint = "endpoint"
     anonymous: ClassVar[dict[str, Any]] = {"token": False}
+    handed = HubToken
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._home = URL(self._fs.endpoint)
         self._is_far = not is_near(self._home.host or "")
         self._located: dict[str, tuple[RemoteObject, URL]] = {}  # where files lie, by url
-        self._readable: set[str] = set()  # repositories
 
-    def may_read(self, url: str) -> bool:
-        """Return True if the Hub's last answer showed that the token may read a repository.
-
-        Args:
-            url: of a file or folder in it.
-        """
-        return _repository(url) in self._readable
+    @classmethod
+    def options_of(cls, credentials: HubToken) -> dict[str, Any]:
+        """As `StoreOrigin.options_of`."""
+        return {"token": credentials.value}
 
     async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; a HEAD, and one more for each redirect within the Hub."""
@@ -90,16 +88,11 @@ class HubOrigin(StoreOrigin):
         self._note(url, answer)
         return answer, place
 
-    def _note(self, url: str, answer: Answer | None) -> None:
-        """Record whether an answer shows that the token may read the repository."""
-        assert answer is not None
-        is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
-        if answer.status < 400 or is_within:
-            if len(self._readable) >= _MAX_READABLE:
-                self._readable.clear()
-            self._readable.add(_repository(url))
-        elif answer.status in _NOT_PERMITTED:
-            self._readable.discard(_repository(url))
+    def _bucket(self, url: str) -> str:
+        return _repository(url)
+
+    def _is_within(self, answer: Answer) -> bool:
+        return answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
 
     async def list_prefix(
         self,
@@ -185,6 +178,7 @@ def _check_repository(url: str) -> None:
         )
 
 
+@lru_cache(_MAX_URLS)
 def _repository(url: str) -> str:
     """Return the kind and name of a url's repository; the url itself if it names none."""
     from huggingface_hub.utils import parse_hf_uri

@@ -21,6 +21,8 @@ _FOREIGN = {
 }
 # Those of them that a retry does not cure.
 _DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
+# How the OSError begins that gcsfs raises for the status 403.
+_FORBIDDEN = "Forbidden: "
 # Attributes by which an exception, or the response that it has, states an HTTP status.
 _STATUSES = ("status", "status_code", "code")
 
@@ -65,6 +67,8 @@ def _error(exn: Exception, url: str) -> errors.ShardcacheError:
 
 def _is_denial(exn: Exception) -> bool:
     if isinstance(exn, PermissionError):
+        return True
+    if isinstance(exn, OSError) and str(exn).startswith(_FORBIDDEN):
         return True
     names = {cls.__name__ for cls in type(exn).__mro__}
     return not _DENIALS.isdisjoint(names)

@@ -5,16 +5,21 @@ Their values do not name the daemon. The standard library alone.
 
 from collections.abc import Mapping
 
+from shardcache.shared.credentials.azure_secret import AzureSecret
+from shardcache.shared.credentials.google_key import GoogleKey
 from shardcache.shared.credentials.hub_token import HubToken
 from shardcache.shared.credentials.temporary_keys import TemporaryKeys
 
-_KINDS: tuple[type[TemporaryKeys] | type[HubToken], ...] = (TemporaryKeys, HubToken)
+Credentials = AzureSecret | GoogleKey | HubToken | TemporaryKeys
+"""One session's credentials for one provider."""
+
+KINDS: tuple[type[Credentials], ...] = (AzureSecret, GoogleKey, HubToken, TemporaryKeys)
 
 
 def handed_over(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the credentials that a process with this environment hands over, by variable."""
     variables: dict[str, str] = {}
-    for kind in _KINDS:
+    for kind in KINDS:
         found = kind.of(environment)
         if found is not None:
             variables |= found.variables
@@ -23,4 +28,5 @@ def handed_over(environment: Mapping[str, str]) -> dict[str, str]:
 
 def handed_kinds(environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the kinds of these credentials, with all variables that may differ between them."""
-    return {kind.kind: kind.names for kind in _KINDS if kind.of(environment) is not None}
+    found = [kind.of(environment) for kind in KINDS]
+    return {each.kind: each.names for each in found if each is not None}

@@ -21,14 +21,16 @@ _STORE_VARIABLES = re.compile(
     ),
     re.IGNORECASE,
 )
-# Of these, the ones that say which job a process belongs to, or that only the client reads.
-_OF_A_JOB = re.compile(
-    r"AWS_(?:BATCH|EXECUTION|LAMBDA)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)",
+# Of these, the ones that say which job a process belongs to, that only the client reads, or that
+# are keys of models and other services.
+_OTHERS = re.compile(
+    r"AWS_(?:BATCH|EXECUTION|LAMBDA|BEARER_TOKEN)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)"
+    r"|(?:AZURE|GOOGLE)_(?:\w+_)?API_KEY",
 )
 
 
 def reaches_stores(variable: str) -> bool:
     """Return True for a variable that decides which stores a process reaches, and as whom."""
-    if _OF_A_JOB.fullmatch(variable):
+    if _OTHERS.fullmatch(variable):
         return False
     return _STORE_VARIABLES.fullmatch(variable) is not None

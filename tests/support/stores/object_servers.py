@@ -3,6 +3,7 @@
 import base64
 import gzip
 import hashlib
+import hmac
 import http.client
 import json
 import re
@@ -17,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -157,6 +158,7 @@ class GoogleServer(ObjectServer):
         encodings: Content-Encodings that objects were stored with, by path.
         public: buckets that anyone may read.
         payers: projects that may be billed, by bucket where the requester pays.
+        buckets: the one bucket that the account of an address may read; other accounts may read all.
     """
 
     def __init__(self) -> None:
@@ -164,6 +166,8 @@ class GoogleServer(ObjectServer):
         self.encodings: dict[str, str] = {}
         self.public: set[str] = set()
         self.payers: dict[str, str] = {}
+        self.buckets: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}  # of accounts, by token
         self._emulator: Any = None
 
     HAS_EMULATOR: ClassVar[bool] = find_spec("gcp_storage_emulator") is not None
@@ -178,15 +182,18 @@ class GoogleServer(ObjectServer):
             self._stack.callback(self._emulator.stop)
         return self
 
-    def service_account(self, folder: Path) -> str:
-        """Write the file of a service account, whose tokens this server issues, and return its path."""
+    def service_account(self, folder: Path, name: str = "a") -> str:
+        """Write the file of a service account, whose tokens this server issues, and return its path.
+
+        Its address is the name, @, and b.
+        """
         key = rsa.generate_private_key(65537, 2048)
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
         account = {
-            **{"type": "service_account", "project_id": "p", "client_email": "a@b", "client_id": "1"},
+            **{"type": "service_account", "project_id": "p", "client_email": f"{name}@b", "client_id": "1"},
             **{"private_key": pem, "private_key_id": "k", "token_uri": f"{self.endpoint_url}/token"},
         }
-        path = folder / "account.json"
+        path = folder / f"account-{name}.json"
         path.write_text(json.dumps(account))
         return str(path)
 
@@ -195,16 +202,27 @@ class GoogleServer(ObjectServer):
 
     def reply(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
         if target == "/token":
-            return self.issue()
-        bucket = unquote(target).split("/")[1]
+            return self._issue_to(body)
+        bucket = unquote(target).split("/")[4 if target.startswith("/storage/v1/b/") else 1]
         token = headers.get("authorization", "").removeprefix("Bearer ")
         if token not in self.valid and (token or bucket not in self.public):
             return 401, {"WWW-Authenticate": "Bearer"}, b"<Error><Code>AuthenticationRequired</Code></Error>"
+        if self.buckets.get(self._addresses.get(token, ""), bucket) != bucket:
+            return 403, {}, b"<Error><Code>AccessDenied</Code></Error>"
         if not self.is_object(target):
             return self._emulated(method, target, headers, body)
         if headers.get("x-goog-user-project") != self.payers.get(bucket):
             return 400, {}, b"<Error><Code>UserProjectMissing</Code></Error>"
         return self._object(unquote(target), headers)
+
+    def _issue_to(self, body: bytes) -> Answered:
+        """Issue a token to the account that an assertion names."""
+        answer = self.issue()
+        (assertion,) = parse_qs(body.decode())["assertion"]
+        claims = assertion.split(".")[1]
+        address = json.loads(base64.urlsafe_b64decode(claims + "=="))["iss"]
+        self._addresses[json.loads(answer[2])["access_token"]] = address
+        return answer
 
     def _object(self, path: str, headers: Mapping[str, str]) -> Answered:
         if path not in self.objects and not self._uploaded(path):
@@ -250,9 +268,21 @@ class GoogleServer(ObjectServer):
 
 
 class AzureServer(ObjectServer):
-    """Blobs of one account, to those with a token of its managed identities, or the one signature that is known."""
+    """Blobs of one account, to those with a token of its managed identities, or a signature that is known.
+
+    Attributes:
+        signatures: those that may read all.
+        containers: further ones, with the one container that each may read.
+        keys: keys of the account, in Base64, whose signatures may read all.
+    """
 
     SAS = "sv=2023-11-03&ss=b&srt=o&sp=r&se=2099-01-01&sig=right"
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        super().__init__(context)
+        self.signatures = {self.SAS}
+        self.containers: dict[str, str] = {}
+        self.keys: set[str] = set()
 
     def is_object(self, target: str) -> bool:
         return not target.startswith("/identity")
@@ -268,7 +298,7 @@ class AzureServer(ObjectServer):
         token = headers.get("authorization", "").removeprefix("Bearer ")
         if token and (token not in self.valid or "x-ms-version" not in headers):
             return 401, {"x-ms-error-code": "InvalidAuthenticationInfo"}, b""
-        if not token and query != self.SAS:
+        if not token and not self._is_permitted(path, query):
             return (403, {"x-ms-error-code": "AuthenticationFailed"}, b"") if query else (404, {}, b"")
         if (blob := self.objects.get(unquote(path))) is None:
             return 404, {"x-ms-error-code": "BlobNotFound"}, b""
@@ -278,6 +308,19 @@ class AzureServer(ObjectServer):
         md5 = base64.b64encode(hashlib.md5(blob, usedforsecurity=False).digest()).decode()
         name = "x-ms-blob-content-md5" if "range" in headers else "Content-MD5"
         return ranged(blob, headers.get("range"), {"ETag": etag, name: md5})
+
+    def _is_permitted(self, path: str, query: str) -> bool:
+        container = path.split("/")[1]
+        if query in self.signatures or self.containers.get(query) == container:
+            return True
+        fields = {name: values[0] for name, values in parse_qs(query).items()}
+        signed = [fields.get(name, "") for name in ("sp", "ss", "srt", "st", "se", "sip", "spr", "sv", "ses")]
+        text = "\n".join(["account", *signed, ""])
+        return any(fields.get("sig") == _signature(key, text) for key in self.keys)
+
+
+def _signature(key: str, text: str) -> str:
+    return base64.b64encode(hmac.digest(base64.b64decode(key), text.encode(), "sha256")).decode()
 
 
 class HubServer(ObjectServer):

@@ -1,0 +1,70 @@
+"""Azure's secrets in the environment, which a private daemon gets from each session.
+
+The standard library alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+_CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
+# In connection strings; all of their other fields say where the account is.
+_SECRET_FIELDS = ("accountkey", "sharedaccesssignature")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AzureSecret:
+    """A connection string, an account key, a shared access signature, or a client secret.
+
+    An environment may have several; adlfs chooses among them. The `repr` shows none.
+
+    Attributes:
+        names: variables that have other values for another secret.
+        values: by variable, in the order of `names`.
+    """
+
+    names: ClassVar[tuple[str, ...]] = (
+        _CONNECTION_STRING,
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_CLIENT_SECRET",
+        "AZURE_CLIENT_SECRET",
+    )
+
+    values: tuple[tuple[str, str], ...]
+
+    def __repr__(self) -> str:
+        return "<secret of Azure>"
+
+    @classmethod
+    def of(cls, variables: Mapping[str, Any]) -> Self | None:
+        """Return the secret in an environment, or in a message with its names; None without one."""
+        values: list[tuple[str, str]] = []
+        for name in cls.names:
+            value = variables.get(name)
+            if isinstance(value, str) and value:
+                values.append((name, value))
+        return cls(tuple(values)) if values else None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The secret by the names of its variables."""
+        return dict(self.values)
+
+    @property
+    def kind(self) -> str:
+        """Their stand-in in the name of a daemon: which of them there are, and the account."""
+        facts = [name for name, _ in self.values]
+        facts += _account(self.variables.get(_CONNECTION_STRING, ""))
+        return f"secret of Azure: {';'.join(facts)}"
+
+
+def _account(connection_string: str) -> list[str]:
+    """Return the fields of a connection string that say where the account is."""
+    fields = [field.strip() for field in connection_string.split(";")]
+    places = [field for field in fields if _name_of(field) not in _SECRET_FIELDS]
+    return sorted(filter(None, places))
+
+
+def _name_of(field: str) -> str:
+    return field.partition("=")[0].strip().lower()

@@ -1,0 +1,73 @@
+"""The key file of Google in the environment, which a private daemon gets from each session.
+
+The standard library alone.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
+_MAX_BYTES = 64 * 1024
+# Files of these types hold a secret. Those of others say where one comes from, so their path counts
+# as an endpoint does.
+_TYPES = ("service_account", "authorized_user")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GoogleKey:
+    """The key of a service account, or of a user who has logged in; its `repr` does not show it.
+
+    Attributes:
+        names: variables that have other values for another key.
+        kind: stands for their values in the name of a daemon.
+        text: the file's JSON.
+    """
+
+    names: ClassVar[tuple[str, ...]] = (_FILE,)
+    kind: ClassVar[str] = "key file of Google"
+
+    text: str
+
+    def __repr__(self) -> str:
+        return "<key of Google>"
+
+    @classmethod
+    def of(cls, variables: Mapping[str, Any]) -> Self | None:
+        """Return the key in an environment, or in a message with its name.
+
+        An environment names a file, which may be visible to its process alone, so a message has the
+        file's content. None without a key, and for a file that cannot be read. Blocks.
+        """
+        value = variables.get(_FILE)
+        if not isinstance(value, str):
+            return None
+        text = value
+        if not value.startswith("{"):
+            text = _content(value)
+        with suppress(ValueError):
+            found = json.loads(text)
+            if isinstance(found, dict) and found.get("type") in _TYPES:
+                return cls(json.dumps(found, sort_keys=True))
+        return None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The key by the name of its variable."""
+        return {_FILE: self.text}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the file."""
+        fields: dict[str, Any] = json.loads(self.text)
+        return fields
+
+
+def _content(path: str) -> str:
+    """Return the text of a file; empty if it cannot be read."""
+    with suppress(OSError, ValueError), Path(path).open(encoding="utf-8") as file:
+        return file.read(_MAX_BYTES)
+    return ""
