@@ -57,6 +57,15 @@ def test_both_splits_of_a_shard_are_read_side_by_side(wenet: Path, daemon: Daemo
     assert [row for row in daemon.shards() if str(wenet) in row["url"]] == []
 
 
+def test_url_says_where_names_are_split(wenet: Path, daemon: Daemon) -> None:
+    """For interfaces without the argument, such as webdataset's."""
+    pytest.importorskip("webdataset")
+    from shardcache_client.webdataset import WebDataset
+
+    samples = WebDataset(f"file://{wenet}/a.tar#key_split=last-dot", shardshuffle=False, socket=daemon.socket)
+    assert keys_of(samples) == KEYS
+
+
 def test_shard_is_split_at_the_last_dot_while_it_arrives(daemon: Daemon) -> None:
     """By the reader, from the url alone."""
     with GatedStore() as server:

@@ -1,5 +1,6 @@
 """A private daemon where its reader has another Python, mounts, limits, or folders of another user or job."""
 
+import asyncio
 import json
 import os
 import resource
@@ -12,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from shardcache_client.reader import ShardReader
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, eventually, private_home
 from support.programs.guard import GUARD_S
 from support.programs.private_readers import KEYS, READ, SAMPLES, SHARDS, read, shards_folder, start_reader
 from support.programs.processes import wait_until_ended
-from support.shards.tars import write_shards
+from support.shards.tars import make_tar, write_shards
 from support.stores.buckets import Bucket
+from support.stores.faulty_s3 import FaultyS3
 
 IS_ROOT = os.geteuid() == 0
 WITHOUT_PROC = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc; exec "$@"', "sh")
@@ -55,13 +58,31 @@ def test_another_python_gets_another_daemon(root: Path, home: PrivateHome) -> No
 
 
 @pytest.mark.slow
-def test_daemon_whose_socket_a_logout_removed_gives_its_cache_to_the_next(root: Path, home: PrivateHome) -> None:
-    """Nobody can reach it: it ends once it has no session, long before it would for idleness."""
-    assert read(root) == KEYS
+async def test_daemon_whose_socket_a_logout_removed_gives_its_cache_to_the_next(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can reach it: it ends once it has no session, long before it would for idleness.
+
+    The next login makes the folder of sockets again; no byte is fetched again.
+    """
+    for name, value in faulty.env().items():
+        monkeypatch.setenv(name, value)
+    url = faulty.put("a.tar", make_tar([{"__key__": "a", "txt": b"text"}]))
+
+    def keys() -> list[str]:
+        return [sample["__key__"] for sample in ShardReader(url, timeout_s=GUARD_S)]
+
+    def fetched() -> int:
+        return sum(method == "GET" for method, *_ in faulty.seen)
+
+    assert await asyncio.to_thread(keys) == ["a"]
+    assert fetched() == 1
     (daemon,) = home.pids()
-    shutil.rmtree(home.runtime / "shardcache-private")
-    wait_until_ended(daemon)
-    assert read(root) == KEYS
+    shutil.rmtree(home.runtime)
+    await asyncio.to_thread(wait_until_ended, daemon)
+    home.runtime.mkdir(mode=0o700)
+    assert await asyncio.to_thread(keys) == ["a"]
+    assert fetched() == 1
     assert home.pids() != [daemon]
     assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
 
