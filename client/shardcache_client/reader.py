@@ -120,9 +120,14 @@ class ShardReader(Selecting, Generic[T_co]):
         if shuffle == "global":
             check_permuted(shuffle_window, canonical_nodes, global_batch_size, tokens, zero_copy)
         shuffling = shuffle_of(shuffle, shuffle_window, canonical_nodes)
-        unit = "" if tokens is None else repr(tokens)
         dealing = Assignment(
-            shuffling, even, batch_size, samples_per_epoch, global_batch_size, canonical_nodes, unit
+            shuffling,
+            even,
+            batch_size,
+            samples_per_epoch,
+            global_batch_size,
+            spans=canonical_nodes,
+            unit="" if tokens is None else repr(tokens),
         )
         choice = DaemonChoice.of(socket, daemon, fallback)
         # Arrays without a copy, and blocks of tokens, are parts of a file that has arrived whole.
@@ -299,7 +304,7 @@ class ShardReader(Selecting, Generic[T_co]):
         """
         self._check_yields_samples("indexed()")
         parts = self.parts
-        # A sampler divides the numbers among ranks: those of the mesh, which it is checked for.
+        # Its samples are divided among ranks by a sampler, which is compared with the mesh.
         given = parts.group.given
         mesh = given if isinstance(given, MeshRanks) else None
         sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))

@@ -1,4 +1,4 @@
-"""The seam between shards of any format and what reads them."""
+"""Interface of the formats of shards: their names, their index, and the values in them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _COMPRESSIONS = {
 
 
 def with_compressions(*suffixes: str) -> dict[str, str | None]:
-    """Return suffixes of plain files, and each with that of a compression."""
+    """Return the suffixes of plain and compressed files, each with its compression or None."""
     found: dict[str, str | None] = dict.fromkeys(suffixes)
     for suffix in suffixes:
         for ending, compression in _COMPRESSIONS.items():
@@ -49,7 +49,7 @@ class IndexOptions:
         ignore_trailing_data: accept a tar with data after that block.
         require_adjacent: reject a tar in which a key comes again with other members.
         companion: what `Format.companion_of` returned; None if the format needs none.
-        crc32c: of bytes.
+        crc32c: computes the CRC32C of bytes, for formats whose records have one.
     """
 
     require_end: bool = True
@@ -102,9 +102,10 @@ class Format:
         repacks: True if `stored_copy` may return another file than the object.
         needs: name of the file in the same folder without which a shard cannot be indexed.
         lists: True if `listed` reads an index file that the format's own writer makes.
-        is_often_a_file: True if such files are for other programs as often: they are taken for
-            files where shards or files are wanted.
-        is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`.
+        is_often_a_file: True if other programs read such files as often: where both shards and
+            files are wanted, they are files.
+        is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
+            their number behind the suffix.
     """
 
     name: str

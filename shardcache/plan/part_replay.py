@@ -3,16 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardcache.errors import CapacityError
 from shardcache.plan.object_parts import max_parts, max_parts_per_request, runs
-from shardcache.plan.schedule import Schedule
+from shardcache.plan.schedule import SameName, Schedule
 from shardcache.shared.units import size
 
-_NOW = float("-inf")
-_SAME_NAME: Any = SimpleNamespace(key=str, names=lambda key: (key,))
+_NOW = float("-inf")  # when a part is needed that a reader waits for: before anything planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class PartReplay:
         self._files: dict[int, _ObjectParts] = {}
         self._filling = -1  # number of the object whose parts are fetched: it keeps its file
         self._whole: set[int] = set()
-        self._schedule: Schedule[int] = Schedule(_SAME_NAME)
+        self._schedule: Schedule[int] = Schedule(SameName())
 
     def ask(self, number: int, start: int, stop: int) -> AskedRange:
         """Have a range fetched, unless it is cached. Its parts stay until it is read.

@@ -8,23 +8,26 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shardcache.errors import CapacityError
-from shardcache.plan.schedule import Schedule
+from shardcache.plan.schedule import SameName, Schedule
 
 Size: TypeAlias = Callable[[str], int]
-_ONE: Size = lambda _: 1  # noqa: E731
-_SAME_NAME: Any = SimpleNamespace(key=str, names=lambda key: (key,))
+_NOW = float("-inf")  # when a shard is needed that a reader waits for: before anything planned
+
+
+def _one(shard: str) -> int:
+    """Size of each shard in a cache whose capacity is a number of shards."""
+    return 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Bytes that a shard takes, by its name."""
 
-    reserved: Size = _ONE  # while it is fetched; at least `cached`
-    cached: Size = _ONE
+    reserved: Size = _one  # while it is fetched; at least `cached`
+    cached: Size = _one
 
 
 _UNITS = Sizes()
@@ -44,7 +47,16 @@ class Read(NamedTuple):
 class Replay:
     """A cache that decides as the daemon does; transfers are instant, paces known.
 
-    Plans are of `known` epochs, or with `foreseen` all are declared before the first read.
+    All reads are played when it is made.
+
+    Args:
+        reads: in the order in which they begin.
+        capacity_bytes: of the cache.
+        sizes: of the shards.
+        known: number of epochs that a plan has: the present one, and those after it.
+        foreseen: True to declare the first epochs of all sessions before the first read.
+
+    Raises CapacityError if the shards that are read at the same time do not fit.
 
     Attributes:
         fetched: the shards in the order in which they were fetched.
@@ -69,7 +81,7 @@ class Replay:
         self._foreseen = foreseen
         self._cached: set[str] = set()
         self._in_hand: Counter[str] = Counter()
-        self._schedule: Schedule[int] = Schedule(_SAME_NAME)
+        self._schedule: Schedule[int] = Schedule(SameName())
         self._plans: defaultdict[tuple[int, int], list[Read]] = defaultdict(list)
         for read in reads:
             self._plans[read.session, read.epoch].append(read)
@@ -107,15 +119,15 @@ class Replay:
         present = epochs[0]
         took_s = present[-1].end_s - present[0].start_s
         plan = self._schedule.declare(session, took_s / len(present))
-        plan.settled = True
+        plan.settled = True  # the pace that was declared is that of all its reads
         self._schedule.extend(session, [read.shard for reads in epochs for read in reads])
 
     def _begin(self, read: Read) -> None:
         self._schedule.waits(read.session, read.position)
-        if read.shard not in self._cached and not self._fetch(read.shard, float("-inf")):
+        if read.shard not in self._cached and not self._fetch(read.shard, needed_at_s=_NOW):
+            in_hand = sum(1 for count in self._in_hand.values() if count)
             raise CapacityError(
-                f"a node's disk is full with the {len(+self._in_hand)} shards that "
-                "its ranks are reading",
+                f"a node's disk is full with the {in_hand} shards that its ranks are reading",
                 remedy="give the disk space for ranks x (shuffle_window + 1) shards, or "
                 "lower the window or the number of ranks",
             )
@@ -188,7 +200,10 @@ def misses(
     """Yield the shard of each read that misses it, if highest ranks are evicted first.
 
     Args:
+        reads: in the order in which they begin.
         ranks: a rank for each read; a shard has that of its last read.
+        capacity_bytes: of the cache.
+        sizes: of the shards.
     """
     cached: dict[str, int] = {}  # the rank of each shard's last read
     in_hand: Counter[str] = Counter()
@@ -211,8 +226,8 @@ def misses(
         yield read.shard
         free_bytes = capacity_bytes - sizes.reserved(read.shard)
         while used_bytes > free_bytes and heap:
-            negative, shard = heapq.heappop(heap)
-            if cached.get(shard) == -negative and not in_hand[shard]:
+            negative_rank, shard = heapq.heappop(heap)
+            if cached.get(shard) == -negative_rank and not in_hand[shard]:
                 del cached[shard]
                 used_bytes -= sizes.cached(shard)
         used_bytes += sizes.cached(read.shard)

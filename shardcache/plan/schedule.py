@@ -44,6 +44,18 @@ class Aliases(Protocol):
         """Return every name for a key."""
 
 
+class SameName:
+    """The aliases of shards whose keys are their only names, as in simulations."""
+
+    def key(self, name: str) -> str:
+        """Return the key for a name."""
+        return name
+
+    def names(self, key: str) -> Collection[str]:
+        """Return every name for a key."""
+        return (key,)
+
+
 @dataclass(slots=True, eq=False)
 class Resident:
     """A cached shard."""

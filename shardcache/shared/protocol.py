@@ -12,8 +12,8 @@ those of later epochs as far as they are determined. `extend` appends to the ord
 of any length can be sent in pieces. A lease's `position` counts through the whole order. The answer
 is `unknown` if this user has not had the lists from this daemon, or long ago, or if they take too
 much memory: the client then sends the shards itself, in lists of a limited size, and the plan anew.
-`shards` without `packed` asks for each list whether this client has to send it: of a user's
-clients, one does.
+`shards` without `packed` asks for each list whether this client has to send it: only one of a
+user's clients has to.
 
 A reader may have thousands of leases: on the shards it is reading, and on others that it requested
 ahead. Requesting a lease does not protect a shard: until it is needed, a `leased` shard may be
@@ -48,12 +48,14 @@ Cached shards are scrubbed. When a shard that a reader has in use turns out to b
 be wrong.
 
 A plan's `wanted` says what is read of its shards: `samples`, which is the default, or `files`, any
-objects' own bytes. With `either`, an object with a shard's name is a shard, and any other a file;
-`resolve` takes the same word, by which it finds all files or shards alone; with `objects`, and
-`entries` of folders, urls are not patterns. Of what the daemon has found out before, `resolve` with
-`max_age_ms` uses nothing older. A file has no samples, and may be arriving whatever it holds.
+objects' own bytes. With `either`, an object with a shard's name is a shard, and any other a file.
+A file has no samples, and may be arriving whatever it holds.
 
-Of a plan of `ranges`, nothing is fetched but what a `lease` names by `start` and `beyond`. Its
+`resolve` takes the same word, and with it finds only shards, or all files. With `objects`, or
+`entries` for those of a folder, its urls are not patterns. With `max_age_ms`, it uses nothing that
+the daemon has found out longer ago.
+
+With a plan of `ranges`, only the bytes from `start` to `beyond` of each `lease` are fetched. Its
 grant is `arriving`, of no `ready_bytes`; the bytes that it names may be read until `release`. It is
 `leased` where all of the file is cached anyway. The bytes may be read from the grant on, whether or
 not they are `needed`.
@@ -207,6 +209,7 @@ def written(message: Json) -> bytes:
     if "packed" not in message:
         return _json(message)
     packed: bytes = message["packed"]
+    # In the JSON, None stands for the bytes behind it.
     return _json({**message, "packed": None}) + b"\n" + packed
 
 

@@ -22,6 +22,9 @@ from shardcache_client.stages.pipeline import Pipeline
 
 _REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
 
+# Errors of a row that has other fields than it should, or values of other types.
+_INVALID = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+
 
 def table_rows(parts: DatasetParts) -> Iterator[tuple[str, Row]]:
     """Yield the rows of the tables of a dataset's samples, each with its table's url.
@@ -60,20 +63,20 @@ def _reader_of_tables(parts: DatasetParts) -> EpochReader:
     return reader
 
 
-def tables_of(patterns: Sequence[str]) -> list[str]:
+def tables_of(urls: Sequence[str]) -> list[str]:
     """Return the urls of the sample tables beside index files.
 
     Raises ConfigError for a url of anything else.
     """
-    for pattern in patterns:
-        if not is_index(pattern):
+    for url in urls:
+        if not is_index(url):
             raise ConfigError(
                 "select() needs a table of the samples, next to an index file",
-                url=pattern,
+                url=url,
                 remedy="write both: shardcache index URL... -o index.json --samples; then use "
                 "index.json as the url",
             )
-    return [beside_index(pattern, SUFFIX) for pattern in patterns]
+    return [beside_index(url, SUFFIX) for url in urls]
 
 
 def tables_beside(parts: DatasetParts) -> list[str]:
@@ -101,9 +104,8 @@ def select(
 
     Rows come with their tables' urls. Raises ConfigError if the tables belong to other shards.
     """
-    marks: defaultdict[int, bytearray] = defaultdict(
-        bytearray
-    )  # by shard, of the samples that belong to the dataset
+    # By shard: a byte for each sample, 1 if the predicate is true.
+    marks: defaultdict[int, bytearray] = defaultdict(bytearray)
     for shard, row, url in rows_by_shard(manifest, rows):
         try:
             entries = list(entries_of(row, manifest[shard].url))
@@ -116,14 +118,10 @@ def select(
 
 
 def _among(marks: bytearray, chosen: Sequence[int] | None) -> Sequence[int]:
-    """Return the marks of samples that were chosen before; None for all."""
+    """Return the marks of the samples in `chosen`, by their numbers; of all if that is None."""
     if chosen is None:
         return marks
     return [marks[number] for number in chosen]
-
-
-# What the fields of a row raise that is not one.
-_INVALID = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 def rows_by_shard(
@@ -134,22 +132,23 @@ def rows_by_shard(
     Raises ConfigError if the tables belong to other shards; at the end, also if they do not cover
     all of these.
     """
-    passed = [0] * len(manifest)
+    passed = [0] * len(manifest)  # number of samples of each shard that rows have had so far
     table = ""
-    begin = 0
+    first_shard = 0  # of the table: its rows number the shards of their own index file
     shard = -1
     for url, row in rows:
         if url != table:
             table = url
-            begin = shard + 1
+            first_shard = shard + 1
         try:
-            shard = begin + row["shard"]
-            known = row["first"] == passed[shard] and row["samples"] == manifest[shard].samples
-            known = known and manifest[shard].version in (None, row["version"])
+            shard = first_shard + row["shard"]
+            follows = row["first"] == passed[shard]
+            has_count = row["samples"] == manifest[shard].samples
+            has_version = manifest[shard].version in (None, row["version"])
             passed[shard] += len(row["keys"])
         except _INVALID as exn:
             raise _invalid(exn, url) from exn
-        if not known:
+        if not (follows and has_count and has_version):
             raise ConfigError(
                 "the table of samples does not match the index file: "
                 f"{manifest[shard].url} differs",

@@ -152,20 +152,22 @@ async def _run(folder: Path, say: Callable[[str], object]) -> DemoOutcome:
 async def _train(node: _DemoNode, urls: str) -> list[Epoch]:
     import asyncio
 
-    async def first() -> list[list[Any]]:
+    # Different seeds, and so different orders: one download still serves both.
+    async def train_first() -> list[list[Any]]:
         return [await node.train(urls, "first", "first", seed=0)]
 
-    async def second() -> list[list[Any]]:
+    async def train_second() -> list[list[Any]]:
         stopped = await node.train(urls, "second", "second", seed=1, stop_after=8)
-        return [stopped, await node.train(urls, "resumed", "second", seed=1, ranks=1)]
+        resumed = await node.train(urls, "resumed", "second", seed=1, ranks=1)
+        return [stopped, resumed]
 
     try:
-        # different seeds, so different orders: one download still serves both
         async with asyncio.TaskGroup() as group:
-            jobs = {job.__name__: group.create_task(job()) for job in (first, second)}
+            first = group.create_task(train_first())
+            second = group.create_task(train_second())
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
-    return [epoch for job, runs in jobs.items() for epoch in epochs_of(job, runs.result())]
+    return [*epochs_of("first", first.result()), *epochs_of("second", second.result())]
 
 
 # The dataset: small JPEG images of shapes, drawn on each run
@@ -215,27 +217,16 @@ class _DemoNode:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(
-                ("SHARDCACHE_", "AWS_"),
-            )
+            if not name.startswith(("SHARDCACHE_", "AWS_"))
         }
         self._env = kept | _ENV
 
     async def write(self, images: Path) -> Json:
         """Run `shardcache write`; return its summary."""
-        command = [
-            "shardcache",
-            "write",
-            images,
-            f"s3://{_BUCKET}",
-            "--classes",
-            "--shuffle=0",
-            "--json",
-        ]
-        await self._job(
-            "write",
-            [*command, f"--shard-size={_SHARD_SIZE}", f"--config={self._config}"],
-        )
+        command = ["shardcache", "write", images, f"s3://{_BUCKET}"]
+        command += ["--classes", "--shuffle=0", f"--shard-size={_SHARD_SIZE}"]
+        command += [f"--config={self._config}", "--json"]
+        await self._job("write", command)
         summary: Json = json.loads(self._log("write").read_text().splitlines()[-1])
         return summary
 
@@ -247,15 +238,8 @@ class _DemoNode:
         """
         import asyncio
 
-        command: list[Any] = [
-            "shardcache",
-            "serve",
-            "--config",
-            self._config,
-            "--socket",
-            self._socket,
-        ]
-        command += ["--cache-dir", self._folder / "cache", "--capacity", "1GB", "--min-free", "0"]
+        command = ["shardcache", "serve", f"--config={self._config}", f"--socket={self._socket}"]
+        command += [f"--cache-dir={self._folder / 'cache'}", "--capacity=1GB", "--min-free=0"]
         async with self._running("daemon", command, {}) as process:
             while True:
                 if process.returncode is not None:
@@ -278,27 +262,27 @@ class _DemoNode:
         ranks: int = _RANKS,
         stop_after: int | None = None,
     ) -> list[Any]:
-        """Run a training job, from its checkpoint if there is one.
+        """Run a training job, from its checkpoint if there is one; return each rank's report.
 
-        Return each rank's report, from the folder `name`.
-
-        It ends, or writes a checkpoint and stops after `stop_after` batches of the last epoch.
+        Args:
+            urls: of the dataset.
+            name: of this run: its log, and the folder of its reports.
+            job: has one checkpoint for all of its runs.
+            seed: of the shuffle.
+            ranks: number of processes.
+            stop_after: number of batches of the last epoch after which the job writes its
+                checkpoint and stops; None to read to the end.
         """
         reports = self._folder / name
         reports.mkdir()
+        program = Path(__file__).with_name("demo_training.py")
         command: list[Any] = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-        command += [
-            f"--nproc-per-node={ranks}",
-            Path(__file__).with_name("demo_training.py"),
-            urls,
-            f"--job={job}",
-        ]
-        command += [f"--seed={seed}", f"--epochs={_EPOCHS}", f"--reports={reports}"]
+        command += [f"--nproc-per-node={ranks}", program, urls, f"--job={job}", f"--seed={seed}"]
+        command += [f"--epochs={_EPOCHS}", f"--reports={reports}"]
         command += [f"--checkpoint={self._folder / job}.pt"]
-        await self._job(
-            name,
-            command + ([] if stop_after is None else [f"--stop-after={stop_after}"]),
-        )
+        if stop_after is not None:
+            command.append(f"--stop-after={stop_after}")
+        await self._job(name, command)
         return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
     async def status(self) -> Json:
@@ -353,6 +337,3 @@ class _DemoNode:
     def _failure(self, name: str, message: str) -> ShardcacheError:
         tail = self._log(name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return ShardcacheError("\n    ".join([f"{message}; the end of its log:", *tail]))
-
-
-# The outcome: the samples that each job read, and the checks on them

@@ -1,11 +1,11 @@
 """ArrayRecord files: each record is a sample, with the columns of a TFRecord file's.
 
-They are Riegeli files: records come in compressed chunks, between the headers of blocks of 64 KiB.
-So what is cached is a copy: eight bytes of magic, and each record behind its length (u64).
+They are Riegeli files: records come in compressed chunks, and every 64 KiB a block's header is
+inserted. So a copy is cached instead: eight bytes of magic, and each record behind its length, u64.
 
 Format: github.com/google/riegeli, "Riegeli/records file format"; ArrayRecord's footer says
 where the chunks of records end, and how many records they have. Hashes are not compared: they are
-HighwayHash, which the standard library lacks; the object store's checksum has been.
+HighwayHash, which the standard library lacks; the object store's checksum was compared before.
 """
 
 import struct
@@ -33,7 +33,12 @@ _CHUNK = struct.Struct("<5Q")
 _RECORDS = ord("r")
 _TRANSPOSED = ord("t")
 _WITHOUT_RECORDS = b"smp"  # signature, metadata, padding
-_POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
+# Fields of the postscript and of the footer, which are protobuf messages.
+_POSTSCRIPT_FOOTER = 1
+_POSTSCRIPT_MAGIC = 2
+_FOOTER_METADATA = 1
+_METADATA_RECORDS = 3
+_MAGIC_NUMBER = 0x71930E704FDAE05E
 # Limit for a chunk, stored and decoded, of which several buffers are in memory.
 _MAX_CHUNK_BYTES = 256 * 1024 * 1024
 
@@ -43,6 +48,16 @@ _BUFFER_BYTES = 1024 * 1024
 
 
 class _Chunk(NamedTuple):
+    """A chunk of the file.
+
+    Attributes:
+        kind: the character that stands for its type.
+        records: number of them.
+        decoded_bytes: size of all its records.
+        data: without the headers of blocks.
+        end: offset at which the next chunk begins.
+    """
+
     kind: int
     records: int
     decoded_bytes: int
@@ -109,16 +124,16 @@ class _Riegeli:
             raise self._corrupt(str(exn)) from exn
 
     def _records(self) -> Iterator[bytes]:
-        footer, count = self._footer()
+        footer_at, count = self._footer()
         at = 0
         found = 0
-        while at < footer:
+        while at < footer_at:
             chunk = self._chunk(at)
             for record in self._records_in(chunk, at):
                 found += 1
                 yield record
             at = chunk.end
-        if at != footer or found != count:
+        if at != footer_at or found != count:
             raise ValueError(f"it has {found} records up to byte {at} instead of {count}")
 
     def _footer(self) -> tuple[int, int]:
@@ -127,20 +142,21 @@ class _Riegeli:
         if last_block < _BLOCK_BYTES or self._size_bytes % _BLOCK_BYTES:
             raise ValueError("it does not consist of whole blocks, or is not an ArrayRecord file")
         postscripts = list(self._records_in(self._chunk(last_block), last_block))
-        numbers = _numbers_in(postscripts[0]) if postscripts else {}
-        if numbers.get(2) != _POSTSCRIPT_MAGIC:
+        postscript = _numbers_in(postscripts[0]) if postscripts else {}
+        if postscript.get(_POSTSCRIPT_MAGIC) != _MAGIC_NUMBER:
             raise ValueError("it does not end with a postscript, or is not an ArrayRecord file")
-        footer = numbers.get(1, 0)
-        if not 0 < footer < last_block:
-            raise ValueError(f"its footer is said to be at byte {footer}")
-        facts = next(self._records_in(self._chunk(footer), footer), b"")
-        for number, _, start, end in fields(facts, 0, len(facts)):
-            if number == 1:
-                return footer, _numbers_in(facts[start:end]).get(3, 0)
+        footer_at = postscript.get(_POSTSCRIPT_FOOTER, 0)
+        if not 0 < footer_at < last_block:
+            raise ValueError(f"its footer is said to be at byte {footer_at}")
+        footer = next(self._records_in(self._chunk(footer_at), footer_at), b"")
+        for number, _, start, end in fields(footer, 0, len(footer)):
+            if number == _FOOTER_METADATA:
+                metadata = _numbers_in(footer[start:end])
+                return footer_at, metadata.get(_METADATA_RECORDS, 0)
         raise ValueError("its footer does not say how many records it has")
 
     def _chunk(self, at: int) -> _Chunk:
-        head, behind = self._read(at, _CHUNK.size)
+        head, data_at = self._read(at, _CHUNK.size)
         _, size_bytes, _, kind_and_records, decoded_bytes = _CHUNK.unpack(head)
         if max(size_bytes, decoded_bytes) > _MAX_CHUNK_BYTES:
             raise UnsupportedShardError(
@@ -148,14 +164,18 @@ class _Riegeli:
                 url=self._url,
                 remedy="write the file with a smaller group_size",
             )
-        data, end = self._read(behind, size_bytes)
+        data, data_end = self._read(data_at, size_bytes)
         kind = kind_and_records & 0xFF
         records = kind_and_records >> 8
-        # A chunk has at least as many bytes as records: positions are numbers of both.
-        least = at + records
-        if 0 < least % _BLOCK_BYTES < _BLOCK_HEADER_BYTES:
-            least += _BLOCK_HEADER_BYTES - least % _BLOCK_BYTES
-        return _Chunk(kind, records, decoded_bytes, data, max(end, least))
+
+        # A record's position is its chunk's plus its number there. For no two records to have the
+        # same, a chunk takes at least as many bytes as it has records. None ends in a block's
+        # header.
+        min_end = at + records
+        within = min_end % _BLOCK_BYTES
+        if 0 < within < _BLOCK_HEADER_BYTES:
+            min_end += _BLOCK_HEADER_BYTES - within
+        return _Chunk(kind, records, decoded_bytes, data, max(data_end, min_end))
 
     def _records_in(self, chunk: _Chunk, at: int) -> Iterator[bytes]:
         if chunk.kind == _TRANSPOSED:
@@ -198,7 +218,7 @@ class _Riegeli:
         elif compression == b"b":
             plain = self._brotli_content(data[start:], size_bytes)
         else:
-            name = {b"s": "snappy"}.get(compression, repr(compression))
+            name = "snappy" if compression == b"s" else repr(compression)
             raise UnsupportedShardError(
                 f"the ArrayRecord file is compressed by {name}",
                 url=self._url,

@@ -18,7 +18,7 @@ from shardcache.transport.http.sockets import failure
 E = TypeVar("E", bound=Exception)
 
 # Raised for an answer with a missing or unreadable field.
-_NONSENSE = (ResponseParserError, KeyError, ValueError)
+_UNREADABLE = (ResponseParserError, KeyError, ValueError)
 # Raised by botocore when credentials are still expired after a refresh.
 _STILL_EXPIRED = RuntimeError
 
@@ -27,7 +27,7 @@ FOREIGN = (
     boto.ClientError,
     aiohttp.ClientError,
     OSError,
-    *_NONSENSE,
+    *_UNREADABLE,
     _STILL_EXPIRED,
 )
 """Everything that an s3fs call or the parsing of its answer may raise.
@@ -88,10 +88,9 @@ class LedAwayError(OSError):
 
 
 def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
-    """Translate one of `FOREIGN`.
+    """Return the error for one of `FOREIGN`, and True if reloading the credentials may help.
 
-    The result is also True if reloading the credentials may help. A RuntimeError that is not about
-    credentials is a bug, and raised again.
+    A RuntimeError that is not about credentials is a bug, and raised again.
     """
     cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
     if isinstance(cause, _STILL_EXPIRED):
@@ -107,7 +106,7 @@ def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
 
 
 def judge_handed(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
-    """Translate one of `FOREIGN`, as `judge`, of a request with keys that a session handed over.
+    """Return the same as `judge`, for a request with keys that a session handed over.
 
     S3 answers a HEAD with expired keys by status 400 alone: other keys may help then.
     """
@@ -138,7 +137,7 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
         return certificate_error(certificate, url)
     if _cause(exn, HeadError) or _cause(exn, LineTooLong):
         return errors.OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY)
-    if isinstance(exn, _NONSENSE):
+    if isinstance(exn, _UNREADABLE):
         return errors.OriginUnavailableError(f"invalid answer from the origin: {exn!r}", url=url)
 
     # 3. There is no connection, or it has failed.

@@ -42,8 +42,8 @@ class HubToken:
         value = variables.get(_TOKEN) or variables.get(_OLDER_NAME)
         if not isinstance(value, str):
             return None
-        plain = value.replace("\r", "").replace("\n", "").strip()
-        return cls(plain) if plain else None
+        cleaned = value.replace("\r", "").replace("\n", "").strip()  # as huggingface_hub does
+        return cls(cleaned) if cleaned else None
 
     @property
     def variables(self) -> dict[str, str]:

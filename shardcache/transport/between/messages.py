@@ -37,7 +37,7 @@ class Request:
     via: str | None = None
 
     def beginning(self, size_bytes: int) -> "Request | None":
-        """Return the request for the first bytes of its url; None for none of them."""
+        """Return the request for the first `size_bytes` of its url; None if that is 0."""
         if not size_bytes:
             return None
         headers = {**self.headers, "Range": f"bytes=0-{size_bytes - 1}"}
@@ -109,15 +109,13 @@ def decoded(line: bytes) -> Message:
 
 _REQUEST = [field.name for field in fields(Request)]
 _BODY = [field.name for field in fields(Body) if field.name != "parts"]
-# A descriptor is sent by `descriptors`.
+# A descriptor is no JSON: `descriptors` passes it over the socket.
 _PARTS = [field.name for field in fields(Parts) if field.name != "fd"]
 
 
 def request_to_json(request: Request, body: Body | None) -> Message:
-    """Return a request and its expected body as JSON.
-
-    `asdict` would take longer than all else done here per part.
-    """
+    """Return a request and its expected body as JSON."""
+    # `dataclasses.asdict` would take longer than all else done here per part.
     message: Message = {name: getattr(request, name) for name in _REQUEST}
     if body is not None:
         message["body"] = {name: getattr(body, name) for name in _BODY}

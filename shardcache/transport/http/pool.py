@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 
 from shardcache.transport.between.messages import Request
 from shardcache.transport.http.gate import Gate
@@ -28,15 +28,19 @@ SILENCE_S = 3.0
 The request is then sent again over a new one.
 """
 
-# A primed request's answer is wanted once its version is known.
+# Age at which a request that was sent ahead is dropped, unless an exchange has taken it: the
+# object's version, which the exchange waits for, is known by then.
 _PRIMED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Primed:
-    """A request sent ahead of its exchange.
+    """A request sent ahead of its exchange, so that its answer is on its way when that begins.
 
-    So its answer is on its way when the object's version becomes known.
+    Attributes:
+        gate: cancels it.
+        opening: its connection, once the request is sent.
+        sent_s: when this was begun, by the monotonic clock.
     """
 
     gate: Gate
@@ -58,12 +62,11 @@ def _report_to_nobody(asked_s: float) -> None:
     """Stand in for a report that nobody wants."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Pool:
     """Idle connections, most recently used first; all are distrusted once one stays silent.
 
     Args:
-        _report: called with the time of a request that got no answer: other processes are affected,
+        report: called with the time of a request that got no answer: other processes are affected,
             too.
 
     Attributes:
@@ -72,19 +75,21 @@ class Pool:
         primed: requests that have been sent ahead, by url.
     """
 
-    _report: Callable[[float], None] = _report_to_nobody
-    _: KW_ONLY
-    silence_s: float = SILENCE_S
-    idle_s: float = IDLE_S
-    primed: dict[str, Primed] = field(default_factory=dict, init=False)
-    # Time of the latest answer over a reused connection.
-    _answered_s: float = field(default=0.0, init=False)
-    _idle: defaultdict[Server, list[HttpConnection]] = field(
-        default_factory=lambda: defaultdict(list),
-        init=False,
-    )
-    _trusted_from_s: float = field(default=0.0, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    def __init__(
+        self,
+        report: Callable[[float], None] = _report_to_nobody,
+        *,
+        silence_s: float = SILENCE_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self.silence_s = silence_s
+        self.idle_s = idle_s
+        self.primed: dict[str, Primed] = {}
+        self._report = report
+        self._answered_s = 0.0  # time of the latest answer over a reused connection
+        self._trusted_from_s = 0.0  # time from which a silent connection counts as lost again
+        self._idle: defaultdict[Server, list[HttpConnection]] = defaultdict(list)
+        self._lock = threading.Lock()  # of `_idle`: any thread of the worker uses it
 
     def take(self, server: Server) -> HttpConnection | None:
         """Return an idle connection that may still work, or None."""
@@ -145,10 +150,7 @@ class Pool:
         self._report(asked_s)
 
     def given_up(self, asked_s: float) -> None:
-        """Treat a cancelled request as a silent connection.
-
-        Unless another request has been answered since.
-        """
+        """Treat a cancelled request as a silent connection, unless another was answered since."""
         if self._answered_s <= asked_s:
             self.silent(asked_s)
 
