@@ -59,9 +59,9 @@ def _warn(exn: Exception, further: str = "") -> None:
 
 @dataclass(slots=True)
 class _FirstWarnings:
-    """`warn_and_continue` for a single epoch, silent after some errors.
+    """`warn_and_continue` for a single epoch, silent after the first errors.
 
-    Whoever calls it counts those.
+    The reader that calls it counts the skipped shards and samples, and logs their number.
     """
 
     errors: int = 0
@@ -106,7 +106,8 @@ ANY_HANDLER = f"a function of the error, or the name of a handler: {', '.join(_B
 def handler_of(handler: Handler | str) -> Handler:
     """Return a handler, which may be given by its name.
 
-    Raises TypeError or ValueError for anything else.
+    Raises TypeError or ValueError for anything else, without a message: the check of arguments says
+    what `ANY_HANDLER` is.
     """
     if isinstance(handler, str):
         if handler not in _BY_NAME:

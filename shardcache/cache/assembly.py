@@ -180,7 +180,7 @@ def assemble_fetching(given: Given, kept: Kept) -> Fetching:
         counters,
         changed,
     )
-    reconsider = downloader.scheduler.deal
+    reconsider = downloader.scheduler.reconsider
     transfers = Transfers(fetcher.fetch, reconsider, planner, counters, changed, given.group)
 
     at_once = settings.max_transfers

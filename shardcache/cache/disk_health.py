@@ -1,4 +1,4 @@
-"""Health of the cache disk: checked periodically, after errors, and while it fails."""
+"""Health of the cache disk."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-_LOOK_S = 5.0
+_LOOK_S = 5.0  # between two checks of a healthy disk
 
 # A full disk recovers soon, a failing one rarely: backing off keeps its kernel log from filling up.
 _FIRST_PAUSE_S = 0.5
@@ -26,16 +26,15 @@ _LONGEST_PAUSE_S = 10.0
 class DiskHealth:
     """Health of the cache disk: checked periodically, right after errors, and while it fails.
 
+    Args:
+        changed: notified when the disk fails or recovers.
+
     Attributes:
-        error: the disk's present error. With one, cached shards are served but none is fetched.
+        error: the disk's present error; None while it is healthy. With one, cached shards are
+            served but none is fetched.
     """
 
     def __init__(self, store: Store, residency: Residency, changed: Signal) -> None:
-        """Begin with a disk that is well.
-
-        Args:
-            changed: notified when the disk fails or recovers.
-        """
         self.error: DiskError | None = None
         self._store = store
         self._residency = residency
@@ -45,10 +44,10 @@ class DiskHealth:
         self._suspicion.set()
         self._looked = Signal()
         self._is_looking = False
-        self._asked_s: float | None = None  # start of the present question to the disk
+        self._asked_s: float | None = None  # start of the check in progress, if there is one
 
     def __repr__(self) -> str:
-        state = "well" if self.error is None else repr(self.error.code)
+        state = "healthy" if self.error is None else repr(self.error.code)
         return f"DiskHealth({state})"
 
     def check(self, url: str) -> None:
@@ -63,10 +62,10 @@ class DiskHealth:
         """
         if self.error is None:
             self._suspicion.set()
-        looks = self._looked.count + 1
+        awaited = self._looked.count + 1
         if self._is_looking:
-            looks += 1  # the check in progress may predate the failure
-        while self.error is None and self._looked.count < looks:
+            awaited += 1  # the check in progress may predate the failure
+        while self.error is None and self._looked.count < awaited:
             await self._looked.wait()
         return self.error is None
 
@@ -87,10 +86,10 @@ class DiskHealth:
             "silent_s": round(silent_s, 3),
         }
 
-    async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
+    async def take_out(self, shard: Shard, exn: CorruptShardError) -> bool:
         """Take a corrupt shard out of service.
 
-        False if the disk has failed, which proves nothing about the shard.
+        Return False, and do nothing, if the disk fails, which proves nothing about the shard.
         """
         if not await self.examine():
             return False
@@ -105,7 +104,7 @@ class DiskHealth:
         await self.until(lambda: self._store.folder.is_lost)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once a condition holds; it is tried after each look at the disk."""
+        """Return once a condition holds; it is tried after each check of the disk."""
         while not condition():
             await self._looked.wait()
 
@@ -150,7 +149,8 @@ class DiskHealth:
     async def _probe(self) -> bool:
         try:
             return await self._ask(self._store.folder.probe)
-        except DiskFullError:  # other programs fill the disk
+        except DiskFullError:
+            # Other programs have filled it: room for them is made by eviction.
             await self._residency.keep_free()
         return await self._ask(self._store.folder.probe)
 
@@ -162,7 +162,7 @@ class DiskHealth:
             self._asked_s = None
 
     def _record(self, error: DiskError | None) -> None:
-        """Record the disk's state; a change of it is logged, and wakes who waits for space."""
+        """Record the disk's state; a change of it is logged, and wakes what waits for space."""
         previous = self.error
         self.error = error
         if type(previous) is type(error):

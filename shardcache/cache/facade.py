@@ -303,7 +303,7 @@ class Cache:
             try:
                 facts = await self._store.facts(shard)
             except CorruptShardError as exn:
-                await self._health.found(shard, exn)
+                await self._health.take_out(shard, exn)
                 continue
             if is_meant(facts.url) and self._store.shards.get(shard.key) is shard:
                 yield shard, facts
@@ -426,7 +426,7 @@ class Cache:
                 await self._store.check(shard)
         except (CorruptShardError, ExhaustedError) as exn:
             if isinstance(exn, CorruptShardError):
-                await self._health.found(shard, exn)
+                await self._health.take_out(shard, exn)
             return exn
         return None
 

@@ -191,7 +191,7 @@ class Scrubber:
         except CorruptShardError as exn:
             if self._store.shards.get(shard.key) is not shard:
                 return True  # evicted while it was read
-            if not await self._health.found(shard, exn):
+            if not await self._health.take_out(shard, exn):
                 return False
             self._found += 1
         return True

@@ -1,4 +1,4 @@
-"""Ends of a daemon: a signal, idleness, the loss of its folder, and force."""
+"""Reasons for a daemon to stop: a signal, idleness, a deleted folder or socket; and force."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,10 @@ log = structlog.get_logger()
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first stop signal sets.
+    """Yield an event that a stop signal sets.
 
-    A second one ends the process immediately, as safe as kill -9.
+    Signals after the block, while the daemon stops, end the process immediately: no shard is lost,
+    as with kill -9.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

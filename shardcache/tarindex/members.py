@@ -39,6 +39,38 @@ _WITHOUT_PREFIX = frozenset({GNU_SPARSE, *GNU_LONG})  # use that field for other
 _FIELDS = struct.Struct("100s 24x 12s 12x 8s 1s 188x 155s 12x")
 _LINK_NAME = slice(157, 257)  # of a header block
 _PAX_RECORD = re.compile(rb"([0-9]{1,9}) ([^=\n]+)=")
+# Offsets of the flag that another block of a sparse map follows: in a header, and in such a block.
+_MAP_GOES_ON = 482
+_MAP_GOES_ON_AGAIN = 504
+
+# Headers of small members share one read; after a large member, little more than the next header is
+# read.
+_WINDOW_BYTES = 32 * 1024
+_ALONE_BYTES = 2 * 1024
+_TAIL_BYTES = 1024 * 1024
+
+# Limit for a long name or a set of PAX records; libarchive's limit for names is 1 MiB.
+_EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
+
+# A name in a global header applies to every member without one of its own: a file of a megabyte
+# could need gigabytes.
+_GLOBAL_LIMIT_BYTES = 4096
+
+_SHOWN_BYTES = 200  # of a name, in messages
+
+# PAX records that change a member. Of the others about sparse files, only their presence matters.
+_SPARSE = b"GNU.sparse."
+_SPARSE_NAME = _SPARSE + b"name"
+_USED = frozenset({b"path", b"linkpath", b"size", _SPARSE_NAME})
+
+# First bytes of compressed files, with the compression and the suffix of a tar that has it.
+_MAGIC = {
+    b"\x1f\x8b": ("gzip", ".tar.gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", ".tar.zst"),
+    b"BZh": ("bzip2", ".tar.bz2"),
+    b"\xfd7zXZ\x00": ("xz", ".tar.xz"),
+    b"\x04\x22\x4d\x18": ("lz4", ".tar.lz4"),
+}
 
 
 Header = tuple[bytes, int, bytes]
@@ -106,40 +138,13 @@ def padded(size_bytes: int) -> int:
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
 
 
-# Headers of small members share one read; after a large member, little more than the next header is
-# read.
-_WINDOW_BYTES = 32 * 1024
-_ALONE_BYTES = 2 * 1024
-_TAIL_BYTES = 1024 * 1024
-
-# Limit for a long name or a set of PAX records; libarchive's limit for names is 1 MiB.
-_EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
-
-# A name in a global header applies to every member without one of its own: a file of a megabyte
-# could need gigabytes.
-_GLOBAL_LIMIT_BYTES = 4096
-
-_SHOWN_BYTES = 200
-
-_SPARSE = b"GNU.sparse."
-_SPARSE_NAME = _SPARSE + b"name"
-_USED = frozenset({b"path", b"linkpath", b"size", _SPARSE_NAME})
-
-_MAGIC = {
-    b"\x1f\x8b": ("gzip", ".tar.gz"),
-    b"\x28\xb5\x2f\xfd": ("zstd", ".tar.zst"),
-    b"BZh": ("bzip2", ".tar.bz2"),
-    b"\xfd7zXZ\x00": ("xz", ".tar.xz"),
-    b"\x04\x22\x4d\x18": ("lz4", ".tar.lz4"),
-}
-
 Records = dict[bytes, bytes]
 
 Member = tuple[bytes, int, int, Fault | None]
-"""A file in a tar: its name, as stored.
+"""A file in a tar: its name, as stored; the offsets in the tar of its start, and of the byte after
+its end; and the reason why this span is not its content, if it is not.
 
-The offsets in the tar of its start and end (exclusive); and the reason why this span is not its
-content, if it is not. A hard link has the span of the file that it is linked to.
+A hard link has the span of the file that it is linked to.
 """
 
 Content = tuple[int, int, Fault | None]
@@ -183,9 +188,9 @@ class Tar:
             TrailingDataError: data follows its end.
             CorruptShardError: a header is damaged.
         """
-        shared: Records = {}
-        own: Records = {}
-        announced = False
+        shared: Records = {}  # of global headers, for all members that follow
+        own: Records = {}  # of the extended headers of the next member
+        has_extended_header = False
         at = 0
         begin = 0  # of the next member, with the headers that belong to it
         while True:
@@ -194,31 +199,31 @@ class Tar:
                 break
             _, _, kind = header
             if kind in EXTENSIONS:
-                records, behind = self._extension(header, at)
+                records, end = self._extension(header, at)
                 if kind == PAX_GLOBAL:
                     self._check_shared(records, at)
                     shared |= records
                 else:
                     own = records | own  # the first of several headers takes precedence
-                    announced = True
-                at = behind
+                    has_extended_header = True
+                at = end
                 continue
 
             records = (shared | own) if shared else own
-            member, behind = self._member(header, at, records)
+            member, next_header = self._member(header, at, records)
             if kind == HARD_LINK:
                 member = self._hard_link(header, at, begin, records)
-            at = behind
+            at = next_header
             if member is not None:
                 if self._contents is not None:
                     self._contents[_path(member[0])] = member[1:]
                 yield member
             begin = at
-            if announced:
+            if has_extended_header:
                 own = {}
-                announced = False
+                has_extended_header = False
 
-        if announced:
+        if has_extended_header:
             raise TruncatedShardError(
                 f"the tar ends at byte {at}, between a member's extended header and the member",
                 url=self._url,
@@ -240,6 +245,7 @@ class Tar:
             raise self._corrupt(at, f"the tar header there is damaged ({exn})") from exn
 
     def _judge_end(self, at: int, rest: bytes) -> None:
+        """Raise ShardError if the tar must not end with `rest`, which begins at byte `at`."""
         if self._size_bytes == 0:
             raise TruncatedShardError("the file is empty", url=self._url)
         if at == 0:
@@ -301,15 +307,15 @@ class Tar:
         """Return the member and the offset of the next header; None if it is not a regular file."""
         name, size_bytes, kind = header
         start = at + BLOCK_BYTES
-        sparse = kind == GNU_SPARSE
+        is_sparse = kind == GNU_SPARSE
         if kind in DATALESS:
             return None, start
-        if sparse:
+        if is_sparse:
             start = self._behind_sparse_map(at)
         if records:
             name = records.get(_SPARSE_NAME, records.get(b"path", name))
             size_bytes = self._pax_size(records, at, size_bytes)
-            sparse = sparse or any(keyword.startswith(_SPARSE) for keyword in records)
+            is_sparse = is_sparse or any(keyword.startswith(_SPARSE) for keyword in records)
         end = start + size_bytes
         next_header = start + padded(size_bytes)
         if next_header > self._size_bytes:
@@ -319,7 +325,7 @@ class Tar:
             )
         if kind not in REGULAR:
             return None, next_header
-        fault = Fault.SPARSE if sparse else None
+        fault = Fault.SPARSE if is_sparse else None
         return (name, start, end, fault), next_header
 
     def _hard_link(self, header: Header, at: int, begin: int, records: Records) -> Member:
@@ -369,13 +375,13 @@ class Tar:
 
     def _behind_sparse_map(self, at: int) -> int:
         """Return the offset after the continuation blocks of an old GNU sparse header's map."""
-        more = self._read(at, BLOCK_BYTES)[482]
+        goes_on = self._read(at, BLOCK_BYTES)[_MAP_GOES_ON]
         at += BLOCK_BYTES
-        while more:
+        while goes_on:
             block = self._read(at, BLOCK_BYTES)
             if len(block) < BLOCK_BYTES:
                 raise self._truncated("inside a sparse member's header")
-            more = block[504]
+            goes_on = block[_MAP_GOES_ON_AGAIN]
             at += BLOCK_BYTES
         return at
 

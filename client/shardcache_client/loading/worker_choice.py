@@ -18,13 +18,15 @@ WorkerKind: TypeAlias = Literal["threads", "processes"]
 OF_PROCESSES = ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout")
 """Options that have no effect on threads."""
 
+# Share of time for which threads and training may hold the lock, without long waits for it.
 _MAX_DEMAND = 0.5
-"""Share of time for which threads and training may hold the lock, without long waits for it."""
 
+# Samples after which the shares are taken for known: of each worker, and of the training process.
 _MIN_SAMPLES_A_WORKER = 60
 _MIN_SAMPLES_OF_STEPS = 100
+
+# Steps that take a smaller share of the time are not sampled: they count as holding the lock.
 _MIN_STEP_SHARE = 0.05
-"""Steps that take less of the time are not sampled, but taken to hold the lock throughout."""
 
 
 def given_of_processes(options: Mapping[str, Any]) -> str | None:
@@ -78,7 +80,7 @@ class Seen:
 
     @property
     def kind(self) -> WorkerKind | None:
-        """The kind of workers that this speaks for; None while too little has been seen."""
+        """The kind of workers that suits this use; None while too little has been seen."""
         demand = self.demand
         if demand is None:
             return None

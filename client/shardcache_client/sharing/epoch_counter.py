@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 from shardcache.errors import ConfigError
 from shardcache_client.sharing.file_locks import held
 
-_COUNTING, _BEGINNING = range(2)  # bytes of the file that processes lock
+# Bytes of the file that processes lock.
+_COUNTING = 0  # while the count is read or changed
+_BEGINNING = 1  # while an iteration begins
 
 # Places in the file. Its first byte is the number of the slot that has the count: a process that is
 # killed while it writes the other one has changed nothing.
@@ -25,7 +27,7 @@ _SLOT_BYTES = 1 << 12
 
 _MAX_WORKERS = 1024
 _BITS_BYTES = _MAX_WORKERS // 8
-# Passes noted, of which abandoned loaders leave behind some: as many as a slot has room for.
+# Passes that are kept, those of abandoned loaders included: as many as a slot has room for.
 _MAX_KEPT = 12
 
 
@@ -130,6 +132,11 @@ class Count:
         return count
 
 
+def _is_no_worker() -> bool:
+    """Stand in for `in_worker` where there are no DataLoader workers."""
+    return False
+
+
 class EpochCounter:
     """A count that a process shares with the DataLoader workers that it starts.
 
@@ -142,21 +149,28 @@ class EpochCounter:
     while doing so.
 
     Args:
-        in_worker: returns True in a DataLoader worker (`bool()` is False); it is pickled with the
-            counter.
+        count: to begin with; None for a new one.
+        in_worker: returns True in a DataLoader worker; it is pickled with the counter.
     """
 
-    def __init__(self, count: Count | None = None, in_worker: Callable[[], bool] = bool) -> None:
+    def __init__(
+        self, count: Count | None = None, in_worker: Callable[[], bool] = _is_no_worker
+    ) -> None:
         self._in_worker = in_worker
         # By pid of a trainer; the last is this process's, or that of its trainer.
         self._fds: dict[int, int] = {}
         first = count or Count()
-        self._hold(_filled(first), os.getpid(), first)
+        self._hold(_new_file(first), os.getpid(), first)
 
     def __repr__(self) -> str:
         return f"EpochCounter({self.read()!r})"
 
     def _hold(self, fd: int, trainer_pid: int, at_start: Count) -> None:
+        """Hold the file with the count of a trainer and its workers, until this is collected.
+
+        Args:
+            at_start: the count with which a process begins that turns out to be another trainer.
+        """
         self._at_start = at_start
         if self._fds.setdefault(trainer_pid, fd) == fd:
             weakref.finalize(self, os.close, fd)
@@ -169,7 +183,7 @@ class EpochCounter:
         trainer_pid, fd = list(self._fds.items())[-1]
         if trainer_pid == os.getpid() or self._in_worker():
             return fd
-        self._hold(_filled(self._at_start), os.getpid(), self._at_start)
+        self._hold(_new_file(self._at_start), os.getpid(), self._at_start)
         return self._fds[os.getpid()]
 
     def read(self) -> Count:
@@ -190,7 +204,7 @@ class EpochCounter:
     def hold_loaded(self, states: bytes) -> None:
         """Hold the states that were loaded last, for workers that run already.
 
-        `Count.loads` is to be raised after.
+        They look for them once `Count.loads` is raised, which is up to the caller.
         """
         fd = self._here()
         with held(fd, _COUNTING):
@@ -211,8 +225,12 @@ class EpochCounter:
             yield
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # 1. A copy, such as one in a checkpoint: a counter of its own.
         if get_spawning_popen() is None:
             return EpochCounter, (self.read(), self._in_worker)
+
+        # 2. For a process that is being spawned: the same file. If that is no worker of this
+        # process's trainer, it makes a file of its own when it first needs the count.
         count = self.read()
         trainer_pid, fd = list(self._fds.items())[-1]
         return object.__new__, (EpochCounter,), (DupFd(fd), trainer_pid, count, self._in_worker)
@@ -238,7 +256,8 @@ _ALL: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
 os.register_at_fork(before=_prepare_fork)
 
 
-def _filled(count: Count) -> int:
+def _new_file(count: Count) -> int:
+    """Return the descriptor of a new file with a count. Raises ConfigError."""
     fd = os.memfd_create("shardcache-epochs")
     try:
         _write(fd, count)

@@ -1,6 +1,8 @@
 """Locks on single bytes of files, which exclude processes and threads.
 
-They end with their process, however it ends.
+They end with their process, however it ends. They belong to open file descriptions (F_OFD_SETLK):
+the locks that belong to processes do not exclude threads of one process, and are dropped when any
+descriptor of the file is closed.
 """
 
 import errno
@@ -14,9 +16,6 @@ from shardcache.errors import ConfigError
 
 # flock of fcntl(2): type, whence, start, length, and a pid that must be 0.
 _FLOCK = struct.Struct("hhqqi4x")
-
-# These locks belong to open file descriptions (F_OFD_SETLK): locks of processes do not exclude
-# threads of one process, and are dropped when any descriptor of the file is closed.
 
 
 def reopened(fd: int) -> int:

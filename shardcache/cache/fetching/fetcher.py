@@ -151,7 +151,7 @@ class Fetcher:
                 # An index of damaged bytes would look sound.
                 await self._store.check_tar(shard, facts)
             except CorruptShardError as exn:
-                if await self._health.found(shard, exn):
+                if await self._health.take_out(shard, exn):
                     return None
                 self._health.check(facts.url)
                 raise
@@ -236,7 +236,7 @@ class Fetcher:
                 facts = await self._store.facts(own)
                 await self._store.check_tar(own, facts)
             except CorruptShardError as exn:
-                await self._health.found(own, exn)
+                await self._health.take_out(own, exn)
                 return
             await asyncio.to_thread(partial.fill, self._store.layout.tar(own.key))
 

@@ -65,6 +65,7 @@ class Leasing:
         `acquire` revalidates them.
         """
         names = ((place_of(url, is_file=False), url) for url in urls)
+        # The key of a name whose version is unknown is the name itself.
         unknown = [(name, url) for name, url in names if self._planner.key(name) == name]
         for first in range(0, len(unknown), _RECALLED_AT_ONCE):
             some = unknown[first : first + _RECALLED_AT_ONCE]
@@ -74,6 +75,7 @@ class Leasing:
                     continue
                 key = shard_key(name, version)
                 if key in self._store.shards:
+                    # As if learned long ago, so that the next reader has it revalidated.
                     self._planner.learn(name, key, now_s=float("-inf"))
 
     async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:

@@ -32,7 +32,8 @@ _BAR_FROM_COLUMNS = 100
 # that are left out.
 _OTHER_LINES = 7
 _GAP_COLUMNS = 2
-_BAR = ""
+_BAR = ""  # heading of the column of progress bars
+# Headings of the columns of numbers, which are aligned to the right.
 _NUMBERS = (
     "readers",
     "shards read",
@@ -44,10 +45,10 @@ _NUMBERS = (
     "needed in",
     "waiting",
 )
-# Given up one after another until the rest fits. If all stayed, 80 columns would show of four
-# waiting jobs neither `user` nor `ahead` nor `waiting now`, and 120 cut 14 cells.
+# Columns that are left out, one after another, until the others fit. With all of them, a screen of
+# 80 columns would have no space for `user`, `ahead` and `waiting now`.
 _DISPENSABLE = ("waited", _BAR, "shards/s", "waits", "readers")
-# Cut rather than given up, down to this width.
+# Column that is made narrower rather than left out, down to this width.
 _ELASTIC = "waiting now"
 _MIN_ELASTIC_COLUMNS = 12
 # For longer names no column is given up: they are folded, whatever the screen's width leaves them.
@@ -91,29 +92,28 @@ class Moment:
         return self.page | {"rates": self.rates}
 
 
-def rates_between(former: Json, page: Json) -> Json | None:
+def rates_between(previous: Json, page: Json) -> Json | None:
     """Return the rates between two pages; None for different daemons or the same moment.
 
     `waiting_share` is, for each job with readers, the fraction of the interval in which these
     waited for data, 0 to 1.
     """
-    if former["pid"] != page["pid"] or former["uptime_s"] >= page["uptime_s"]:
+    if previous["pid"] != page["pid"] or previous["uptime_s"] >= page["uptime_s"]:
         return None
-    interval_s = page["uptime_s"] - former["uptime_s"]
-    before = former["counters"]
+    interval_s = page["uptime_s"] - previous["uptime_s"]
+    before = previous["counters"]
     now = page["counters"]
     rates = {}
     for name in _RATES:
         difference = now.get(name, 0) - before.get(name, 0)
         rates[f"{name}_per_s"] = round(difference / interval_s, 3)
-    before_s = {_job_key(job): job["waited_s"] for job in former["jobs"]}
+    before_s = {_job_key(job): job["waited_s"] for job in previous["jobs"]}
     jobs = []
     for job in page["jobs"]:
         if not job["sessions"]:
             continue
         waited_s = job["waited_s"] - before_s.get(_job_key(job), 0.0)
-        # Readers that joined or left in between make the sum inexact: keep the share between 0 and
-        # 1.
+        # Readers that joined or left in between make it inexact.
         share = min(1.0, max(0.0, waited_s / (interval_s * job["sessions"])))
         jobs.append({"name": job["name"], "uid": job["uid"], "waiting_share": round(share, 4)})
     return {"interval_s": round(interval_s, 3), **rates, "jobs": jobs}
@@ -132,16 +132,16 @@ def draw(moment: Moment, width: int, height: int | None = None) -> RenderableTyp
     columns = _job_columns([job for job in jobs if job["sessions"]], moment.rates, width)
     idle = _idle_jobs([job for job in jobs if not job["sessions"]])
     transfers = sorted(page["transfers"], key=_transfer_order)
-    # Lists that are cut have another line, and names may be folded into several: what is still too
-    # long, rich crops.
-    room = sys.maxsize
+    # Jobs get half of the lines, and those that transfers do not need; transfers get the others.
+    # Names may be folded into several lines: rich crops a frame that is too long because of that.
+    lines = sys.maxsize
     if height is not None:
-        room = max(0, height - facts.row_count - _OTHER_LINES - len(idle))
-    for_jobs = max(room // 2, room - len(transfers))
-    for_transfers = room - min(for_jobs, len(jobs))
-    rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
+        lines = max(0, height - facts.row_count - _OTHER_LINES - len(idle))
+    for_jobs = max(lines // 2, lines - len(transfers))
+    for_transfers = lines - min(for_jobs, len(jobs))
+    process = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
     return Group(
-        Text.assemble((f"shardcache {page['version']}", "bold"), rest),
+        Text.assemble((f"shardcache {page['version']}", "bold"), process),
         facts,
         *_list(columns, for_jobs, is_cut=is_cut),
         *idle,
@@ -195,7 +195,7 @@ def _facts(moment: Moment, *, is_cut: bool) -> Table:
         ("bill", page.get("bill", {}).get("text")),
         ("since start", _troubles(counters)),
         ("scrub", _scrub(page.get("scrub"))),
-        (Text("daemon", "red"), _trouble(moment.trouble)),
+        (Text("daemon", "red"), _error_of_daemon(moment.trouble)),
     ]
     table = Table.grid(padding=(0, 2))
     for heading, fact in facts:
@@ -209,7 +209,7 @@ def _facts(moment: Moment, *, is_cut: bool) -> Table:
     return table
 
 
-def _trouble(trouble: ShardcacheError | None) -> Text | None:
+def _error_of_daemon(trouble: ShardcacheError | None) -> Text | None:
     if trouble is None:
         return None
     return Text(f"{trouble.message}; retrying", "red")
@@ -377,12 +377,16 @@ def _unmatched(job: Row) -> str:
 
 
 def _min_width(columns: Columns, max_for_names: int) -> int:
-    """Return the width of the columns with their gaps."""
-    most = {"job": max_for_names, _ELASTIC: _MIN_ELASTIC_COLUMNS}
+    """Return the least width that shows the columns, with their gaps.
+
+    Args:
+        max_for_names: width that the names of jobs take at most; longer ones are folded.
+    """
+    limits = {"job": max_for_names, _ELASTIC: _MIN_ELASTIC_COLUMNS}
     total = 0
     for heading, cells in columns.items():
         width = max(_cell_width(cell) for cell in (heading, *cells))
-        total += min(width, most.get(heading, width)) + _GAP_COLUMNS
+        total += min(width, limits.get(heading, width)) + _GAP_COLUMNS
     return total - _GAP_COLUMNS
 
 
@@ -407,10 +411,7 @@ def ahead(job: Row) -> Text:
 
 
 def _waited(job: Row) -> str:
-    """Describe how long a job's readers waited, and for what.
-
-    `2.5 s: network 2.0 s, disk 500 ms`.
-    """
+    """Describe how long a job's readers waited, and for what: "2.5 s: network 2 s, disk 500 ms"."""
     causes = []
     for cause, waited_s in job.get("waited", {}).items():
         if waited_s > 0:

@@ -85,7 +85,7 @@ class Scheduler:
             self._leave(claim)
             self._reassign()
 
-    def deal(self) -> None:
+    def reconsider(self) -> None:
         """Ask for all priorities and reassign slots; to be called when one is more urgent now.
 
         Without a call, that happens when a claim comes or goes, if `ASK_AGAIN_S` has passed.
@@ -250,7 +250,7 @@ class Scheduler:
     def _prolong(self, download: AskPriority) -> None:
         """Give a download precedence for `_ALONE_S` from now; others may be served after that."""
         self._alone_until_s[download] = now_s() + _ALONE_S
-        asyncio.get_running_loop().call_later(_ALONE_S, self.deal)
+        asyncio.get_running_loop().call_later(_ALONE_S, self.reconsider)
 
     @property
     def _may_pause_more(self) -> bool:

@@ -185,11 +185,11 @@ async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> N
     await users.start("warm", WARM, pausable=True)
     await users.start("queued", PLANNED, pausable=True)
     users.priorities["queued"] = Priority(WAITING)
-    users.slots.deal()
+    users.slots.reconsider()
     await turns()
     assert users.holding == {"queued"}
     users.priorities |= {"queued": PLANNED, "warm": Priority(WAITING)}
-    users.slots.deal()
+    users.slots.reconsider()
     assert users.holding == {"warm"}
 
 
@@ -199,7 +199,7 @@ async def test_paused_parts_are_no_more_than_the_slots() -> None:
     await users.start("first", WARM, pausable=True)
     await users.start("waiting", Priority(WAITING))
     users.priorities["first"] = Priority(4)
-    users.slots.deal()
+    users.slots.reconsider()
     await users.start("second", WARM, pausable=True)
     await users.finish("waiting")
     assert users.holding == {"second"}
@@ -259,9 +259,9 @@ async def test_precedence_lasts_while_parts_arrive() -> None:
         assert users.holding <= {"part", "planned0", "planned1"}
         pass_time(0.6)
         users.slots.took(users.claims["part"], 1, time_s)
-        users.slots.deal()
+        users.slots.reconsider()
     pass_time(1.1)
-    users.slots.deal()
+    users.slots.reconsider()
     assert users.holding == {"part", *planned}
 
 
