@@ -16,7 +16,7 @@ from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
 
-_EXPECT_S = 30.0
+_EXPECT_S = 30.0  # limit for loading, credentials and connections before the first request
 
 
 class DeferredOrigin(Origin):
@@ -41,7 +41,7 @@ class DeferredOrigin(Origin):
     def expect(self, url: str) -> None:
         """Load it, with its credentials and connections, before the first request.
 
-        That will report what fails.
+        Nothing is raised: what fails now, fails again for that request, which reports it.
         """
         if self._expecting is None:
             self._expecting = asyncio.create_task(self._prepare(url))
@@ -74,7 +74,8 @@ class DeferredOrigin(Origin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`."""
-        return await (await self.loaded()).fetch(_itself(obj), parts, flow, commit)
+        origin = await self.loaded()
+        return await origin.fetch(_without_key_split(obj), parts, flow, commit)
 
     async def ask_tier(
         self,
@@ -84,7 +85,8 @@ class DeferredOrigin(Origin):
         flow: Flow | None,
     ) -> Answer | None:
         """As `Origin.ask_tier`."""
-        return await (await self.loaded()).ask_tier(route, _itself(obj), parts, flow)
+        origin = await self.loaded()
+        return await origin.ask_tier(route, _without_key_split(obj), parts, flow)
 
     async def list_prefix(
         self,
@@ -120,8 +122,8 @@ class DeferredOrigin(Origin):
             await self._origin.close()
 
 
-def _itself(obj: RemoteObject) -> RemoteObject:
-    """Return an object by the url that its origin knows, without what is said of keys."""
+def _without_key_split(obj: RemoteObject) -> RemoteObject:
+    """Return an object by the url that its origin knows, without the part about keys of samples."""
     url, _ = key_split_in(obj.url)
     return obj if url == obj.url else replace(obj, url=url)
 

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
 from shardcache.errors import CorruptShardError
 
-_SHOWN_CHARS = 200
+_SHOWN_CHARS = 200  # of a name, in messages
 _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
 _BLOCK_BYTES = 256 * 1024
@@ -121,9 +121,9 @@ def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
     extension_ids = tables.extension_ids
     first = 0
     for last in tables.member_ends:
-        for each in range(first, last):
-            if extension_ids[each] == wanted:
-                yield starts[each], ends[each]
+        for member in range(first, last):
+            if extension_ids[member] == wanted:
+                yield starts[member], ends[member]
                 break
         else:
             yield 0, 0
@@ -350,32 +350,32 @@ class TarIndex:
         path: Path,
     ) -> Self:
         parts = []
-        at = 0
+        start = 0
         for size_bytes in counts.table_sizes():
-            parts.append(tables[at : at + size_bytes])
-            at += size_bytes
-        starts = parts[0].cast("Q")
-        ends = parts[1].cast("Q")
-        member_ends = parts[2].cast("Q")
-        key_ends = parts[3].cast("Q")
-        extension_ends = parts[4].cast("Q")
-        faults = parts[5].cast("Q")
-        named_faults: dict[int, tuple[Fault, int]] = {}
+            parts.append(tables[start : start + size_bytes])
+            start += size_bytes
+        *of_u64, extension_ids, keys, extensions = parts
+        starts, ends, member_ends, key_ends, extension_ends, faults = (
+            part.cast("Q") for part in of_u64
+        )
+
+        fault_of_sample: dict[int, tuple[Fault, int]] = {}
         try:
-            for at in range(0, len(faults), 3):
-                named_faults[faults[at]] = (Fault(faults[at + 1]), faults[at + 2])
+            for first in range(0, len(faults), 3):
+                sample = faults[first]
+                fault_of_sample[sample] = (Fault(faults[first + 1]), faults[first + 2])
         except ValueError as exn:
             raise _damaged(path, f"it names an unknown fault ({exn})") from exn
         return cls(
             header=header,
             starts=starts,
             ends=ends,
-            extension_ids=parts[6].cast("I"),
+            extension_ids=extension_ids.cast("I"),
             member_ends=member_ends,
-            keys=parts[7],
+            keys=keys,
             key_ends=key_ends,
-            extensions=_cut(bytes(parts[8]), extension_ends),
-            faults=named_faults,
+            extensions=_cut(bytes(extensions), extension_ends),
+            faults=fault_of_sample,
         )
 
     def is_sound(self) -> bool:

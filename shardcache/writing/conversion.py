@@ -100,14 +100,14 @@ class _Conversion:
         self._journal = Journal(options.recorded(found))
         self._objects: dict[str, RemoteObject] = {}
         self._queue: asyncio.Queue[tuple[int, str, Cut] | None] = asyncio.Queue()
-        self._tabled = options.pack  # True if no table is to be written
-        self._planned: list[str] = []
+        self._needs_table = not options.pack
+        self._planned: list[str] = []  # names of the shards
         self._planned_bytes = 0
-        self._done = {"written": 0, "kept": 0}
+        self._done = {"written": 0, "kept": 0}  # number of shards
         self._done_bytes = 0
         self._saving = asyncio.Lock()
-        self._unsaved = 0
-        self._failure: ShardcacheError | None = None
+        self._unsaved = 0  # number of shards that were written since the journal was last stored
+        self._failure: ShardcacheError | None = None  # the first one
 
     async def run(self, workers: int) -> Json:
         """Write what is missing; return the summary.
@@ -133,7 +133,7 @@ class _Conversion:
             shards = self._objects.keys() - {TABLE}
             check_empty(self._options.names.foreign(shards), self._target.url)
             if TABLE in self._journal.shards and all(map(self._is_there, self._journal.shards)):
-                self._tabled = True
+                self._needs_table = False  # the interrupted run has written it
         else:
             check_empty(self._objects, self._target.url)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
@@ -155,7 +155,7 @@ class _Conversion:
                 self._planned.append(name)
                 self._planned_bytes += shard.size_bytes
                 self._queue.put_nowait((number, name, shard))
-                self._show()
+                self._report_progress()
             if not self._planned:
                 raise InputError("the input contains no samples", remedy="check the path")
         except ShardcacheError as exn:
@@ -176,8 +176,8 @@ class _Conversion:
                 except ShardcacheError as exn:
                     self._failure = self._failure or exn
                 self._done_bytes += shard.size_bytes
-                self._show()
-            self._queue.put_nowait(None)  # for the next that waits
+                self._report_progress()
+            self._queue.put_nowait(None)  # for the next task that waits
         finally:
             await writer.end()
 
@@ -190,7 +190,7 @@ class _Conversion:
     ) -> None:
         """Have a shard written unless it is there, and its part of the table if that is wanted."""
         kept = self._kept(name, shard)
-        if kept is None or not self._tabled:
+        if kept is None or self._needs_table:
             self._journal.shards[name] = await writer.write(number, name, shard, kept)
         if kept is not None:
             self._done["kept"] += 1
@@ -220,7 +220,7 @@ class _Conversion:
                 self._unsaved = 0
                 await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
-    def _show(self) -> None:
+    def _report_progress(self) -> None:
         done = sum(self._done.values())
         planned = len(self._planned)
         sizes = {"done_bytes": self._done_bytes, "total_bytes": self._planned_bytes}
@@ -232,7 +232,7 @@ class _Conversion:
         samples = sum(shard.samples for shard in shards.values())
         if self._input.classes:
             await self._target.store_bytes(as_json(self._input.classes), CLASSES)
-        if not self._tabled:
+        if self._needs_table:
             table = await self._target.store_table(self._planned)
             self._journal.shards[TABLE] = Stored(table.size_bytes, table.version, samples)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
@@ -299,6 +299,17 @@ async def _serve(
     tokens: str | None,
     scratch: str,
 ) -> None:
+    """Write the shards that the command asks for, and answer each request.
+
+    Args:
+        todo: yields the requests: number, name, first and last position, record.
+        kind: of the input.
+        arguments: of the input.
+        url: of the destination.
+        tables: access settings of object stores, as JSON.
+        tokens: the member whose tokens are counted; None for none.
+        scratch: folder for drafts.
+    """
     # The command removes it, and with it the drafts of a process that was killed.
     tempfile.tempdir = scratch
     source: Source | None = None
@@ -325,6 +336,7 @@ async def _written(
     member: TokenMember | None,
     request: Sequence[Any],
 ) -> Stored:
+    """Write the shard of a request, and return its record."""
     number, name, first, last, kept = request
     shard = ShardFile(destination.draft(name), member)
     try:

@@ -2,6 +2,10 @@
 
 
 def _words(*rows: tuple[str, str]) -> dict[str, str]:
+    """Return a remedy for each word, given rows of words and their remedy.
+
+    In a remedy, `{}` stands for the word.
+    """
     return {word: remedy for words, remedy in rows for word in words.split()}
 
 

@@ -56,7 +56,7 @@ class DaemonChoice:
         return cls(socket_path(socket), may_fall_back)
 
     def node_status(self) -> str | None:
-        """Return the status that the node's daemon reports, "ok" if it is well.
+        """Return the status that the node's daemon reports, "ok" if it is healthy.
 
         None if it does not answer.
         """

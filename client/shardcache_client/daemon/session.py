@@ -36,8 +36,8 @@ class Session(DaemonLink):
     gives one within the session's patience, and DaemonError if this user may not use the daemon or
     it speaks another protocol.
 
-    With a fallback, an error of the node's cache leads to the private daemon until the node's is
-    well again; errors of the origin and refusals reach the reader as usual. See `failover`.
+    With a fallback, an error of the node's cache leads to the private daemon until the node's works
+    again; errors of the origin and refusals reach the reader as usual. See `failover`.
 
     Attributes:
         reader: as the daemon lists it.
@@ -160,8 +160,9 @@ class Session(DaemonLink):
         if self._piece and connection.answer(self._piece, time.monotonic()) is None:
             return
         self._piece = 0
-        kind, fields = next(self._unsent, ("", {}))
-        if kind:
+        message = next(self._unsent, None)
+        if message is not None:
+            kind, fields = message
             self._piece = connection.request(kind, **fields)
 
     # Leases
@@ -215,7 +216,10 @@ class Session(DaemonLink):
         return leases
 
     def _choose_daemon(self, positions: Sequence[int]) -> None:
-        """Have another daemon serve if the present one's files cannot be read, or it is well."""
+        """Have another daemon serve if this process cannot read the files of the present one.
+
+        Also return from a private daemon to the node's, once that works again.
+        """
         assert self._plan is not None
         unreadable = next(filter(self._failover.is_unreadable, positions), None)
         if unreadable is not None:

@@ -133,6 +133,7 @@ class ShardLoader(Generic[B_co]):
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def _take_over(self, attributes: dict[str, Any]) -> None:
+        """Become the copy that has these attributes, without workers yet."""
         self.__dict__ |= attributes
         self._owner = None
         self._kept = None
@@ -172,7 +173,7 @@ class ShardLoader(Generic[B_co]):
         try:
             for taken, (batch, mark, made_times) in enumerate(source.read(iteration.position)):
                 if taken == 1:  # the second batch: this is no mere look
-                    self._count(iteration, source)
+                    self._make_main(iteration, source)
                 bookmark.take(iteration)
                 position.note(mark)  # type: ignore[arg-type]  # the source is of the position's kind
                 if position.is_read:  # before the last batch is yielded: a loop may ask for no more
@@ -198,10 +199,7 @@ class ShardLoader(Generic[B_co]):
             log.info("%s", times)
 
     def _source_for(self, iteration: Iteration) -> Source:
-        """Return a source of batches that no other iteration is reading.
-
-        The kept one if possible, for its workers.
-        """
+        """Return a source of batches that no other iteration reads: the kept one, if possible."""
         position: Position = iteration.position
         is_being_read = self._owner is not None and self._owner.live
         source = self._kept
@@ -213,7 +211,7 @@ class ShardLoader(Generic[B_co]):
     # An iteration that counts, or ends, may have its source kept: the one that had the kept source
     # may be gone by now.
 
-    def _count(self, iteration: Iteration, source: Source) -> None:
+    def _make_main(self, iteration: Iteration, source: Source) -> None:
         self._reader.bookmark.make_main(iteration)
         self._keep(source, iteration)
 

@@ -76,8 +76,9 @@ class BatchPosition:
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
         ended = self.is_read
-        is_alike = self.rank.world_size == 1 or not self.has_gaps
-        over = ended and is_alike and self.form.ends_together(self.batches.progress, self.rank)
+        # Once this rank has ended, so have all: unless batches that did not come have put it ahead.
+        is_in_step = self.rank.world_size == 1 or not self.has_gaps
+        over = ended and is_in_step and self.form.ends_together(self.batches.progress, self.rank)
         progress = self.batches.after(self.next)
         left = max(0, self.batches.samples - self.next * self.size)
         state = self.form.state(progress, self.rank, ended=ended, over=over, left=left)
@@ -87,7 +88,7 @@ class BatchPosition:
 
 
 class NumberedBatches:
-    """The batches of one iteration after another. Made of parts that `Workers` make."""
+    """The batches of one iteration after another, as `Workers` make them."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -104,14 +105,16 @@ class NumberedBatches:
         """
         bad = Bad()
         try:
-            yield from self._counted(position, bad)
+            yield from self._read(position, bad)
         finally:  # also of an epoch that is left early
             is_replaced = position.form.deal.even is not None
             report(position.epoch, bad.samples, bad.lost, repeated=is_replaced)
 
-    def _counted(self, position: BatchPosition, bad: Bad) -> Generator[tuple[Any, int, Made]]:
+    def _read(self, position: BatchPosition, bad: Bad) -> Generator[tuple[Any, int, Made]]:
+        """Yield the same as `read`, and note the bad samples."""
         is_over = False
         while not (is_over or position.is_read):
+            # From here on, and from another place if the user skips batches in between.
             start = position.next
             task = BatchTask(position.batches.progress, position.rank)
             with closing(self._workers.made(task, position.batches, start)) as made:

@@ -82,7 +82,7 @@ def next_group(
     else:
         # As many as the rank that can fill fewest: the least value is that with the greatest
         # negative.
-        offered = _offer(waiting, unread, max_tokens, sources)
+        offered = _offer(waiting, unread, max_tokens)
         count = -greatest(-offered)
         blocks = _blocks_in_step(waiting, unread, max_tokens, count, greatest, sources)
 
@@ -148,12 +148,7 @@ def positions(lengths: Sequence[int]) -> "array[int]":
     return array("i", chain.from_iterable(map(range, lengths)))
 
 
-def _offer(
-    waiting: Sequence[int],
-    unread: int,
-    max_tokens: int,
-    sources: Sequence[object],
-) -> int:
+def _offer(waiting: Sequence[int], unread: int, max_tokens: int) -> int:
     """Return the maximum number of blocks that a rank can give in a group before the last."""
     if unread:
         # One block of each source is half empty, unless the group ends where it is full.

@@ -74,9 +74,10 @@ class MeetingPlace:
 
     def __init__(self, inherited: StoreAddress | None = None) -> None:
         self._inherited = inherited
-        # With the pid, as a process must not use its parent's connection; the store is None if none
-        # answered.
-        self._connected: tuple[int, StoreAddress, KeyValueStore | None] | None = None
+        self._store: KeyValueStore | None = None  # None also if none answers at the address
+        # The process that has connected to it, as a child must not use its parent's connection, and
+        # the address.
+        self._connected: tuple[int, StoreAddress] | None = None
 
     def __repr__(self) -> str:
         return f"MeetingPlace({_address_of_process_group() or self._inherited!r})"
@@ -102,16 +103,15 @@ class MeetingPlace:
         address = self.address()
         if address is None:
             return None
-        if self._connected is None or self._connected[:2] != (os.getpid(), address):
-            store = None
+        if self._connected != (os.getpid(), address):
+            self._store = None
             try:
-                store = KeyValueStore.connect(address, _SHORT_CONNECT_S)
+                self._store = KeyValueStore.connect(address, _SHORT_CONNECT_S)
             except RanksError as exn:
                 text = "cannot check that all ranks read the same shards: %s: %s"
                 log.info(text, address, exn.message)
-            self._connected = (os.getpid(), address, store)
-        *_, store = self._connected
-        return store
+            self._connected = (os.getpid(), address)
+        return self._store
 
 
 def _process_group_store() -> Store | None:

@@ -6,10 +6,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 ENDS = (StopIteration, GeneratorExit, CancelledError)
-"""Exceptions that would silently end whatever runs a user's function.
-
-Those are the epoch, or a DataLoader's worker.
-"""
+"""Exceptions of a user's function that would silently end what runs it: the epoch, or a worker."""
 
 
 class Dropped(Enum):

@@ -19,10 +19,14 @@ class Planned(Protocol):
 
 
 class PlanMemory:
-    """Memory of all plans; a list of shards that several of them have counts once."""
+    """Memory of all plans; a list of shards that several of them have counts once.
+
+    Args:
+        plans: a view of those of all connected readers.
+        limit_bytes: for all of them together; one plan may take half of it.
+    """
 
     def __init__(self, plans: Collection[Planned], limit_bytes: int) -> None:
-        """Begin to watch `plans`, the plans of the readers that are connected at any time."""
         self._plans = plans
         self._limit_bytes = limit_bytes
 

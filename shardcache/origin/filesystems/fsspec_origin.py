@@ -200,9 +200,9 @@ class FsspecOrigin(Origin):
         return cls(**options, skip_instance_cache=True)
 
     async def _check(self, url: str) -> None:
-        """Raise the error for a url that must not be read.
+        """Raise the error for a url that must not be read; for subclasses. Here any may be.
 
-        Such as by its symbolic links, or for want of its folder.
+        A local path, say, whose symbolic links lead out of the permitted folders.
         """
 
     def _path(self, url: str) -> str:
@@ -226,7 +226,7 @@ class FsspecOrigin(Origin):
     def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
         version = self._version(info, url)
         size_bytes = size_of(info.get("size"), url)
-        # With nothing but the size to tell versions apart, several reads could be of several.
+        # Where only the size tells versions apart, two reads of parts may be of two versions.
         has_version = version != str(size_bytes)
         return RemoteObject(url, version, size_bytes, ranges=has_version, guarded=False)
 

@@ -17,6 +17,7 @@ _HOUR_S = 3600
 
 _quoted: Callable[[str], str] = partial(percent_encode, safe="/~")
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
+# Fields of a signed url that this module can make, without `_PREFIX`.
 _FIELDS = {
     "Algorithm",
     "Credential",
@@ -49,7 +50,8 @@ class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
 
 
 Auth = Callable[[ReadOnlyCredentials | None, str, str], S3SigV4QueryAuth]
-# For requests to the store itself, and for those by way of a tier.
+# For requests to the store itself, and for those by way of a tier, which are signed as of up to an
+# hour ago.
 DIRECT: Auth = partial(S3SigV4QueryAuth, expires=SIGNED_FOR_S)
 BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
 
@@ -127,6 +129,8 @@ class Signer:
         bucket = params["Bucket"]
         form = self._forms.get(bucket)
         credentials = await _credentials(fs)
+
+        # The SDK makes the first url of a bucket, and all of them if their form is unknown.
         if not _fits(form, credentials):
             url: str = await fs.s3.generate_presigned_url(
                 operation,
@@ -138,6 +142,7 @@ class Signer:
             form = self._forms[bucket]
             if not _fits(form, credentials):
                 return url
+
         assert form is not None
         return form.url(
             _METHODS[operation],

@@ -28,6 +28,7 @@ from shardcache.telemetry.metrics import Histogram, Measures
 Labels = Sequence[str]
 
 _PREFIX = "shardcache_"
+# Each has series of its own in Prometheus.
 _MAX_ORIGINS = 64
 _MAX_JOBS = 256
 
@@ -59,14 +60,15 @@ def _build_info() -> Metric:
 
 
 def _limits(limits: list[Json]) -> Metric:
-    held = sorted((limit["name"], limit["holds"]) for limit in limits)
-    by_name = dict(held)  # of equal names, the last one counts
+    by_name: dict[str, bool] = {}  # several origins may throttle: one that holds is enough
+    for limit in limits:
+        by_name[limit["name"]] = limit["holds"] or by_name.get(limit["name"], False)
     return _family(
         GAUGE,
         "limit_holding",
         "1 while a limit holds transfers back: bandwidth, connections, throttling, space, disk, "
         "or errors.",
-        [((name,), holds) for name, holds in by_name.items()],
+        [((name,), holds) for name, holds in sorted(by_name.items())],
         ("limit",),
     )
 
@@ -115,11 +117,18 @@ def _transfers(transfers: list[Json]) -> Metric:
 
 def _table(
     table: Iterable[Row],
-    things: Sequence[tuple[Labels, Json]],
+    objects: Sequence[tuple[Labels, Json]],
     names: Labels = (),
 ) -> Iterator[Metric]:
+    """Yield a metric for each row of a table.
+
+    Args:
+        table: rows, each with the key of its value in an object.
+        objects: JSON objects with their labels; each is a sample of each metric.
+        names: of the labels.
+    """
     for row in table:
-        samples = [(labels, thing[row.key]) for labels, thing in things]
+        samples = [(labels, found[row.key]) for labels, found in objects]
         yield _family(row.kind, row.name, row.text, samples, names)
 
 
@@ -226,10 +235,11 @@ async def metrics(request: web.Request) -> web.Response:
     measures = list(measured(service.cache.measures, service.loop_lag.since_start))
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
 
-    def written() -> bytes:
+    def encoded() -> bytes:
         families = [*page_metrics(page), *measures, *ProcessCollector(registry=None).collect()]
+        # An encoder takes a registry, of which it calls `collect` alone.
         return encode(SimpleNamespace(collect=lambda: families))
 
     # In a thread: writing a thousand lines takes too long for the event loop.
-    body = await asyncio.get_running_loop().run_in_executor(service.writer, written)
+    body = await asyncio.get_running_loop().run_in_executor(service.writer, encoded)
     return web.Response(body=body, headers={"Content-Type": content_type})

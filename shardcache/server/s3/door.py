@@ -39,7 +39,7 @@ _READ_ONLY = "GET, HEAD"
 # Headers of which a browser's request has one at least, and which no page can leave out.
 _OF_BROWSERS = frozenset({"origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
 
-# Of the query, what belongs to the operations that are answered here.
+# Parameters of the operations that are answered here.
 _OF_OBJECTS = frozenset({"partnumber", "versionid"})
 _OF_LISTINGS = frozenset(
     {
@@ -72,7 +72,7 @@ class S3Door:
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; never raises anything but what ends the connection."""
         self._counters.s3_requests += 1
-        # Not the random numbers of secrets: 5,000 a second are wanted, and nobody trusts them.
+        # A plain number: nobody trusts it, and random ones would cost time at 5,000 a second.
         headers = {
             "x-amz-request-id": f"{self._counters.s3_requests:016X}",
             ENDPOINT_HEADER: "1",

@@ -1,4 +1,4 @@
-"""Keys of users for the S3 endpoint, given to whom the Unix socket knows."""
+"""Keys for the S3 endpoint, which users get over the Unix socket, where the kernel names them."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _MIN_SHARE_LEFT = 0.5
 _REMEMBERED_S = 7 * 24 * 3600
 _MAX_KEYS = 10_000
 _MODE = 0o600
-_OTHERS = 0o077
+_OTHERS = 0o077  # permissions of anybody but the owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,10 @@ class S3Keys:
         return key
 
     def _is_lasting(self, left_s: float) -> bool:
-        """Return whether to give a key again; none that an earlier daemon let live longer."""
+        """Return whether to give a key again that is valid for `left_s` more.
+
+        Not if that is longer than a new key's life: an earlier daemon gave it a longer one.
+        """
         return self._life_s * _MIN_SHARE_LEFT < left_s <= self._life_s
 
     def get(self, access_key: str) -> S3Key | None:

@@ -20,16 +20,18 @@ ECHOED = re.compile(r"[\t\x20-\x7e\x80-\xff]+")
 
 PORTS = {"http": 80, "https": 443}
 
+# A url, with path and query as its group.
 _TARGET = re.compile(r"[a-z]+://[^/?#]*/?([^#]*)")
+# The line before a chunk of a body, with the chunk's size as its group.
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _MAX_NUMBER = 2**63
 
 
 def number_in(text: object) -> int | None:
-    """Return the number of bytes in a header or in an answer.
+    """Return the number of bytes that a header or an answer states.
 
-    None unless it is of decimal digits, and below 2**63. `int` would take signs, underscores and
+    None unless it is of decimal digits, and below 2**63: `int` would take signs, underscores and
     other scripts' digits, and raise ValueError for thousands of digits.
     """
     if text is None:
@@ -94,6 +96,7 @@ class Response(http.client.HTTPResponse):
         try:
             self.begin()
             while 100 <= self.status < 200:  # http.client skips only 100
+                # With headers, `begin` would do nothing: it takes the answer for read.
                 self.headers = cast(http.client.HTTPMessage, None)
                 self.begin()
         finally:
@@ -101,7 +104,7 @@ class Response(http.client.HTTPResponse):
                 self.fp = body
 
     def _read_next_chunk_size(self) -> int:
-        """As in http.client, where a size may have a sign, by which a body has no end."""
+        """As in http.client, but for sizes with a sign: with a negative one, a body has no end."""
         found = _CHUNK.fullmatch(self.fp.readline(MAX_HEAD_BYTES))
         if found is None:
             raise http.client.HTTPException("invalid size of a chunk")

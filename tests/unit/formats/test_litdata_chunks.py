@@ -88,7 +88,7 @@ def test_chunks_of_other_kinds_are_refused_by_name(
 
 def test_description_without_types_is_refused(tmp_path: Path) -> None:
     """One that is cut off, say."""
-    with pytest.raises(CorruptShardError, match="no lists"):
+    with pytest.raises(CorruptShardError, match="not lists"):
         indexed(tmp_path, CHUNK, data_format=None)
 
 

@@ -104,8 +104,8 @@ def test_every_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, size_byt
     ("config", "error", "match"),
     [
         ({"column_names": ["a"]}, CorruptShardError, "names"),
-        ({"column_names": "ab"}, CorruptShardError, "no lists"),
-        ({"column_encodings": None}, CorruptShardError, "no lists"),
+        ({"column_names": "ab"}, CorruptShardError, "not lists"),
+        ({"column_encodings": None}, CorruptShardError, "not lists"),
         ({"column_sizes": 7}, CorruptShardError, "damaged"),
         ({"column_names": ["a", "a"]}, CorruptShardError, "same name"),
         ({"column_names": ["a", 3]}, CorruptShardError, "not text"),
