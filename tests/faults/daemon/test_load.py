@@ -1,16 +1,21 @@
 """Many rude readers, and inputs that stand for a lot: nothing of them is left, and the daemon's memory is bounded."""
 
+import random
+import resource
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from campaign import load, memory
 from campaign.harness import QUICK, Row, rows
+from shardcache.errors import ExhaustedError
 from shardcache.origin.patterns.index_files import parse_index
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.lists.shardlist import read
+from shardcache_client.files.filesystem import ShardcacheFileSystem
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
@@ -73,6 +78,67 @@ def test_a_job_is_called_something_that_can_be_shown(daemon: Daemon) -> None:
     assert session.welcome["error"]["code"] == "protocol"
     assert "the limit is 255" in session.welcome["error"]["message"]
     assert daemon.status()["jobs"] == []
+
+
+def rss_bytes() -> int:
+    """Return how much memory this process takes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> bytes:
+    """What is in the file `data`."""
+    data = random.Random(4).randbytes(200_000)
+    (tmp_path / "data").write_bytes(data)
+    return data
+
+
+@pytest.mark.slow
+def test_many_open_ranges_take_little_memory(daemon: Daemon, tmp_path: Path, data: bytes) -> None:
+    """Of the reader as of the daemon; each file gives its own bytes, and the daemon keeps nothing of closed ones."""
+    files = ShardcacheFileSystem("file", socket=daemon.socket, block_size=1)
+    with ExitStack() as opened:
+        before_bytes = (rss_bytes(), daemon.status()["process"]["rss_bytes"])
+        held = [opened.enter_context(files.open(tmp_path / "data")) for _ in range(500)]
+        for number, file in enumerate(held):
+            file.seek(number)
+            assert file.read(2) == data[number : number + 2]
+        assert daemon.sessions() == len(held)
+        # A reader takes some 15 kB of its process, and 30 kB of the daemon.
+        assert rss_bytes() - before_bytes[0] < len(held) * 60_000
+        assert daemon.status()["process"]["rss_bytes"] - before_bytes[1] < len(held) * 120_000
+    eventually(lambda: daemon.sessions() == 0)
+
+
+@pytest.mark.slow
+def test_open_range_beyond_the_limit_is_refused_and_the_others_read_on(tmp_path: Path, data: bytes) -> None:
+    """The error says so at once; once a file is closed, there is a place for another."""
+    with Daemon(tmp_path, "--socket-connections", "20") as daemon, ExitStack() as opened:
+        files = ShardcacheFileSystem("file", socket=daemon.socket, block_size=1)
+        held = []
+        with pytest.raises(ExhaustedError, match="readers, its maximum"):
+            for _ in range(30):
+                file = opened.enter_context(files.open(tmp_path / "data"))
+                assert file.read(2) == data[:2]
+                held.append(file)
+        for number, file in enumerate(held):
+            file.seek(number)
+            assert file.read(1) == data[number : number + 1]
+        held[0].close()
+        eventually(lambda: files.cat_file(tmp_path / "data", 7, 9) == data[7:9])
+
+
+def test_file_that_is_read_byte_by_byte_takes_little_memory(daemon: Daemon, tmp_path: Path, data: bytes) -> None:
+    """Forwards, bytes come from those that were read ahead; backwards, each is a range of its own."""
+    files = ShardcacheFileSystem("file", socket=daemon.socket)
+    before_bytes = (rss_bytes(), daemon.status()["process"]["rss_bytes"])
+    with files.open(tmp_path / "data") as file:
+        assert b"".join(iter(lambda: file.read(1), b"")) == data
+        for place in reversed(range(500)):
+            file.seek(place)
+            assert file.read(1) == data[place : place + 1]
+    assert rss_bytes() - before_bytes[0] < 30_000_000
+    assert daemon.status()["process"]["rss_bytes"] - before_bytes[1] < 30_000_000
 
 
 HALF = 8192  # positions that one reader may plan of a mebibyte

@@ -1,10 +1,11 @@
 """Odd clients and stores at the S3 endpoint: right bytes or errors that say what happened, and never a hang."""
 
 import asyncio
+import http.client
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,19 @@ def test_a_client_that_reads_byte_by_byte_gets_all_of_them(daemon: Daemon, bucke
         assert client.body(20_000, step_bytes=1) == LARGE[:20_000]
 
 
+def test_a_tool_that_asks_for_one_byte_at_a_time_gets_each(daemon: Daemon, bucket: Bucket) -> None:
+    """Over one connection; the daemon's memory does not grow with the number of requests."""
+    target, fields = signed(daemon, f"/{bucket.name}/small", keys_of(daemon))
+    with closing(http.client.HTTPConnection(address_of(daemon), timeout=GUARD_S)) as connection:
+        before_bytes = daemon.status()["process"]["rss_bytes"]
+        for place in range(2000):
+            connection.request("GET", target, headers=fields | {"Range": f"bytes={place}-{place}"})
+            answer = connection.getresponse()
+            assert answer.status == 206
+            assert answer.read() == LARGE[place : place + 1]
+        assert daemon.status()["process"]["rss_bytes"] - before_bytes < 30_000_000
+
+
 def test_a_client_that_leaves_in_the_middle_holds_nothing(daemon: Daemon, bucket: Bucket) -> None:
     """Its object can be evicted at once, and the log has no traceback for it."""
     path = f"/{bucket.name}/large-0"
@@ -237,3 +251,22 @@ async def test_errors_of_the_store_have_their_codes(
         target, headers = await asyncio.to_thread(lambda: signed(daemon, "/faulty/large", keys))
         answer = await asyncio.to_thread(ask, daemon, target, headers)
     assert (answer.status, answer.code) == (status, code)
+
+
+async def test_a_store_that_changes_under_a_long_range_never_mixes_versions(faulty: FaultyS3, tmp_path: Path) -> None:
+    """Nor do pieces of an object that is larger than the cache: each is of the version that the head names."""
+    faulty.put("large", LARGE)
+    faulty.fail("large", Fault.LATE, start=2 * PART_BYTES, times=100)
+    daemon = Daemon(tmp_path, *DOOR, "--listing-ttl-s", "0", capacity="20MB", env=faulty.env())
+    with ending(daemon):
+        await asyncio.to_thread(daemon.start)
+        client = await asyncio.to_thread(RawClient, daemon, "/faulty/large", Range="bytes=10-")
+        with client:
+            assert " 206 " in await asyncio.to_thread(client.head)
+            assert await asyncio.to_thread(client.body, PART_BYTES) == LARGE[10 : PART_BYTES + 10]
+            faulty.put("large", LARGE[::-1])
+            faulty.answer_late()
+            rest = await asyncio.to_thread(client.body, len(LARGE) - PART_BYTES - 10)
+            assert len(rest) < len(LARGE) - PART_BYTES - 10
+            assert rest == LARGE[PART_BYTES + 10 :][: len(rest)]
+        assert await asyncio.to_thread(read, daemon, "/faulty/large", Range="bytes=10-19") == LARGE[::-1][10:20]
