@@ -9,6 +9,9 @@ MAX_SAMPLES = 8_000_000
 MAX_CELLS = 32_000_000
 """Limit for one shard: its index takes 20 bytes of memory per cell."""
 
+MAX_COLUMNS = 65_536
+"""Limit for one shard: each of its readers has their names in memory."""
+
 KEY = "__key__"
 URL = "__url__"
 BAD = "__bad__"
@@ -30,19 +33,26 @@ class CellTable:
     """
 
     def __init__(
-        self, url: str, max_samples: int = MAX_SAMPLES, max_cells: int = MAX_CELLS
+        self,
+        url: str,
+        max_samples: int = MAX_SAMPLES,
+        max_cells: int = MAX_CELLS,
+        max_columns: int = MAX_COLUMNS,
     ) -> None:
         """Begin without samples. `url` is the shard's, for errors."""
         self.samples = Samples()
         self._url = url
         self._max_samples = max_samples
         self._max_cells = max_cells
+        self._max_columns = max_columns
         self._ids: dict[str, int] = {}
 
     def column(self, name: str) -> int:
-        """Return the number of a column."""
+        """Return the number of a column. Raises UnsupportedShardError for too many."""
         number = self._ids.setdefault(name, len(self._ids))
         if number == len(self.samples.extensions):
+            if number == self._max_columns:
+                raise self._too_many(self._max_columns, "columns")
             self.samples.extensions.append(name)
         return number
 

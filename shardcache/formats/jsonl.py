@@ -183,10 +183,14 @@ class _Lines:
         return fields
 
     def _column(self, written: str) -> int:
-        """Return the number of a field's column, given its name as written in the file."""
+        """Return the number of a field's column, given its name as written in the file.
+
+        Raises ValueError for a name that is no text; UnsupportedShardError for too many.
+        """
         column = self._columns.get(written)
         if column is None:
             name = json.loads(written.encode("latin-1"))
+            name.encode()  # raises UnicodeEncodeError, a ValueError, for half a surrogate pair
             column = self.table.column(name)
             self._columns[written] = column
             if name in RESERVED:

@@ -64,6 +64,8 @@ def map_file(
     """
     fd = open_file(path, size_bytes, inode)
     try:
+        if not size_bytes:  # a file without lines, for instance: no bytes of it are read
+            return mmap.mmap(-1, 1, prot=mmap.PROT_READ)
         mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from struct import Struct
 
 from shardcache.errors import CorruptShardError, UnsupportedShardError
+from shardcache.formats.cells import MAX_COLUMNS, RESERVED
 from shardcache.formats.chunks.offset_table import U32_BYTES, BytesAt, key_of_number
 from shardcache.tarindex.tables import Samples
-
-_RESERVED = frozenset({"__key__", "__url__", "__bad__"})
-_MAX_COLUMNS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +29,14 @@ class ChunkColumns:
         lists: tuple[object, ...] = (self.names, self.encodings, self.sizes)
         if not all(isinstance(each, list) for each in lists):
             return "its columns are not lists"
-        if not self.names or len(self.names) > _MAX_COLUMNS:
+        if not self.names or len(self.names) > MAX_COLUMNS:
             return f"it has {len(self.names)} columns"
         if not len(self.names) == len(self.encodings) == len(self.sizes):
             return "its columns have not as many names as encodings and sizes"
-        if not all(type(each) is str for each in (*self.names, *self.encodings)):
+        if not all(_is_text(each) for each in (*self.names, *self.encodings)):
             return "a column's name or encoding is not text"
         if not all(_is_size(each) for each in self.sizes):
-            return "a column's size is not a positive number"
+            return "a column's size is not a positive number of 32 bits"
         if len(set(self.names)) < len(self.names):
             return "two of its columns have the same name"
         return None
@@ -51,7 +49,7 @@ class ChunkColumns:
         fault = self.fault()
         if fault is not None:
             raise CorruptShardError(f"its description of columns is damaged: {fault}", url=url)
-        taken = _RESERVED.intersection(self.names)
+        taken = RESERVED.intersection(self.names)
         if taken:
             raise UnsupportedShardError(
                 f"a column has the name {min(taken)!r}, which every sample has",
@@ -60,8 +58,19 @@ class ChunkColumns:
             )
 
 
+def _is_text(value: object) -> bool:
+    """Return whether a value is text that UTF-8 can encode: half a surrogate pair is none."""
+    if type(value) is not str:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_size(size_bytes: object) -> bool:
-    return size_bytes is None or (type(size_bytes) is int and size_bytes > 0)
+    return size_bytes is None or (type(size_bytes) is int and 0 < size_bytes < 2**32)
 
 
 class ColumnWalk:

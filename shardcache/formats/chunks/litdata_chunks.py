@@ -165,7 +165,7 @@ def _columns(companion: str, url: str) -> ChunkColumns:
         config = json.loads(companion)
         encodings = config["data_format"]
         names = _names_of(json.loads(config["data_spec"]))
-    except (ValueError, KeyError, TypeError, RecursionError) as exn:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exn:
         raise CorruptShardError(
             f"the config in its index.json is damaged ({exn!r})",
             url=url,
@@ -187,7 +187,7 @@ def _names_of(spec: Any) -> list[str] | None:
     Args:
         spec: as `litdata` writes it: a version, and a tree of types, contexts and children.
 
-    Raises KeyError, TypeError, ValueError, IndexError for one that is not a tree.
+    Raises KeyError, TypeError, ValueError, AttributeError for one that is not a tree.
     """
     _version, root = spec
     children = root["children_spec"]

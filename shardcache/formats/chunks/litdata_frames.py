@@ -29,7 +29,8 @@ _MAGIC = b"LDFZ01\0\0"
 _VERSION = 1
 _PREFIX = struct.Struct("<8sHHIII")
 _FRAME = struct.Struct("<IIQII")
-_MAX_FRAME_BYTES = 1024**3  # decompressed at once; LitData's default is 256 samples
+_PIECE_BYTES = 256 * 1024
+_MAX_WINDOW_LOG = 27  # 128 MiB, as of shards that are compressed as a whole
 
 
 class _Frame(NamedTuple):
@@ -88,8 +89,6 @@ def _check(offsets: "array[int]", frames: list[_Frame], size_bytes: int, url: st
             fault = f"its frame {nth} does not begin with sample {at}"
         elif frame.plain_bytes != offsets[end] - offsets[at]:
             fault = f"its frame {nth} does not have the size of its samples"
-        elif frame.plain_bytes > _MAX_FRAME_BYTES:
-            fault = f"its frame {nth} claims {frame.plain_bytes:,} bytes"
         elif frame.start + frame.stored_bytes > size_bytes:
             fault = f"its frame {nth} ends behind the file"
         if fault is not None:
@@ -113,17 +112,32 @@ def _pieces(path: Path, offsets: "array[int]", frames: list[_Frame], url: str) -
     yield header.tobytes()
     with opened(path) as (read, _):
         for nth, frame in enumerate(frames):
-            stored = read(frame.start, frame.stored_bytes, frame.stored_bytes)
-            yield _decompressed(stored, frame.plain_bytes, nth, url)
+            yield from _decompressed(frame, read, nth, url)
 
 
-def _decompressed(data: bytes, plain_bytes: int, nth: int, url: str) -> bytes:
+def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[bytes]:
+    """Yield the content of a frame in pieces, of a size that the daemon has the memory for."""
     zstd = zstd_library()
-    decoder = zstd.ZstdDecompressor()
-    try:
-        found: bytes = decoder.decompress(data, plain_bytes + 1)
-    except zstd.ZstdError as exn:
-        raise CorruptShardError(f"its frame {nth} cannot be decompressed ({exn})", url=url) from exn
-    if len(found) != plain_bytes or not decoder.eof:
+    limits = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
+    decoder = zstd.ZstdDecompressor(options=limits)
+    at = frame.start
+    end = frame.start + frame.stored_bytes
+    left_bytes = frame.plain_bytes
+    while not decoder.eof:
+        data = b""
+        if decoder.needs_input and at < end:
+            data = read(at, 0, min(_PIECE_BYTES, end - at))
+            at += len(data)
+        try:
+            piece: bytes = decoder.decompress(data, _PIECE_BYTES)
+        except zstd.ZstdError as exn:
+            raise CorruptShardError(
+                f"its frame {nth} cannot be decompressed ({exn})", url=url
+            ) from exn
+        left_bytes -= len(piece)
+        is_cut = decoder.needs_input and not data and not piece
+        if left_bytes < 0 or is_cut:
+            break
+        yield piece
+    if left_bytes or not decoder.eof:
         raise CorruptShardError(f"its frame {nth} does not have the size that it states", url=url)
-    return found

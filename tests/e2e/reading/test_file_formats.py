@@ -1,5 +1,6 @@
 """Zips, JSON Lines, TFRecord, ArrayRecord and parquet files, through a daemon: samples as from tars."""
 
+import gzip
 import json
 import lzma
 from collections.abc import Iterable
@@ -164,6 +165,15 @@ def test_bad_line_is_the_error_of_its_sample(folder: Path, daemon: Daemon) -> No
         list(ShardDataset(f"{place}/", socket=daemon.socket))
     ds = ShardDataset(f"{place}/", socket=daemon.socket, on_error=ignore_and_continue, even=None)
     assert [sample["a"] for sample in ds] == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["0.jsonl", "0.jsonl.gz", "0.tfrecord"])
+def test_file_without_bytes_has_no_samples(folder: Path, daemon: Daemon, name: str) -> None:
+    """Programs that find nothing to write leave such files."""
+    place = folder / f"empty {name}"
+    place.mkdir()
+    (place / name).write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+    assert list(ShardDataset(f"{place}/", socket=daemon.socket)) == []
 
 
 def test_array_record_is_read(folder: Path, daemon: Daemon) -> None:

@@ -101,6 +101,7 @@ def test_last_of_equal_fields_counts(tmp_path: Path) -> None:
         b'{"a": 1 "b": 2}',
         b"{a: 1}",
         b'{"a": "\xff"}',
+        b'{"\\ud800": 1}',
         b'{"a": tru}',
         b'{"a": "b}',
         b'{"a": ' + b"[" * 100_000 + b"}",
@@ -129,6 +130,10 @@ def test_samples_and_cells_are_limited() -> None:
     table.add({0: (1, 2), 1: (2, 3)})
     with pytest.raises(UnsupportedShardError, match="more than 2 samples"):
         table.add({})
+    table = CellTable(URL, max_columns=1)
+    assert table.column("a") == table.column("a")
+    with pytest.raises(UnsupportedShardError, match="more than 1 columns"):
+        table.column("b")
     table = CellTable(URL, max_samples=2, max_cells=3)
     table.add({})
     with pytest.raises(UnsupportedShardError, match="more than 3 values"):

@@ -101,7 +101,9 @@ def test_nested_samples_are_refused(tmp_path: Path) -> None:
         indexed(tmp_path, CHUNK, data_spec=json.dumps(spec))
 
 
-@pytest.mark.parametrize("spec", ["", "null", "[1, 2]", "[1, {}]", '{"type": "x"}'])
+@pytest.mark.parametrize(
+    "spec", ["", "null", "[1, 2]", "[1, {}]", '{"type": "x"}', '[1, {"type": 5, "children_spec": []}]']
+)
 def test_damaged_descriptions_are_refused(tmp_path: Path, spec: str) -> None:
     """The error names the index.json as what to look at."""
     with pytest.raises(CorruptShardError, match=r"index\.json"):

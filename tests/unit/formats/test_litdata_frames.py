@@ -1,13 +1,21 @@
 """Chunks of LitData whose samples are compressed by hundreds, sound and damaged."""
 
+import struct
+import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.errors import ShardError
+from shardcache.errors import CorruptShardError, ShardError
 from shardcache.formats.chunks.litdata_chunks import LITDATA
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 DATA = Path(__file__).parents[2] / "data/formats/litdata"
 URL = "s3://bucket/set/chunk-0-0.bin"
@@ -55,3 +63,37 @@ def test_every_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, size_byt
     """Wherever a chunk ends early."""
     with pytest.raises(ShardError):
         copied(tmp_path_factory.mktemp("frames"), FRAMED[:size_bytes])
+
+
+LARGE_BYTES = 64 * 1024**2
+
+
+def of_one_sample(frame: bytes, plain_bytes: int) -> bytes:
+    """Return a chunk with one frame that holds one sample of a stated size."""
+    head = struct.pack("<8sHHIII", b"LDFZ01\0\0", 1, 0, 1, 1, 1)
+    offsets = struct.pack("<2I", 0, plain_bytes)
+    start = len(head) + len(offsets) + struct.calcsize("<IIQII")
+    return head + offsets + struct.pack("<IIQII", 0, 1, start, len(frame), plain_bytes) + frame
+
+
+def test_large_frame_is_decompressed_piece_by_piece(tmp_path: Path) -> None:
+    """A chunk is copied in the daemon's own process, whose memory is limited."""
+    (tmp_path / "chunk").write_bytes(of_one_sample(zstd.compress(bytes(LARGE_BYTES)), LARGE_BYTES))
+    tracemalloc.start()
+    try:
+        stream = LITDATA.stored_copy(tmp_path / "chunk", URL)
+        assert stream is not None
+        with stream:
+            size_bytes = sum(map(len, iter(lambda: stream.read(1024**2), b"")))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size_bytes == LARGE_BYTES + struct.calcsize("<3I")
+    assert peak_bytes < LARGE_BYTES / 8
+
+
+@pytest.mark.parametrize("stated_bytes", [0, 1, LARGE_BYTES - 1, LARGE_BYTES + 1, 2**32 - 1])
+def test_frame_of_another_size_is_refused(tmp_path: Path, stated_bytes: int) -> None:
+    """A bomb is not written to the disk beyond what it states, nor read beyond 4 GiB."""
+    with pytest.raises(CorruptShardError, match=r"size|4 GiB"):
+        copied(tmp_path, of_one_sample(zstd.compress(bytes(LARGE_BYTES)), stated_bytes))
