@@ -34,7 +34,6 @@ from shardcache_client.parts.sample_tables import table_rows, tables_beside
 from shardcache_client.parts.selecting import Selecting
 from shardcache_client.parts.shard_source import ShardSource
 from shardcache_client.parts.shuffling import (
-    check_global_batches,
     check_permuted,
     dealt,
     shuffle_of,
@@ -114,7 +113,13 @@ class ShardReader(Selecting, Generic[T_co]):
         fallback: Fallback = "error",
         zero_copy: bool | str | Collection[str] = False,
     ) -> None:
-        check_global_batches(global_batch_size, batch_size, even, canonical_nodes)
+        if global_batch_size is not None:
+            arguments.check_global_batches(
+                global_batch_size,
+                batch_size=batch_size,
+                even=even,
+                canonical_nodes=canonical_nodes,
+            )
         pipeline = Pipeline.of(decode, members, missing, tokens)
         check_zero_copy(zero_copy, pipeline, tokens)
         if shuffle == "global":

@@ -40,7 +40,7 @@ from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 from shardcache.tarindex.contents import TokenMember
 
-_AT_ONCE = 256  # shards or pins: a hundred thousand would block the event loop
+_AT_ONCE = 256  # shards or pins looked at before other tasks get a turn: there may be many
 
 
 class Cache:
@@ -89,11 +89,6 @@ class Cache:
         self._background = BackgroundTasks(group)
         self._start(kept.history, fetching.prefetcher, origins)
 
-    def take_credentials(self, variables: Mapping[str, Any], peer: Peer) -> None:
-        """Read object stores with credentials of this daemon's own user as well, if given any."""
-        if peer.uid == os.geteuid():
-            self._handed.take(variables)
-
     def _start(self, history: History, prefetcher: Prefetcher, origins: Origins) -> None:
         """Start what runs in the background."""
         self._background.start("prefetch", prefetcher.run)
@@ -115,6 +110,11 @@ class Cache:
         self._background.stop()
         self._transfers.stop()
         self._revalidation.stop()
+
+    def take_credentials(self, variables: Mapping[str, Any], peer: Peer) -> None:
+        """Read object stores with credentials of this daemon's own user as well, if given any."""
+        if peer.uid == os.geteuid():
+            self._handed.take(variables)
 
     def visible_to(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""
@@ -147,8 +147,8 @@ class Cache:
 
         Raises OriginError.
         """
-        has_index = any(map(may_name_index, patterns))
-        is_listed = not has_index  # which may be older than the shards
+        # An index file may be older than the shards that it lists.
+        is_listed = not any(map(may_name_index, patterns))
         async with self._found(patterns, peer, send, "samples", max_age_s=0) as refs:
             await self._counting.count(refs, send, listed=is_listed, member=member)
 

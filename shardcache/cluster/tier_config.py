@@ -28,11 +28,12 @@ MAX_COMMON_NAME = 64
 The alternative name has all of them.
 """
 
-_WARNED_S = 30 * 86400.0
+_WARNED_S = 30 * 86400.0  # before a certificate expires
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _PORTS = {"http": 80, "https": 443}
 _DIGEST_CHARS = 16
 
+# Weight of a node, and of all nodes together; see `Tier.weight`.
 _MAX_WEIGHT = 16
 _MAX_WEIGHTS = 16_384
 

@@ -35,17 +35,22 @@ from shardcache.transport.between.parts import PartFileError, PartSums
 
 T = TypeVar("T")
 
-# A shard may become urgent while a request lasts, and a request that fails is repeated.
+# Time that a request of several parts may last: a shard may become urgent meanwhile, and a request
+# that fails is repeated.
 _REQUEST_S = 0.25
-_MAX_ANSWERS = 10_000
+_MAX_ANSWERS = 10_000  # to `stat_ahead`, kept until they are used
 # One in so many of an origin's connections may be taken by parts requested ahead.
 _PRIMING = 4
-# Concurrent requests for sizes and versions.
-_QUESTIONS = 16
+_MAX_STATS = 16  # concurrent requests for sizes and versions
 
 
 def _unnoted(done_bytes: int) -> None:
     """Stand in for a progress that nobody notes."""
+
+
+def _none_first() -> Sequence[tuple[int, int]]:
+    """Name no bytes that are to be fetched before all others."""
+    return ()
 
 
 class Downloader:
@@ -94,7 +99,7 @@ class Downloader:
         """The latest failed attempt at requests that are being repeated, by url."""
         return self._retry.failing
 
-    # small requests
+    # Small requests
 
     async def ask(self, url: str, request: Callable[[Received], Awaitable[T]]) -> T:
         """Return the result of a small request, or of a listing that reports its pages.
@@ -127,7 +132,8 @@ class Downloader:
         Those whose request failed are missing: their transfers report the error.
         """
         found: dict[str, RemoteObject] = {}
-        left = reversed([*urls])  # a fetch that has begun asks for the first ones itself
+        # From the end: a fetch that has begun asks for the first ones itself.
+        left = reversed([*urls])
 
         async def ask() -> None:
             for url in left:  # shared: a task for each of many urls would block the event loop
@@ -136,7 +142,7 @@ class Downloader:
                 except ShardcacheError:
                     continue
 
-        await asyncio.gather(*(ask() for _ in range(_QUESTIONS)))
+        await asyncio.gather(*(ask() for _ in range(_MAX_STATS)))
         return found
 
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
@@ -201,6 +207,7 @@ class Downloader:
         return load.held + self._priming >= load.aimd.limit // _PRIMING
 
     async def _stat_with(self, origin: Origin, url: str, first_bytes: int) -> RemoteObject:
+        """Return an object's version; requests for first bytes are counted while they last."""
         if not first_bytes:
             return await origin.stat(url, 0)
         self._priming += 1
@@ -209,7 +216,7 @@ class Downloader:
         finally:
             self._priming -= 1
 
-    # downloads
+    # Downloads
 
     async def download(
         self,
@@ -219,7 +226,7 @@ class Downloader:
         priority: AskPriority,
         progress: Callable[[int], None],
         coming: Coming | None = None,
-        first: Callable[[], Sequence[tuple[int, int]]] = tuple,
+        first: Callable[[], Sequence[tuple[int, int]]] = _none_first,
     ) -> None:
         """Fetch every part missing from a partial file, in order, and check the whole object.
 
@@ -263,7 +270,7 @@ class Downloader:
         The origin checks the object's version for every request. Raises as `download` does, but for
         what only the whole object can show.
         """
-        download = ShardDownload(origin, partial, priority, _unnoted, coming, tuple)
+        download = ShardDownload(origin, partial, priority, _unnoted, coming, _none_first)
         async for finished in self._request(download, parts):
             for part in finished:
                 yield part
@@ -315,7 +322,7 @@ class Downloader:
             nonlocal count
             span = download.span(claim, parts.start, count)
             if download.obj.ranges:
-                count = 1
+                count = 1  # of the next attempt, if this one fails
             return await self._attempt(download, span)
 
         while parts:

@@ -103,11 +103,11 @@ class Origins:
         setup = Setup(
             protocol,
             table,
-            self._connections,
-            self._redirect_guard,
-            self._workers,
-            self.handed,
-            self.signatures,
+            max_connections=self._connections,
+            redirect_guard=self._redirect_guard,
+            workers=self._workers,
+            handed=self.handed,
+            signatures=self.signatures,
         )
         if table.tier is None:
             return DeferredOrigin(setup)
@@ -157,8 +157,8 @@ class Origins:
         reported by the request that needs it.
         """
         asking = [self.origin(url).credentials(url) for url in self.prepared_urls]
-        # Side by side, and none fails the others: a profile may even prompt for a code, where
-        # nobody is.
+        # Side by side, and whatever one raises: a profile may even prompt for a code that nobody is
+        # there to enter.
         await asyncio.gather(*asking, return_exceptions=True)
 
     async def start_worker(self) -> None:

@@ -204,7 +204,7 @@ class Schedule(Timeline[Session]):
         queue = self._queues.setdefault(plan, [])
         heapq.heappush(queue, (-position, key))
         if len(queue) > 2 * len(self._residents) + _SLACK:  # mostly stale entries
-            current = [entry for entry in set(queue) if self._is_true(plan, entry)]
+            current = [entry for entry in set(queue) if self._is_current(plan, entry)]
             heapq.heapify(current)
             self._queues[plan] = current
 
@@ -215,7 +215,7 @@ class Schedule(Timeline[Session]):
             del self._queues[plan]
         return entry
 
-    def _is_true(self, plan: ReaderPlan, entry: tuple[int, str]) -> bool:
+    def _is_current(self, plan: ReaderPlan, entry: tuple[int, str]) -> bool:
         """Return whether an entry of a plan's queue is not stale."""
         negative_position, key = entry
         resident = self._residents.get(key)
@@ -304,7 +304,7 @@ class Schedule(Timeline[Session]):
                 entry = self._pop(plan)
                 _, key = entry
                 # Stale and duplicate entries are dropped when they reach the end of their queue.
-                if key in given or not self._is_true(plan, entry):
+                if key in given or not self._is_current(plan, entry):
                     continue
                 # It is needed sooner by another plan: it moves to that one's queue.
                 if self.next_use_s(key) < use_s:
@@ -321,7 +321,8 @@ class Schedule(Timeline[Session]):
         furthest: tuple[float, ReaderPlan] | None = None
         for plan, queue in self._queues.items():
             negative_position, _ = queue[0]
-            use_s = plan.start_s - plan.pace_s * negative_position
+            position = -negative_position
+            use_s = plan.start_s + plan.pace_s * position
             if furthest is None or use_s > furthest[0]:
                 furthest = (use_s, plan)
         return furthest

@@ -138,7 +138,7 @@ def _loader(hello: Json) -> Loader | None:
     )
 
 
-def _first(message: Json) -> tuple[int, int] | None:
+def _range_in(message: Json) -> tuple[int, int] | None:
     """Return start and end of the range that a reader wants."""
     if "start" not in message or "beyond" not in message:
         return None
@@ -148,7 +148,7 @@ def _first(message: Json) -> tuple[int, int] | None:
 class ReaderSession:
     """Answers one reader's requests.
 
-    Leases are waited for concurrently, so that `explain` is answered meantime.
+    Leases are waited for concurrently, so that `explain` is answered in the meantime.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class ReaderSession:
         self._peer = peer
         self._hello = hello
         self._awaited: dict[int, int] = {}  # position waited for, by request id
-        self._planned = False
+        self._planned = False  # True once there was a plan
         self._epoch: int | None = None  # of the latest plan
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
@@ -272,7 +272,7 @@ class ReaderSession:
                 async with self._resolving:  # one at a time: each may be millions of shards
                     return await self._resolve(request_id, message)
             case "shards":
-                is_known = await self._take(message["fingerprint"], message.get("packed"))
+                is_known = await self._take_list(message["fingerprint"], message.get("packed"))
                 return {"type": "ok" if is_known else "unknown"}
             case "plan" | "extend" as kind:
                 return await self._plan(message, new=kind == "plan")
@@ -307,10 +307,10 @@ class ReaderSession:
 
     # Plans
 
-    async def _take(self, fingerprint: str, packed: bytes | None) -> bool:
-        """Return whether a list is known.
+    async def _take_list(self, fingerprint: str, packed: bytes | None) -> bool:
+        """Take a list of shards, if it is `packed`; return whether it is known.
 
-        If not, this reader alone of its user's sends it, until it has or ends.
+        If not, this reader is to send it; others of its user wait until it has, or disconnects.
         """
         manifests = self._cache.manifests
         if packed is None:
@@ -341,11 +341,11 @@ class ReaderSession:
         await self._cache.turns.take(order, lambda some: protocol.check_indices(some, count))
         if new:
             reader.declare(listing, message["reads"])
-            self._begin(message.get("epoch"))
+            self._note_epoch(message.get("epoch"))
         await reader.extend(order)
         return {"type": "ok"}
 
-    def _begin(self, epoch: int | None) -> None:
+    def _note_epoch(self, epoch: int | None) -> None:
         """Note the epoch of a plan, unless it is the present one.
 
         A reader that skips samples plans others instead.
@@ -366,7 +366,7 @@ class ReaderSession:
             return None
         try:
             REQUESTS["lease"].check(message)
-            span = _first(message)
+            span = _range_in(message)
             if span is None:
                 return None
             lease = self._reader.lease_at_hand(
@@ -387,7 +387,7 @@ class ReaderSession:
             lease = await self._reader.lease(
                 request_id,
                 position,
-                first=_first(message),
+                first=_range_in(message),
                 partial=message.get("partial", False),
                 unpublished=message.get("unpublished", False),
                 latest=message.get("latest", False),

@@ -35,8 +35,7 @@ _PRAGMAS = (
     "synchronous = NORMAL",
 )
 
-# What a row raises that has been damaged, and what diskcache does with a database in which anything
-# may be.
+# Errors of a damaged row, and of diskcache with a database whose content may be anything.
 _DAMAGED = (
     pickle.UnpicklingError,
     zlib.error,

@@ -84,9 +84,9 @@ class _XzStreams(io.RawIOBase):
         super().__init__()
         self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
         self._input = b""
-        self._begin()
+        self._begin_stream()
 
-    def _begin(self) -> None:
+    def _begin_stream(self) -> None:
         self._decoder = lzma.LZMADecompressor(memlimit=_MAX_MEMORY_BYTES)
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class _XzStreams(io.RawIOBase):
             if not data:
                 return False
             self._input = data.lstrip(b"\0")
-        self._begin()
+        self._begin_stream()
         return True
 
 

@@ -30,6 +30,7 @@ log = logging.getLogger("shardcache")
 _SEND_TIMEOUT_S = 1.0
 # The daemon explains a wait immediately, unless it is overloaded.
 _EXPLAIN_TIMEOUT_S = 5.0
+# How long a request waits for its answer before the log says why, and from then on.
 _FIRST_REPORT_S = 10.0
 _NEXT_REPORT_S = 60.0
 # How often a request that waits for its answer calls `on_wait`.
@@ -321,7 +322,7 @@ def _check_answer(message: Json) -> None:
     protocol.UNKNOWN.check(message)  # whatever its type, its `id` may name a request
 
 
-def unanswered(socket: str | Path, how: str) -> errors.NoDaemonError:
+def hanging_daemon(socket: str | Path, how: str) -> errors.NoDaemonError:
     """Return the error of a daemon that listens, so it is not to be started: it hangs."""
     status = f"shardcache status --socket {shlex.quote(str(socket))}"
     return errors.NoDaemonError(
@@ -349,7 +350,7 @@ def _broken(exn: OSError, where: str) -> errors.ShardcacheError:
     if isinstance(exn, FarewellError):
         return errors.StoppingError("the daemon is stopping", url=where)
     if isinstance(exn, TimeoutError):
-        return unanswered(where, str(exn))
+        return hanging_daemon(where, str(exn))
     # Python's own check of a path's length, before the kernel's, has no number.
     if exn.errno is None and "too long" in str(exn):
         return errors.ConfigError(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from shardcache import errors
 from shardcache.shared.protocol import Json
 from shardcache_client.daemon.choice import DaemonChoice
-from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity, unanswered
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity, hanging_daemon
 from shardcache_client.daemon.failover import Failover
 from shardcache_client.daemon.patience import Deadline, Outage, Patience, check_parent
 from shardcache_client.daemon.private_start import ensure_started
@@ -152,7 +152,7 @@ class DaemonLink(ABC):
             return
         heard_s = self._failover.heard_s
         silent_s = time.monotonic() - heard_s
-        exn = unanswered(self._connection.socket, f"it has not answered for {silent_s:.0f} s")
+        exn = hanging_daemon(self._connection.socket, f"it has not answered for {silent_s:.0f} s")
         self._record_outage(exn, heard_s)
         raise exn
 

@@ -88,6 +88,7 @@ class RankEpoch:
 
         is_mixed = any(part.mixed for part in share.segments)
         self.is_in_file_order = manifest.choices is None and not is_mixed
+        self._chosen_of: OrderedDict[int, Sequence[int] | None] = OrderedDict()  # by shard
 
     def __repr__(self) -> str:
         return f"RankEpoch(samples={len(self)})"
@@ -134,10 +135,6 @@ class RankEpoch:
                 self._chosen_of.popitem(last=False)
             self._chosen_of[shard] = self._manifest.chosen(shard)
         return self._chosen_of[shard]
-
-    @cached_property
-    def _chosen_of(self) -> OrderedDict[int, Sequence[int] | None]:
-        return OrderedDict()
 
     def visits(self, start: int = 0) -> Iterator[Visit]:
         """Return the visits that end after the place `start`, in the order in which they begin.

@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Literal
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import values as arguments
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.dealing.assignment import Assignment
-from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.sequences.rounds import Shuffle
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.parts.dataset_parts import DatasetParts, DealtSamples
@@ -45,17 +43,6 @@ def shuffle_of(
     if not shuffle:
         return None
     return Shuffle(window=_WINDOW if window is None else window, groups=canonical_nodes)
-
-
-def check_global_batches(
-    size: int | None, batch_size: int, even: Even, canonical_nodes: int
-) -> None:
-    """Raise ConfigError if global batches are asked for, and an epoch cannot be cut into them."""
-    if size is None:
-        return
-    arguments.check_global_batches(
-        size, batch_size=batch_size, even=even, canonical_nodes=canonical_nodes
-    )
 
 
 def check_permuted(

@@ -77,12 +77,17 @@ class RankState:
 
     @property
     def moment(self) -> object:
-        """The same for all states of one moment.
+        """The facts that states of one moment have in common.
 
-        Of ranks that are not in step, see `progress_of`.
+        Ranks that are not in step have come to different places: `progress_of` compares these.
         """
-        same = self.progress.phases if self.rank is None or self.part is not None else ()
-        return "ranks", self.dataset, self.epoch, same, self.part and self.part[1:3]
+        phases: tuple[BatchPhase, ...] = ()
+        if self.rank is None or self.part is not None:
+            phases = self.progress.phases
+        form = None
+        if self.part is not None:
+            form = (self.part.workers, self.part.batch_size)
+        return "ranks", self.dataset, self.epoch, phases, form
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads: a few numbers, which a person can read."""
@@ -224,9 +229,14 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
         by_rank.setdefault(state.rank, []).append(state)
     each = {rank: _progress_of_rank(some) for rank, some in by_rank.items()}
     progress = next(iter(each.values()))
-    if None in each:
+
+    # 1. A state of ranks that are always in step is that of all of them.
+    first_rank = states[0].rank
+    if first_rank is None or None in each:
         return progress
-    (_, ranks), *_ = (rank for rank in each if rank is not None)
+
+    # 2. If some ranks are missing, the others must be known to be at the same place.
+    _, ranks = first_rank
     if len(each) < ranks:
         if all(state.in_step for state in states) and len(set(each.values())) == 1:
             return progress
@@ -234,6 +244,8 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
             "the states of some ranks do not say how far the others are",
             remedy="load the states of all ranks",
         )
+
+    # 3. All ranks say where they are.
     ordered = [each[rank, ranks] for rank in range(ranks)]
     if len(set(ordered)) == 1:
         return progress

@@ -51,7 +51,8 @@ class Warming:
         # In an order of its own: nodes that warm the same shards do not all want the same one at a
         # time.
         wanted = random.sample(unique, len(unique))
-        check_size = _size_check(self._store.measured())  # before own transfers make that inexact
+        # Measured now: transfers of these shards are about to take the space.
+        check_size = _size_check(self._store.measured())
         check_size(wanted)
         work = Round(wanted, CACHED, self._transfers, send)
         delivered: list[Published] = []

@@ -25,7 +25,11 @@ from shardcache.store.store import Store
 
 
 class Publisher:
-    """Turns complete files into published shards, and indexes those that were published without."""
+    """Turns complete files into published shards, and indexes those that were published without.
+
+    Args:
+        changed: notified when the next shard may be inflated.
+    """
 
     def __init__(
         self,
@@ -35,11 +39,6 @@ class Publisher:
         history: History,
         changed: Signal,
     ) -> None:
-        """Begin without anything to publish.
-
-        Args:
-            changed: notified when the next shard may be inflated.
-        """
         self._store = store
         self._residency = residency
         self._indexing = indexing

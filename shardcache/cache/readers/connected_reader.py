@@ -26,7 +26,7 @@ from shardcache.store.shard import Shard
 LISTING = "listing the shards"
 """Stage of a reader's wait until its patterns are resolved."""
 
-_OF_A_PREVIOUS_PLAN = -1
+_OF_A_PREVIOUS_PLAN = -1  # position of a lease
 _MAX_LEASES = 4096  # more than any reader needs: each is an open file
 
 # More batches than a loader requests from one worker before it needs another's (`prefetch_factor`
@@ -38,13 +38,17 @@ _STILL_S = 3.0  # a worker that has neither taken nor released a shard for this 
 class Reader:
     """One connected reader: its plan, its leases, and a clock that runs while it waits.
 
+    Args:
+        disconnected: called with it when it disconnects.
+        mates: a view of all workers of its loader.
+
     Attributes:
         job: the job that it is charged to.
         loader: the loader that it is a worker of, if any.
         clock: its present waits.
         listing: the shards that its plan names.
         order: for each position of the plan, the number of the shard.
-        resolving: the patterns whose shards it waits to be told.
+        resolving: the patterns that are being resolved for it.
     """
 
     def __init__(
@@ -56,12 +60,6 @@ class Reader:
         loader: Loader | None = None,
         mates: "Collection[Reader]" = (),
     ) -> None:
-        """Connect a reader without a plan.
-
-        Args:
-            disconnected: called with it when it disconnects.
-            mates: all workers of its loader, at any time.
-        """
         self.job = job
         self.loader = loader
         self.clock = WaitClock(job)
@@ -164,7 +162,7 @@ class Reader:
         ref = self.ref(position)
         self._check_new(number)
         if not self._is_of_ranges:
-            first = None
+            first = None  # other plans lease whole shards
         wait = Wait(
             self.job.key,
             partial=partial,
@@ -188,19 +186,14 @@ class Reader:
                 found = await self._leasing.acquire(ref, Class.PLANNED, wait)
         finally:
             self._end_wait(wait)
-            self._leases.pop(number, None)
+            self._leases.pop(number, None)  # ended, unless the shard was found
         self._leases[number] = lease
-        self._count(found)
+        self._count_hit_or_miss(found)
         self._grant(lease, found.shard if isinstance(found, Published) else found)
         return lease
 
     def lease_at_hand(
-        self,
-        number: int,
-        position: int,
-        span: Span,
-        *,
-        needed: bool,
+        self, number: int, position: int, span: Span, *, needed: bool
     ) -> Lease | None:
         """Lease a range of a plan of ranges if that takes no waiting; arguments are as of `lease`.
 
@@ -228,7 +221,7 @@ class Reader:
         if len(self._leases) >= _MAX_LEASES:
             raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
 
-    def _count(self, found: Published | Arrival | PartFile) -> None:
+    def _count_hit_or_miss(self, found: Published | Arrival | PartFile) -> None:
         if isinstance(found, Published) and found.hit:
             self._counters.hits += 1
             self._counters.hit_bytes += found.facts.size_bytes
@@ -387,6 +380,7 @@ class Reader:
         del self.order[:]
 
     async def _let_go(self, lease: Lease) -> None:
+        """Release what a lease holds, once it is dropped."""
         self._moved_s = time.monotonic()
         self._note_damage(lease)
         if lease.retained is not None:

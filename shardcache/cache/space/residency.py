@@ -50,6 +50,9 @@ class Residency:
     writes `Shard.leases` and `Shard.pinned`, or tells the plan which shards are cached and
     evictable.
 
+    Args:
+        changed: notified when more shards may be evictable.
+
     Attributes:
         leased: shards with leases, including damaged ones already in quarantine.
         pinned: cached shards that are pinned, by key.
@@ -68,11 +71,6 @@ class Residency:
         counters: Counters,
         changed: Signal,
     ) -> None:
-        """Tell the plan which shards are cached already.
-
-        Args:
-            changed: notified when more shards may be evictable.
-        """
         self._store = store
         self._planner = planner
         self._pins = pins
@@ -89,6 +87,8 @@ class Residency:
         self.ahead = AheadSpace(self._ahead_bytes)
         self._evicted: dict[str, None] = {}  # keys, oldest first
         self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
+
+        # The plan has to know what is cached already.
         now = planner.now
         for shard in store.shards.values():
             now.arrived(shard.key, shard.kept_bytes)
@@ -257,7 +257,10 @@ class Residency:
         return await self._try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
 
     def _ahead_bytes(self) -> int:
-        """Return the share of what readers have asked for; what they probably will has another."""
+        """Return the space for ranges that readers have asked for and do not need yet.
+
+        What is fetched because they will probably ask for it may take as much.
+        """
         return self._store.space.effective_bytes() // AHEAD_SHARE
 
     def check_range(self, size_bytes: int, url: str) -> None:
@@ -318,7 +321,7 @@ class Residency:
         return victims is not None
 
     def planned_s(self, key: str) -> float:
-        """Return the time of need of a planned shard: an unplanned one's, if that is sooner."""
+        """Return when a shard is needed, by a plan or as an unplanned one: whichever is sooner."""
         return min(self._planner.now.next_use_s(key), self.due_s(key))
 
     def due_s(self, key: str) -> float:
@@ -336,14 +339,18 @@ class Residency:
         Processes may close what they have open; pins and hard links stay.
         """
         space = self._store.space
+        # 1. It fits beside the shards that could not be removed.
         still_open = [shard for shard in self._still_open if not shard.stays]
         open_bytes = sum(shard.kept_bytes for shard in still_open)
         if self.may_fit(size_bytes + open_bytes):
             return
+
+        # 2. It fits once processes have closed those of them that have no other link.
         linked_bytes = sum(shard.kept_bytes for shard in still_open if self._store.is_linked(shard))
         if self.may_fit(size_bytes + linked_bytes):
             return
 
+        # 3. It is larger than the cache can be.
         if size_bytes > space.effective_bytes(space.unwritten_bytes):
             is_disk_full = space.crowding_bytes > 0  # else it is too small
             error = DiskFullError if is_disk_full else CapacityError
@@ -352,6 +359,8 @@ class Residency:
                 url=url,
                 remedy=f"{space.remedy}, or write smaller shards",
             )
+
+        # 4. Pins and links leave too little.
         free_bytes = max(0, space.effective_bytes() - space.pinned_bytes - linked_bytes)
         raise CapacityError(
             f"the shard takes {size(size_bytes)}; {space.explanation}, of which only "
@@ -386,10 +395,7 @@ class Residency:
 
     @contextlib.contextmanager
     def evicting(self, shard: Shard) -> Iterator[None]:
-        """Make a shard no candidate for eviction while it is removed.
-
-        If that fails, it stays none for a while.
-        """
+        """Have nobody else evict a shard while it is removed, nor for a while if that fails."""
         self._planner.now.held(shard.key)
         try:
             yield

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from shardcache.fetch.limits.hedging import Hedging
 
-# The quickest parts among this many show the speed of an uncontended connection. Once all of them
-# were contended, the estimate rises, and more connections are tried again.
+# The quickest tenth of this many parts shows the speed of an uncontended connection. Once all of
+# them were contended, the estimate rises, and more connections are tried again.
 _OBSERVED = 64
 _QUICK = 0.1
-# One slow part says nothing about the link.
+# Estimates are medians of the latest parts: a single slow part says nothing about the link.
 _NEWEST = 5
 # Connections are idle between parts, and a faster link than estimated shows only when more
 # connections are tried.
@@ -122,7 +122,13 @@ class OriginLoad:
 
 
 class Limit(NamedTuple):
-    """A limit on downloads, in words; `holds` is True while one waits because of it."""
+    """A limit on downloads.
+
+    Attributes:
+        name: of the kind of limit, as metrics have it.
+        text: for people.
+        holds: True while a download waits because of it.
+    """
 
     name: str
     text: str

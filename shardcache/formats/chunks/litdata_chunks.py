@@ -4,9 +4,9 @@ A chunk has the offsets of its samples (`offset_table`), and in each sample the 
 then the leaves. What the leaves are is said by the index.json beside the chunks, in `config`, so a
 chunk cannot be indexed without it. Values are those that `litdata` gives.
 
-Chunks of texts, numbers and nested values hold rows in Arrow's format instead; what is cached of
-them are these rows, as of parquet files. Chunks whose samples are compressed by hundreds inside are
-cached as plain ones (`litdata_frames`).
+Chunks of texts, numbers and nested values hold rows in Arrow's format instead; these rows are
+cached, as those of parquet files are. Chunks whose samples are compressed in groups of some hundred
+are cached as plain ones (`litdata_frames`).
 """
 
 import json
@@ -36,6 +36,7 @@ _ARROW_STREAM = b"\xff\xff\xff\xff"  # at the beginning of rows that are cached
 
 _REWRITE = "write the dataset again with litdata.optimize(…) without "
 _OTHERS_REMEDY = "read it with litdata, or write shards with `shardcache write`"
+# Members of an index.json's `config` that are needed to index a chunk, or say that it cannot be.
 _USED = (
     "compression",
     "compression_level",

@@ -88,6 +88,7 @@ def _columns(bytes_at: BytesAt, start: int, end: int, url: str) -> ChunkColumns:
         columns = ChunkColumns(
             config["column_names"],
             config["column_encodings"],
+            # None for values of different sizes.
             [size or None for size in config["column_sizes"]],
         )
     except (ValueError, KeyError, TypeError, RecursionError) as exn:

@@ -62,7 +62,7 @@ def samples_of(records: Iterator[tuple[int, bytes]], url: str) -> Samples:
 
     Raises UnsupportedShardError for too many records or values, and what `records` raises.
     """
-    return _Records(url).indexed(records)
+    return _RecordIndexer(url).indexed(records)
 
 
 class TFRecordFormat(Format):
@@ -115,6 +115,7 @@ def _records(file: BinaryIO, url: str, crc32c: Crc32c) -> Iterator[tuple[int, by
 
 
 def _check(data: bytes, check: bytes, what: str, url: str, crc32c: Crc32c) -> None:
+    """Raise CorruptShardError unless a checksum is that of data: its CRC-32C, masked."""
     crc = crc32c(data, 0)
     rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
     masked = (rotated + _MASK_DELTA) & 0xFFFFFFFF
@@ -128,14 +129,15 @@ def _truncated(at: int, url: str) -> ShardError:
     return TruncatedShardError(f"the file ends inside the record at byte {at}", url=url)
 
 
-class _Records:
+class _RecordIndexer:
     """Indexes records one by one."""
 
     def __init__(self, url: str) -> None:
         self._table = CellTable(url)
-        self._columns: dict[bytes, int] = {}
-        self._reserved: set[int] = set()
-        # Of each member, its only content; the column of a member without one has messages.
+        self._columns: dict[bytes, int] = {}  # by the name of the feature
+        self._reserved: set[int] = set()  # columns of features such as `__key__`
+        # Of each member, its only content, which is the member where all of its column have one. A
+        # column of which some have none, or several, is of messages.
         self._starts = array("Q")
         self._ends = array("Q")
         self._of_messages: set[int] = set()

@@ -11,8 +11,10 @@ from shardcache.errors import OriginError
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5
 
+# Characters that a url cannot have: blanks, those beyond ASCII, some others, and a % that encodes
+# nothing.
 _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
-# Of a Location; its bytes beyond ASCII are sent back as they came.
+# Characters that are encoded in a Location header; its bytes beyond ASCII are sent as they came.
 _BLANKS = re.compile(r"[\x00-\x20\x7f]")
 
 
@@ -38,9 +40,9 @@ def following(url: str, target: URL, location: str) -> URL:
 
 
 def parsed(url: str) -> URL:
-    """Return a user's url, encoded only where it could not be sent.
+    """Return a user's url, encoded only where it could not be sent: it may be signed as it is.
 
-    A signature is of its spelling. Raises OriginError for what is not a url.
+    Raises OriginError for what is not a url.
     """
     try:
         server = _with_host(URL(url))
@@ -66,9 +68,9 @@ def _sendable(text: str) -> str:
 
 
 def _with_host(url: URL) -> URL:
-    """Return the url.
+    """Return a url that has a host and a port, which yarl checks only on access.
 
-    Raises ValueError if it has no host or port, which yarl checks only on access.
+    Raises ValueError if it has not.
     """
     if url.host is None or url.port is None:
         raise ValueError("no host")

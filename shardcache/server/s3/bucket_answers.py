@@ -47,7 +47,7 @@ class BucketAnswers:
         return web.Response(headers={"x-amz-bucket-region": "us-east-1"})
 
     async def location(self, request: S3Request, peer: Peer) -> web.Response:
-        """Answer GetBucketLocation: any region's signature will do. As `head`."""
+        """Answer GetBucketLocation: any region's signature will do. Raises as `head`."""
         await self._check(request, peer)
         return _document("LocationConstraint", "")
 
@@ -138,6 +138,7 @@ def _encoding(request: S3Request) -> Callable[[str], str]:
 
 
 def _fields(request: S3Request, page: ListedPage) -> list[tuple[str, str]]:
+    """Return the names and values of elements that both kinds of listings begin with."""
     params = request.params
     encoded = _encoding(request)
     fields = [

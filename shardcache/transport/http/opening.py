@@ -19,7 +19,7 @@ from shardcache.transport.http.http_heads import MAX_HEAD_BYTES, PORTS, HeadErro
 from shardcache.transport.http.sockets import connect, failure
 from shardcache.transport.http.tls import client_context
 
-_LOCAL = "unix"
+_LOCAL = "unix"  # in place of a scheme: for servers behind a Unix socket
 
 # For name, connection, tunnel and TLS together.
 _OPEN_LIMIT_S = 10.0

@@ -299,7 +299,7 @@ class Order:
     def number_at(self, position: int) -> int:
         """Return the number of the shard that has the sample at a position.
 
-        Numbers of shards are those in the endless sequence.
+        It counts the shards of all rounds, from the first one on.
         """
         number, begin = divmod(position, self.samples)
         return number * self._filled + bisect_right(self._round(number).ends, begin)

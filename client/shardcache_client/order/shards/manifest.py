@@ -63,7 +63,7 @@ class Manifest(Sequence[ShardRef]):
         versions_named: True if index files may name the versions that are wanted; in a listing,
             they are merely those that were there.
         choices: the samples of each shard that belong to the dataset; None for all.
-        lists: fingerprints of the lists as resolved, if these are others.
+        lists: fingerprints of the lists that were resolved, if `shards` is made of others.
         columns: shards that are read beside these.
     """
 
@@ -88,8 +88,8 @@ class Manifest(Sequence[ShardRef]):
             urls: those that were asked for.
         """
         shards = Shards.unpack(answer["packed"])
-        # Once here, rather than in each of the workers that are forked from this process.
-        assert shards.fingerprint
+        # Computed once here, rather than in each of the workers that are forked from this process.
+        _ = shards.fingerprint
         return cls(
             shards,
             counts_listed=answer.get("remembered", 1) == 0,
