@@ -39,6 +39,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 default_role = "literal"
+highlight_language = "text"  # blocks without a language are what programs print
 smartquotes = False  # they would turn the dashes of options into one
 add_module_names = False
 python_maximum_signature_line_length = 88
@@ -52,7 +53,7 @@ copybutton_only_copy_prompt_lines = True
 
 html_theme = "furo"
 html_title = f"shardcache {release}"
-html_static_path = ["_static"]
+html_static_path = ["_static", "pictures"]  # dark pictures, which the style sheet names
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_search_scorer = str(DOCS / "_static" / "scorer.js")

@@ -15,14 +15,16 @@ function complete() {
     list.replaceWith(lines);
   }
 
+  for (const each of document.querySelectorAll('article p > img[src$=".svg"]')) each.parentElement.classList.add("drawing");
+
   // Each side of the page has a name of its own.
   document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "All pages");
   document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "This page");
 }
 
-// Code and tables that scroll sideways can be scrolled by the arrow keys, too; on wide screens they do not scroll.
+// Code, tables and drawings that scroll sideways can be scrolled by the arrow keys, too; on wide screens they do not scroll.
 function focusable() {
-  for (const each of document.querySelectorAll("div.highlight pre, .table-wrapper")) {
+  for (const each of document.querySelectorAll("div.highlight pre, .table-wrapper, .drawing")) {
     if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
     else each.removeAttribute("tabindex");
   }

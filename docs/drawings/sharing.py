@@ -56,8 +56,9 @@ def workers() -> Canvas:
 
     for x, kind, label in (
         (20, "here", "decodes"),
-        (150, "coming", "is copied into the training process"),
-        (430, "missing", "runs Python: one at a time"),
+        (116, "coming", "copies to the training process"),
+        (360, "missing", "runs Python: one at a time"),
+        (576, "ours", "training step"),
     ):
         canvas.box(kind, x, 296, 16, 16)
         canvas.text(x + 24, 308, label, "note")
