@@ -135,7 +135,6 @@ def _part_filler(given: Given, kept: Kept) -> PartFiller:
         given.store,
         kept.residency,
         given.downloader,
-        kept.changed,
         settings.range_part_size,
         settings.whole_from_percent / 100,
     )

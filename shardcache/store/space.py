@@ -89,6 +89,7 @@ class Reservation:
     space: Space
     size_bytes: int = 0
     unwritten_bytes: int = 0
+    adopted_bytes: int = 0  # of `size_bytes`, those of an idle partial
 
     def grow(self, size_bytes: int) -> None:
         """Reserve more bytes; the caller has checked that the shortfall for them is 0."""
@@ -102,6 +103,13 @@ class Reservation:
         self.space.kept_bytes -= kept_bytes
         self.space.reserved_bytes += kept_bytes
         self.size_bytes += kept_bytes
+        self.adopted_bytes += kept_bytes
+
+    def disown(self) -> None:
+        """Give up all adopted bytes, which are counted elsewhere from now on."""
+        self.space.reserved_bytes -= self.adopted_bytes
+        self.size_bytes -= self.adopted_bytes
+        self.adopted_bytes = 0
 
     def written(self, size_bytes: int) -> None:
         """Record that reserved bytes are now on disk."""
@@ -123,3 +131,4 @@ class Reservation:
         self.space.kept_bytes += kept_bytes
         self.size_bytes = 0
         self.unwritten_bytes = 0
+        self.adopted_bytes = 0

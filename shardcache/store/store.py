@@ -132,15 +132,15 @@ class Store:
         if leftover is not None:
             reservation.adopt(leftover.size_bytes)
 
-    async def open_parts(self, obj: RemoteObject, part_bytes: int) -> PartFile:
-        """Return the file for parts of an object, with those that were left by an earlier daemon.
+    async def open_parts(
+        self, obj: RemoteObject, part_bytes: int, reservation: Reservation
+    ) -> PartFile:
+        """Return the file for parts of an object, with those of its idle partial, which it takes.
 
         Raises DiskError.
         """
         key = shard_key(place_of(obj.url, is_file=True), obj.version)
-        leftover = self.leftovers.pop(key, None)
-        if leftover is not None:
-            self.space.kept_bytes -= leftover.size_bytes
+        self.adopt(key, reservation)
         granted_inodes = self.granted_files.inodes(key)
         partial = await asyncio.to_thread(
             Partial.open,
@@ -151,6 +151,7 @@ class Store:
             is_sparse=True,
             granted_inodes=granted_inodes,
         )
+        reservation.disown()
         file = PartFile(partial)
         self.part_files[key] = file
         self.space.kept_bytes += file.kept_parts_bytes

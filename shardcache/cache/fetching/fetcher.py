@@ -11,7 +11,6 @@ import structlog
 from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.fetching.part_filler import PartFiller
 from shardcache.cache.fetching.publisher import Publisher
-from shardcache.cache.fetching.reserving import reserve_for_transfer
 from shardcache.cache.listings.shard_listing import name_of
 from shardcache.cache.planner import Planner
 from shardcache.cache.space.residency import Residency
@@ -38,7 +37,7 @@ from shardcache.store.folder.layout import PART
 from shardcache.store.keys import place_of, shard_key
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Shard
-from shardcache.store.space import Reservation, footprint_bytes
+from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 from shardcache.telemetry.metrics import Counters
 
@@ -106,17 +105,43 @@ class Fetcher:
                 return shard
             self._health.check(obj.url)
             transfer.begin(obj.size_bytes)
-            reservation = Reservation(self._store.space)
-            claim.reservation = reservation
-            if obj.guarded and obj.ranges and not claim.wants_whole:
-                await self._filler.fill(transfer, claim, origin, obj, key, reservation)
-                if not claim.wants_whole:
-                    return None
+            if not await self._reserved(transfer, claim, origin, obj, key):
+                return None
             file = self._store.part_files.get(key)
             if file is not None:
                 claim.has_range_readers = not file.is_left
                 self._residency.parts.hand_over(file)
-            return await self._into(transfer, claim, origin, obj, key, reservation)
+            return await self._into(transfer, claim, origin, obj, key)
+
+    async def _reserved(
+        self,
+        transfer: Transfer,
+        claim: KeyClaim,
+        origin: Origin,
+        obj: RemoteObject,
+        key: str,
+    ) -> bool:
+        """Reserve the space of the whole object; False if only ranges were wanted of it.
+
+        Those are fetched in the meantime, if the origin has any.
+        """
+        transfer.is_divisible = obj.guarded and obj.ranges
+        if not transfer.is_divisible:
+            transfer.want_whole()
+        reservation = Reservation(self._store.space)
+        claim.reservation = reservation
+        is_reserved = False
+        try:
+            if key not in self._store.part_files:
+                self._store.adopt(key, reservation)
+            is_reserved = await self._filler.fill(transfer, claim, origin, obj, key)
+        finally:
+            if not is_reserved:
+                gave_way = reservation.size_bytes > reservation.adopted_bytes
+                self._leave_parts(key, reservation, transfer)
+                if gave_way:
+                    self._changed.notify()
+        return is_reserved
 
     async def _object(self, transfer: Transfer, origin: Origin, key: str) -> RemoteObject:
         """Return the object to fetch: that of cached parts, or else what the origin has."""
@@ -190,20 +215,17 @@ class Fetcher:
         origin: Origin,
         obj: RemoteObject,
         key: str,
-        reservation: Reservation,
     ) -> Shard:
-        """Reserve space for a version of the shard, download it into that, and publish it.
+        """Download a version of the shard into the reserved space, and publish it.
 
-        Args:
-            reservation: space for it that there is already, if any; it is closed at the end.
+        The claim's reservation is closed at the end.
         """
-        before_bytes = reservation.size_bytes
+        reservation = claim.reservation
+        assert reservation is not None
         self._store.adopt(key, reservation)
-        adopted_bytes = reservation.size_bytes - before_bytes
+        adopted_bytes = reservation.adopted_bytes
         gave_way = False
         try:
-            size_bytes = footprint_bytes(obj.size_bytes)
-            await reserve_for_transfer(self._residency, claim, transfer, key, size_bytes)
             present = self._store.shards.get(key)
             if present is not None:
                 return present  # its eviction was under way when this began, and failed
@@ -319,6 +341,9 @@ class Fetcher:
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
         """Close the reservation; finished parts stay on disk for the next transfer."""
+        if key in self._store.part_files:
+            reservation.close()
+            return
         try:
             parts = Leftover.of(self._store.layout.in_progress(key, PART))
         except OSError:  # the disk is failing: leftovers are counted once it recovers

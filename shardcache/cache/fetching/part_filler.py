@@ -2,28 +2,27 @@
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from shardcache.cache.fetching.reserving import WholeSpace
 from shardcache.cache.space.residency import NOW, Residency
 from shardcache.cache.waiting.claims import KeyClaim
-from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Wait
-from shardcache.errors import ShardChangedError
+from shardcache.cache.waiting.waits import PostponedError, Wait
+from shardcache.errors import CacheError, ShardChangedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.plan.object_parts import max_parts, max_parts_per_request, runs
 from shardcache.store.part_file import FILE_BYTES, PartFile
-from shardcache.store.space import Reservation, footprint_bytes
 from shardcache.store.store import Store
 
 
 class PartFiller:
-    """Fills files of parts, for transfers of which only ranges are wanted.
+    """Fills files of parts with the ranges of objects that readers wait for.
 
     Args:
         part_bytes: size of the parts of a new file.
@@ -35,14 +34,12 @@ class PartFiller:
         store: Store,
         residency: Residency,
         downloader: Downloader,
-        changed: Signal,
         part_bytes: int,
         max_share: float,
     ) -> None:
         self._store = store
         self._residency = residency
         self._downloader = downloader
-        self._changed = changed
         self._part_bytes = part_bytes
         self._max_share = max_share
 
@@ -53,125 +50,161 @@ class PartFiller:
         origin: Origin,
         obj: RemoteObject,
         key: str,
-        reservation: Reservation,
-    ) -> None:
-        """Fetch what readers wait for, until nothing is left of it, or the whole object is wanted.
+    ) -> bool:
+        """Fetch the ranges that readers wait for, until there is space for the whole object.
 
-        It is once so many of its parts are wanted that the others cost less than later requests,
-        and there is space for these. Closes the reservation, unless the whole is wanted. Raises as
-        `Downloader.fetch_parts` and `Residency.reserve` do.
+        The whole is wanted if anybody wants it, or once so many of its parts are wanted that the
+        others cost less than later requests, and there is space for these.
+
+        Returns True once the space of the whole is reserved; False once nobody wants anything of
+        it any more. Raises as `Downloader.fetch_parts` and `Residency.reserve` do; PostponedError
+        if there is no space for the whole, and no reader waits for anything of it.
         """
-        is_whole = False
-        try:
-            file = await self._open(claim, reservation, obj, key)
-            await self._fill(transfer, claim, origin, file)
-            is_whole = claim.wants_whole
-        finally:
-            if not is_whole:
-                reservation.close()
-            self._changed.notify()
+        whole = WholeSpace(self._residency, claim, key, obj.size_bytes)
 
-    async def _fill(
-        self,
-        transfer: Transfer,
-        claim: KeyClaim,
-        origin: Origin,
-        file: PartFile,
-    ) -> None:
-        limit = self._max_parts(file)
-        run = _FillRun(self._residency, self._downloader, transfer, claim, origin, file, limit)
+        def opened() -> Awaitable[PartFile]:
+            return self._open(claim, obj, key)
+
+        run = _FillRun(
+            self._residency,
+            self._downloader,
+            transfer,
+            claim,
+            origin,
+            whole,
+            opened,
+            self._max_share,
+        )
         try:
-            await run.fill()
+            return await run.fill()
         except ShardChangedError:
-            self._residency.parts.hand_over(file)  # of another version now
+            file = self._store.part_files.get(key)
+            if file is not None:
+                self._residency.parts.hand_over(file)  # of another version now
             raise
 
-    async def _open(
-        self,
-        claim: KeyClaim,
-        reservation: Reservation,
-        obj: RemoteObject,
-        key: str,
-    ) -> PartFile:
+    async def _open(self, claim: KeyClaim, obj: RemoteObject, key: str) -> PartFile:
         """Return the file of an object's parts."""
         file = self._store.part_files.get(key)
         if file is not None:
             if file.is_left:
                 file.confirm(obj)
             return file
+        assert claim.reservation is not None
         await self._residency.reserve(claim, FILE_BYTES, lambda: NOW)
-        file = await self._residency.parts.open(obj, self._part_bytes)
-        reservation.keep(FILE_BYTES)
+        file = await self._residency.parts.open(obj, self._part_bytes, claim.reservation)
+        claim.reservation.keep(FILE_BYTES)
         return file
-
-    def _max_parts(self, file: PartFile) -> float:
-        """Return the number of parts up to which an object is fetched by parts."""
-        partial = file.partial
-        may_fit = self._residency.may_fit(footprint_bytes(partial.obj.size_bytes))
-        return max_parts(partial.count, self._max_share, may_fit=may_fit)
 
 
 @dataclass(slots=True)
 class _FillRun:
-    """One transfer's fetching into a file of parts."""
+    """One transfer's fetching into a file of parts, which is opened for the first of them."""
 
     _residency: Residency
     _downloader: Downloader
     _transfer: Transfer
     _claim: KeyClaim
     _origin: Origin
-    _file: PartFile
-    _max_parts: float
+    _whole: WholeSpace
+    _open: Callable[[], Awaitable[PartFile]]
+    _max_share: float
+    _opened: PartFile | None = None
     _fetching: set[int] = field(default_factory=set)
     _kept: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by who waits for them
 
-    async def fill(self) -> None:
-        self._transfer.stages.enter(Stage.NETWORK)
+    @property
+    def _file(self) -> PartFile:
+        assert self._opened is not None  # by the first range that somebody waits for
+        return self._opened
+
+    async def fill(self) -> bool:
+        """Do so; see `PartFiller.fill`."""
         try:
-            async with asyncio.TaskGroup() as group:
-                await self._fill(group)
-        except BaseExceptionGroup as failures:
-            first = failures.exceptions[0]
-            raise first from first.__cause__
+            while await self._fill_in_group():
+                # All that was requested has arrived; what was evicted meanwhile has to fit again.
+                if await self._whole.try_reserve():
+                    return True
+            return False
         finally:
+            self._whole.end_wait()
             for wait in list(self._kept):
                 self._let_go(wait)
 
-    async def _fill(self, group: asyncio.TaskGroup) -> None:
+    async def _fill_in_group(self) -> bool:
+        try:
+            async with asyncio.TaskGroup() as group:
+                return await self._fill(group)
+        except BaseExceptionGroup as failures:
+            first = failures.exceptions[0]
+            raise first from first.__cause__
+
+    async def _fill(self, group: asyncio.TaskGroup) -> bool:
         while True:
             # 1. Whoever waits for this object finds what is there of it.
-            for transfer in self._claim.transfers:
-                transfer.part_file = self._file
-                transfer.moved.notify()
+            if self._opened is not None:
+                self._claim.share(self._opened)
             # Readers that have what they waited for end their waits.
             await asyncio.sleep(0)
+            moves = self._claim.moved.count
+
+            # 2. The whole object, as soon as there is space for it.
             if self._claim.wants_whole:
-                return
+                self._transfer.want_whole()
+                if await self._whole.try_reserve():
+                    return True
 
-            # 2. What an earlier daemon has left is as good as new, if it is sound.
-            await self._check_left()
-
-            # 3. What is missing is requested at once, neighbours together.
-            missing = self._missing(self._needed())
-            if self._is_worth_the_whole(missing) and await self._reserve_whole():
-                self._transfer.is_whole = True
+            # 3. Until then, ranges of it.
+            if self._claim.range_waits and not await self._fill_ranges(group):
                 continue
-            is_served = await self._serve_waits(group)
-
-            # 4. What will probably be read next, if there is space for it without waiting.
-            ahead = self._missing(self._ahead())
-            if ahead and await self._can_reserve_ahead(ahead):
-                self._begin(ahead, group)
-            if not is_served:
+            if self._claim.moved.count != moves:
                 continue
-            if self._fetching:
-                await self._transfer.moved.wait()
+            if self._claim.wants_whole:
+                await self._wait_for_whole()
+            elif self._fetching:
+                await self._claim.moved.wait()
             else:
-                return
+                return False
+
+    async def _wait_for_whole(self) -> None:
+        """Wait for the space of the whole, or for anything else to do.
+
+        The whole alone is given up if it cannot have any; ranges go on.
+        """
+        try:
+            await self._whole.wait(self._transfer.ref.url)
+        except (CacheError, PostponedError) as exn:
+            self._whole.end_wait()
+            if not self._claim.range_waits and not self._fetching:
+                raise
+            self._claim.give_up_whole(exn)
+
+    async def _fill_ranges(self, group: asyncio.TaskGroup) -> bool:
+        """Request what readers wait for; return True if nothing was left to be requested."""
+        if self._opened is None:
+            self._transfer.stages.enter(Stage.NETWORK)
+            self._opened = await self._open()
+            return False
+
+        # 1. What an earlier daemon has left is as good as new, if it is sound.
+        await self._check_left()
+
+        # 2. What is missing is requested at once, neighbours together.
+        missing = self._missing(self._needed())
+        if self._is_worth_the_whole(missing) and await self._whole.reserve_at_once():
+            self._transfer.want_whole()
+            return False
+        is_served = await self._serve_waits(group)
+
+        # 3. What will probably be read next, if there is space for it without waiting.
+        ahead = self._missing(self._ahead())
+        if ahead and await self._can_reserve_ahead(ahead):
+            self._begin(ahead, group)
+        return is_served
 
     async def _serve_waits(self, group: asyncio.TaskGroup) -> bool:
         """Request the parts of all waits, or of the most urgent; return True if there were none."""
-        waiting = [wait for wait in self._claim.waits if not self._is_served(wait)]
+        waiting = [wait for wait in self._claim.range_waits if not self._is_served(wait)]
         if not waiting:
             return True
         if not await self._serve(waiting, group):
@@ -181,9 +214,7 @@ class _FillRun:
 
     def _is_served(self, wait: Wait) -> bool:
         """Return whether all parts of a wait are there, or being fetched."""
-        if wait.bytes is None:
-            return True
-        return wait in self._kept and not self._missing(self._file.parts_of(wait.bytes))
+        return wait in self._kept and not self._missing(self._parts_of(wait))
 
     async def _serve(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
         """Request the parts of waits, if there is space for all of them without waiting.
@@ -208,8 +239,13 @@ class _FillRun:
         size_bytes = self._size_of(missing)
         with self._residency.parts.in_turn(self._claim), self._claim.waiting_for_space(size_bytes):
             while wait in self._claim.waits and not await self._serve([wait], group):
-                self._residency.check_possible(size_bytes, self._transfer.ref.url)
-                await self._residency.change(self._claim)
+                try:
+                    self._residency.check_possible(size_bytes, self._transfer.ref.url)
+                    await self._residency.change(self._claim)
+                except CacheError as exn:
+                    wait.error = exn
+                    self._claim.moved.notify()
+                    return
 
     # Parts that are kept until their readers have them
 
@@ -238,12 +274,12 @@ class _FillRun:
 
     def _needed(self) -> Iterator[int]:
         """Yield the parts that readers wait for."""
-        for wait in self._claim.waits:
+        for wait in self._claim.range_waits:
             yield from self._parts_of(wait)
 
     def _ahead(self) -> Iterator[int]:
         """Yield the parts that they will probably read next."""
-        for wait in self._claim.waits:
+        for wait in self._claim.range_waits:
             if wait.ahead is not None:
                 yield from self._file.parts_of(wait.ahead)
 
@@ -276,8 +312,9 @@ class _FillRun:
         await self._residency.parts.check_left(self._file, parts)
 
     def _is_worth_the_whole(self, missing: list[int]) -> bool:
-        parts = len(self._file.partial.done) + len(self._fetching) + len(missing)
-        return parts > self._max_parts
+        partial = self._file.partial
+        parts = len(partial.done) + len(self._fetching) + len(missing)
+        return parts > max_parts(partial.count, self._max_share, may_fit=self._whole.may_fit)
 
     def _size_of(self, parts: Iterable[int]) -> int:
         return sum(map(self._file.partial.size_of, parts))
@@ -288,21 +325,6 @@ class _FillRun:
     async def _can_reserve_ahead(self, parts: Sequence[int]) -> bool:
         size_bytes = self._size_of(parts)
         return await self._residency.reserve_at_once(self._claim, size_bytes, is_speculative=True)
-
-    async def _reserve_whole(self) -> bool:
-        """Reserve the space of all other parts, if that takes no waiting.
-
-        It is not worth waiting for: others, each of whom has some parts, might wait as well.
-        """
-        file = self._file
-        size_bytes = footprint_bytes(file.partial.obj.size_bytes)
-        size_bytes -= file.kept_bytes + self._claim.reserved_bytes
-        kept = file.kept  # and so not evicted for the others
-        self._residency.parts.retain(file, kept)
-        try:
-            return await self._residency.reserve_at_once(self._claim, max(0, size_bytes))
-        finally:
-            self._residency.parts.release(file, kept)
 
     async def _fetch(self, parts: range) -> None:
         partial = self._file.partial

@@ -16,7 +16,9 @@ from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, JobKey, PostponedError, Wait
 from shardcache.errors import (
+    CapacityError,
     CorruptShardError,
+    DiskFullError,
     OriginUnavailableError,
     ShardcacheError,
     ShardError,
@@ -141,6 +143,8 @@ class Transfers:
             try:
                 found = await self._wait(transfer, available, wait)
             except ShardcacheError as exn:
+                if _concerns_others(exn, transfer, wait):
+                    continue
                 if joined_url is None or not (exn.retryable or joined_url != url):
                     raise
                 joined_url = None
@@ -156,6 +160,7 @@ class Transfers:
         wait: Wait,
     ) -> Shard | _Early | None:
         transfer.waits.add(wait)
+        wait.error = None
         wait.stages = transfer.stages
         if wait.bytes is not None:
             self.hurry(transfer)  # it fetches no other ranges than those of its waits
@@ -164,6 +169,8 @@ class Transfers:
                 found = available(transfer, wait)
                 if found is not None:
                     return found
+                if wait.error is not None:
+                    raise wait.error
                 await transfer.moved.wait()
             return transfer.outcome.result()
         finally:
@@ -197,9 +204,8 @@ class Transfers:
                     name=f"fetch {ref.url}",
                 )
         transfer.wanted = min(transfer.wanted, wanted)
-        if is_whole and not transfer.is_whole:
-            transfer.is_whole = True
-            transfer.moved.notify()
+        if is_whole:
+            transfer.want_whole()
         if not ref.is_file:  # samples are wanted if anybody wants them
             transfer.ref = ref
         return transfer
@@ -232,6 +238,8 @@ class Transfers:
                 self._planner.now.missed(name)
             self._measure(transfer)
             self.refusals.pop(transfer.ref.url, None)
+            if shard is None:
+                self._note_unfetched(transfer)
             transfer.outcome.set_result(shard)
         except PostponedError:
             # No notification: nothing has changed that could make another attempt succeed.
@@ -254,9 +262,19 @@ class Transfers:
             if not is_postponed:
                 self._changed.notify()
 
-    def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
+    def _note_unfetched(self, transfer: Transfer) -> None:
+        """Note why an object of which ranges were fetched is not there as a whole."""
+        if isinstance(transfer.given_up, ShardcacheError):
+            self._note_failure(transfer, transfer.given_up)
+        elif transfer.given_up is not None or transfer.is_whole:  # its plan will ask again
+            self._planner.now.missed(transfer.name)
+
+    def _note_failure(self, transfer: Transfer, exn: ShardcacheError) -> None:
         self.failures.failed(transfer.name, exn)
         self._measures.failed[exn.code] += 1
+
+    def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
+        self._note_failure(transfer, exn)
         if isinstance(exn, ShardError) and not isinstance(exn, CorruptShardError):
             self._refuse(transfer.ref.url, exn)
         if not transfer.waits:
@@ -279,6 +297,14 @@ class Transfers:
         self._measures.transfer.observe(sum(took_s.values()))
         for stage, spent_s in took_s.items():
             self._measures.stage.of(stage.name.lower()).observe(spent_s)
+
+
+def _concerns_others(exn: ShardcacheError, transfer: Transfer, wait: Wait) -> bool:
+    """Return whether there is no space for the whole object, of which a wait needs a range."""
+    if wait.bytes is None or exn is wait.error:
+        return False
+    is_of_whole = transfer.is_whole and transfer.is_divisible
+    return is_of_whole and isinstance(exn, (CapacityError, DiskFullError))
 
 
 def _early_access(transfer: Transfer, wait: Wait) -> Arrival | None:

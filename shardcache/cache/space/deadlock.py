@@ -32,7 +32,7 @@ def check_progress(
         in_use: the shards that have leases.
     """
     blocked = [each for each in others if each.is_blocked]
-    is_anyone_waiting = any(each.reader_waits for each in blocked)
+    is_anyone_waiting = any(each.stuck_waits for each in blocked)
     if not is_anyone_waiting or not claim.is_blocked:
         return
 
@@ -49,7 +49,7 @@ def check_progress(
 
     if claim is not max(blocked, key=_readiness):
         return
-    if not claim.waits:
+    if not claim.waits_for_space:
         raise PostponedError
     raise _deadlock_error(claim, use, space, len(readers))
 
@@ -126,8 +126,8 @@ class _Readiness(NamedTuple):
 def _readiness(claim: KeyClaim) -> _Readiness:
     readers = _stuck_readers([claim])
     return _Readiness(
-        is_idle=not claim.waits,
-        is_awaited=bool(claim.reader_waits),
+        is_idle=not claim.waits_for_space,
+        is_awaited=bool(claim.stuck_waits),
         holds_shards=any(reader.leased_shards() for reader in readers),
         since_s=claim.waits_since_s,
     )
@@ -135,6 +135,6 @@ def _readiness(claim: KeyClaim) -> _Readiness:
 
 def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
     """Return the readers that wait for blocked shards, and those that keep theirs for them."""
-    waits = [wait for claim in blocked for wait in claim.reader_waits]
+    waits = [wait for claim in blocked for wait in claim.stuck_waits]
     waiting = {wait.holder for wait in waits if wait.holder is not None}
     return waiting.union(*(reader.kept_waiting() for reader in waiting))

@@ -10,6 +10,7 @@ from shardcache.cache.waiting.claims import KeyClaim
 from shardcache.cache.waiting.signals import Signal
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.part_file import PartFile
+from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 from shardcache.telemetry.metrics import Counters
 
@@ -46,15 +47,24 @@ class PartResidency:
         self._checking = asyncio.Lock()
         self.turns: dict[KeyClaim, None] = {}
 
-    async def open(self, obj: RemoteObject, part_bytes: int) -> PartFile:
-        """Return a file for parts of an object, with those that an earlier daemon has left.
+    async def open(
+        self,
+        obj: RemoteObject,
+        part_bytes: int,
+        reservation: Reservation,
+    ) -> PartFile:
+        """Return a file for parts of an object, with those that an earlier transfer has left.
 
         Raises DiskError.
         """
         async with self._allocating:  # so that what was left is not removed meanwhile
-            file = await self._store.open_parts(obj, part_bytes)
+            file = await self._store.open_parts(obj, part_bytes, reservation)
         self.restored(file)
         return file
+
+    def get(self, key: str) -> PartFile | None:
+        """Return the file of an object's parts, if there is one."""
+        return self._store.part_files.get(key)
 
     def restored(self, file: PartFile) -> None:
         """Add the parts that an earlier daemon has left."""
@@ -84,6 +94,21 @@ class PartResidency:
             self._store.granted_files.add(file)
 
     @contextlib.contextmanager
+    def sparing(self, file: PartFile) -> Iterator[None]:
+        """Evict no parts of a file during the block, which frees space for the others.
+
+        Nobody is notified at its end: this is done again and again while that waits.
+        """
+        parts = file.kept
+        file.leases.update(parts)
+        for part in parts:
+            self._planner.now.held(file.key_of(part))
+        try:
+            yield
+        finally:
+            self._end_leases(file, parts)
+
+    @contextlib.contextmanager
     def in_turn(self, claim: KeyClaim) -> Iterator[None]:
         """Have a claim wait for space in its turn."""
         self.turns[claim] = None
@@ -102,6 +127,10 @@ class PartResidency:
 
     def release(self, file: PartFile, parts: Iterable[int]) -> None:
         """End one `retain`."""
+        self._end_leases(file, parts)
+        self._changed.notify()
+
+    def _end_leases(self, file: PartFile, parts: Iterable[int]) -> None:
         for part in parts:
             file.leases[part] -= 1
             if not file.leases[part]:
@@ -110,7 +139,6 @@ class PartResidency:
                     self._planner.now.freed(file.key_of(part))
         if not (file.is_own or file.leases):
             self._store.granted_files.remove(file)
-        self._changed.notify()
 
     async def verify(self, file: PartFile) -> list[int]:
         """Compare the parts with the journal; drop and return damaged ones. Raises DiskError.

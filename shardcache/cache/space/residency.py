@@ -185,9 +185,7 @@ class Residency:
     def claiming(self, key: str, transfer: Transfer) -> Iterator[KeyClaim]:
         """Provide the claim of all transfers that lead to a key, this one among them."""
         claim = self.claims.setdefault(key, KeyClaim())
-        claim.transfers.append(transfer)
-        for each in claim.transfers:  # the one that works does so for all of them
-            each.moved.notify()
+        claim.join(transfer)
         try:
             yield claim
         finally:
@@ -214,7 +212,7 @@ class Residency:
             needed_at_s: returns the time of need, which may change during the wait.
             ahead_waits: whether the claim waits for space although no reader waits for its shard.
         """
-        if await self._try_reserve(claim, size_bytes, needed_at_s()):
+        if await self.try_reserve(claim, size_bytes, needed_at_s()):
             return
         with claim.waiting_for_space(size_bytes):
             while True:
@@ -222,10 +220,11 @@ class Residency:
                 if not (ahead_waits or claim.waits):
                     raise PostponedError
                 await self.change(claim)
-                if await self._try_reserve(claim, size_bytes, needed_at_s()):
+                if await self.try_reserve(claim, size_bytes, needed_at_s()):
                     return
 
-    async def _try_reserve(self, claim: KeyClaim, size_bytes: int, needed_at_s: float) -> bool:
+    async def try_reserve(self, claim: KeyClaim, size_bytes: int, needed_at_s: float) -> bool:
+        """Grow a claim's reservation, evicting if necessary; return False if that takes waiting."""
         assert claim.reservation is not None
         async with self._allocating:
             self._look_again()
@@ -251,10 +250,10 @@ class Residency:
         if self.parts.turns and next(iter(self.parts.turns)) is not claim:
             return False
         if not is_speculative:
-            return await self._try_reserve(claim, size_bytes, NOW)
+            return await self.try_reserve(claim, size_bytes, NOW)
         if size_bytes > self._ahead_bytes():
             return False
-        return await self._try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
+        return await self.try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
 
     def _ahead_bytes(self) -> int:
         """Return the space for ranges that readers have asked for and do not need yet.
@@ -295,16 +294,23 @@ class Residency:
             log.warning(f"--min-free {state}", short=size(shortfall))
         self.short_bytes = shortfall
 
-    async def change(self, claim: KeyClaim) -> None:
+    async def change(self, claim: KeyClaim, move_limit_s: float | None = None) -> None:
         """Wait for a change, or a short while: closing a file notifies nobody.
 
         Raises as `check_progress` does.
+
+        Args:
+            move_limit_s: for a claim that does something else meanwhile: it returns also when the
+                claim moves, and after this time.
         """
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s
             check_progress(claim, self.claims.values(), self.leased, self._store.space)
-        await self._changed.wait(LOOK_AGAIN_S)
+        if move_limit_s is None:
+            await self._changed.wait(LOOK_AGAIN_S)
+        else:
+            await self._changed.wait_with(claim.moved, min(move_limit_s, LOOK_AGAIN_S))
 
     def may_fit(self, size_bytes: int) -> bool:
         """Return False if `size_bytes` would not fit even with all unpinned shards evicted."""

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shardcache.cache.waiting.arrival import Arrival
+from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, Wait, longest_wait
+from shardcache.cache.waiting.waits import Class, PostponedError, Wait, longest_wait
+from shardcache.errors import ShardcacheError
 from shardcache.fetch.limits.slot_claims import Priority
+from shardcache.store.part_file import PartFile
 from shardcache.store.space import Reservation
 
 
@@ -24,12 +27,36 @@ class KeyClaim:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     transfers: list[Transfer] = field(default_factory=list)
+    moved: Signal = field(default_factory=Signal)  # that of all its transfers
+    part_file: PartFile | None = None  # that of all its transfers, once there is one
     reservation: Reservation | None = None
     has_range_readers: bool = False  # True if ranges of the object were read before the whole of it
     wanted_bytes: int = 0  # further space that it waits for; 0 while it does not wait
+    serves_ranges: bool = False  # True while ranges do not wait for that space
     behind: "KeyClaim | None" = None  # the claim whose turn it waits for
     waits_since_s: float = 0.0  # start of the wait, by the monotonic clock
     checked_s: float = -math.inf  # time of the last deadlock check
+
+    def join(self, transfer: Transfer) -> None:
+        """Add a transfer: whatever moves one of them moves all, as one works for all of them."""
+        self.transfers.append(transfer)
+        transfer.join(self.moved, self.part_file)
+        if self.wanted_bytes:
+            transfer.stages.enter(Stage.SPACE)
+        self.moved.notify()
+
+    def share(self, file: PartFile) -> None:
+        """Offer the parts in a file to readers of ranges."""
+        self.part_file = file
+        for transfer in self.transfers:
+            transfer.part_file = file
+        self.moved.notify()
+
+    def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
+        """End all that is wanted of the object but ranges."""
+        for transfer in self.transfers:
+            transfer.give_up_whole(exn)
+        self.moved.notify()
 
     @property
     def is_blocked(self) -> bool:
@@ -50,6 +77,34 @@ class KeyClaim:
     def waits(self) -> list[Wait]:
         """All waits for the shard."""
         return [wait for transfer in self.transfers for wait in transfer.waits]
+
+    @property
+    def range_waits(self) -> list[Wait]:
+        """The waits that ranges of the object will do for."""
+        if not self._is_divisible:
+            return []
+        return [wait for wait in self.waits if wait.bytes is not None]
+
+    @property
+    def whole_waits(self) -> list[Wait]:
+        """The waits for the whole object."""
+        return [wait for wait in self.waits if wait.bytes is None or not self._is_divisible]
+
+    @property
+    def _is_divisible(self) -> bool:
+        return all(transfer.is_divisible for transfer in self.transfers)
+
+    @property
+    def waits_for_space(self) -> list[Wait]:
+        """The waits that only space ends, while the claim is blocked."""
+        return self.whole_waits if self.serves_ranges else self.waits
+
+    @property
+    def whole_klass(self) -> Class:
+        """The highest urgency of the whole object."""
+        if longest_wait(self.whole_waits) is not None:
+            return Class.WAITING
+        return min((each.wanted for each in self.transfers if each.is_whole), default=Class.WARM)
 
     @property
     def wants_samples(self) -> bool:
@@ -80,9 +135,9 @@ class KeyClaim:
         return [wait.bytes for wait in self.waits if wait.bytes is not None]
 
     @property
-    def reader_waits(self) -> list[Wait]:
-        """The waits of readers that have nothing to read."""
-        return [wait for wait in self.waits if wait.since_s is not None]
+    def stuck_waits(self) -> list[Wait]:
+        """The waits of readers that have nothing to read until there is space."""
+        return [wait for wait in self.waits_for_space if wait.since_s is not None]
 
     def priority(self, next_use_s: Callable[[], float]) -> Priority:
         """Return the priority of the download.
@@ -117,19 +172,30 @@ class KeyClaim:
         return any(wait is not None and wait.partial for wait in longest_waits)
 
     @contextlib.contextmanager
-    def waiting_for_space(self, wanted_bytes: int) -> Iterator[None]:
-        """Mark the claim as waiting for space, which its transfers show as their stage."""
-        previous = [(transfer, transfer.stages.present) for transfer in self.transfers]
+    def waiting_for_space(
+        self,
+        wanted_bytes: int,
+        *,
+        serves_ranges: bool = False,
+    ) -> Iterator[None]:
+        """Mark the claim as waiting for space, which its transfers show as their stage.
+
+        Args:
+            serves_ranges: whether only the whole object waits for it.
+        """
+        before = (self.wanted_bytes, self.serves_ranges, self.waits_since_s)
+        stages = {transfer: transfer.stages.present for transfer in self.transfers}
         self.wanted_bytes = wanted_bytes
+        self.serves_ranges = serves_ranges
         self.waits_since_s = time.monotonic()
-        for transfer, _ in previous:
+        for transfer in stages:
             transfer.stages.enter(Stage.SPACE)
         try:
             yield
         finally:
-            self.wanted_bytes = 0
-            for transfer, stage in previous:
-                transfer.stages.enter(stage)
+            self.wanted_bytes, self.serves_ranges, self.waits_since_s = before
+            for transfer in self.transfers:  # those that have joined ask for the version as well
+                transfer.stages.enter(stages.get(transfer, Stage.ASKING))
 
     @contextlib.contextmanager
     def waiting_behind(self, other: "KeyClaim") -> Iterator[None]:

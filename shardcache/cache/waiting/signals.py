@@ -7,24 +7,35 @@ import contextlib
 class Signal:
     """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment.
 
-    Its `count` reveals missed ones.
+    Attributes:
+        count: number of calls of `notify`, which reveals missed ones.
+        next: set by the next one.
     """
 
     def __init__(self) -> None:
-        self.count = 0  # of calls of `notify`
-        self._event = asyncio.Event()
+        self.count = 0
+        self.next = asyncio.Event()
 
     async def wait(self, limit_s: float | None = None) -> None:
         """Wait for the next `notify`, or `limit_s`, if given."""
         if limit_s is None:
-            await self._event.wait()
+            await self.next.wait()
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                await self._event.wait()
+                await self.next.wait()
+
+    async def wait_with(self, other: "Signal", limit_s: float) -> None:
+        """Wait for the next `notify` of either signal, or `limit_s`."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.next, other.next)]
+        try:
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def notify(self) -> None:
         """Wake all waiters."""
         self.count += 1
-        self._event.set()
-        self._event = asyncio.Event()
+        self.next.set()
+        self.next = asyncio.Event()

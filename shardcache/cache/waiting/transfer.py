@@ -8,7 +8,8 @@ from typing import Any
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.signals import Signal
 from shardcache.cache.waiting.stages import Stage, Stages
-from shardcache.cache.waiting.waits import Class, Wait, longest_wait
+from shardcache.cache.waiting.waits import Class, PostponedError, Wait, longest_wait
+from shardcache.errors import ShardcacheError
 from shardcache.fetch.reads import Coming
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.part_file import PartFile
@@ -24,6 +25,9 @@ class Transfer:
     ref: ShardRef
     wanted: Class  # its urgency, not counting waiting readers
     is_whole: bool = True  # False while only ranges of the object are wanted
+    is_divisible: bool = True  # False once the object can only be fetched as a whole
+    # Why the whole of it was given up, while ranges went on
+    given_up: ShardcacheError | PostponedError | None = None
     waits: set[Wait] = field(default_factory=set)  # the present waits for the shard
     stages: Stages = field(default_factory=Stages)
     done_bytes: int = 0  # on disk, of `total_bytes`
@@ -40,6 +44,31 @@ class Transfer:
     def klass(self) -> Class:
         """Present urgency, counting waiting readers."""
         return self.wanted if longest_wait(self.waits) is None else Class.WAITING
+
+    def join(self, moved: Signal, part_file: PartFile | None) -> None:
+        """Move with other transfers of the same object, and have the parts that they have."""
+        previous = self.moved
+        self.moved = moved
+        self.part_file = part_file
+        previous.notify()
+
+    def want_whole(self) -> None:
+        """Want all of the object from now on."""
+        if not self.is_whole:
+            self.is_whole = True
+            self.given_up = None
+            self.moved.notify()
+
+    def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
+        """End the waits for the whole object, by their error; those for ranges go on."""
+        if not self.is_whole:
+            return
+        self.is_whole = False
+        self.given_up = exn
+        if isinstance(exn, ShardcacheError):
+            for wait in self.waits:
+                if wait.bytes is None:
+                    wait.error = exn
 
     def begin(self, total_bytes: int) -> None:
         """Begin a download of `total_bytes`, of which nothing has been received yet."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from shardcache.cache.waiting.stages import Stages
+from shardcache.errors import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 
 
@@ -60,6 +61,7 @@ class Wait:
     bytes: tuple[int, int] | None = None  # start and end of the range that is needed
     ahead: tuple[int, int] | None = None  # of those that will probably be needed next
     ended: Callable[[], None] | None = None  # called when it ends: what is kept for it may go
+    error: ShardcacheError | None = None  # why it gets nothing, while others may
 
 
 def longest_wait(waits: Collection[Wait]) -> Wait | None:

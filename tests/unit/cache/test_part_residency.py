@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.origin.objects import RemoteObject
+from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 from support.shards.stores import kept_in, open_store
 
@@ -24,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 async def test_closed_file_keeps_its_number_until_its_parts_are_released(store: Store, is_held_before: bool) -> None:
     """Readers that were granted parts may still open it, whether they got them before or after it was handed over."""
     parts = kept_in(store).residency.parts
-    file = await parts.open(OBJECT, PART_BYTES)
+    file = await parts.open(OBJECT, PART_BYTES, Reservation(store.space))
     key, inode = file.partial.key, file.partial.inode
     for part in (3, 4):
         file.partial.done[part] = 0
@@ -38,7 +39,7 @@ async def test_closed_file_keeps_its_number_until_its_parts_are_released(store: 
     assert store.granted_files.inodes(key) == {inode}
 
     file.partial.path.unlink()  # as when it was published, and evicted
-    again = await parts.open(OBJECT, PART_BYTES)
+    again = await parts.open(OBJECT, PART_BYTES, Reservation(store.space))
     assert again.partial.inode != inode
 
     parts.release(file, [3])

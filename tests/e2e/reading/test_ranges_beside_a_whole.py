@@ -1,0 +1,231 @@
+"""Ranges of an object go on while somebody waits for cache space for the whole of it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import CapacityError, OutdatedError, ShardChangedError
+from shardcache_client.files.filesystem import ShardcacheFileSystem
+from support.programs.daemon import Daemon, eventually
+from support.programs.raw_session import RawSession
+from support.stores.canary import Canary
+
+KIB = 1024
+PART_BYTES = 64 * KIB
+PARTS = 40
+BODY = random.Random(7).randbytes(PARTS * PART_BYTES - 100)
+OTHER_BODY = random.Random(8).randbytes(PARTS * PART_BYTES - 100)
+HELD = random.Random(9).randbytes(32 * PART_BYTES)
+# Space for either object as a whole, and for some parts of the one beside the other.
+CAPACITY = 56 * PART_BYTES
+
+
+class Store(Canary):
+    """A web server of versioned files, which counts the bytes that it was asked for."""
+
+    def put(self, name: str, body: bytes) -> str:
+        """Serve a file under a name; return its url."""
+        self.files[f"/{name}"] = body
+        return self.url(f"/{name}")
+
+    def version(self, data: bytes) -> str:
+        return f'"{hash(data)}"'
+
+    def sent_bytes(self, name: str) -> int:
+        """Return how many bytes of a file were asked for, but for the one that asks for its version."""
+        asked = [headers["Range"] for _, path, headers in self.requests if path == f"/{name}" and "Range" in headers]
+        spans = [span.removeprefix("bytes=").split("-") for span in asked]
+        return sum(int(end) + 1 - int(start) for start, end in spans if (start, end) != ("0", "0"))
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store() as running:
+        yield running
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon with a small cache."""
+    flags = ("--range-part-size", str(PART_BYTES), "--listing-ttl-s", "1000", "--scrub-rate", "0")
+    with Daemon(tmp_path, *flags, capacity=str(CAPACITY)) as running:
+        yield running
+        assert running.status()["cache"]["used_bytes"] <= CAPACITY
+
+
+def part(number: int) -> tuple[int, int]:
+    """Return a few bytes of a part."""
+    return number * PART_BYTES + 7, number * PART_BYTES + 107
+
+
+def files_of(node: Daemon) -> ShardcacheFileSystem:
+    """Return the filesystem of the cache, for a reader that gives up before the test's own limit."""
+    return ShardcacheFileSystem("http", socket=str(node.socket), skip_instance_cache=True, block_size=1, timeout_s=60)
+
+
+def read(node: Daemon, url: str, *numbers: int, is_new: bool = False) -> list[bytes]:
+    """Return those bytes of some parts, read by one reader, which does not read ahead of them.
+
+    With `is_new`, they are those of the present version, and not of the last one that the daemon has seen.
+    """
+    files = files_of(node)
+    if is_new:
+        files.invalidate_cache()
+    with files.open(url) as file:
+        return [_at(file, *part(number)) for number in numbers]
+
+
+def _at(file: Any, start: int, end: int) -> bytes:
+    file.seek(start)
+    found: bytes = file.read(end - start)
+    return found
+
+
+def parts_of(body: bytes, *numbers: int) -> list[bytes]:
+    """Return what `read` is to return."""
+    return [body[slice(*part(number))] for number in numbers]
+
+
+@contextmanager
+def holding(node: Daemon, store: Store) -> Iterator[RawSession]:
+    """Hold more than half of the cache."""
+    url = store.put("held", HELD)
+    with RawSession(node, job="holds") as session:
+        session.plan([url], [0], wanted="files")
+        session.take(0)
+        yield session
+
+
+@contextmanager
+def waiting(node: Daemon, url: str, job: str = "waits") -> Iterator[RawSession]:
+    """Wait for a whole object, for which there is no space."""
+    with RawSession(node, job=job) as session:
+        begin_to_wait(node, session, url)
+        yield session
+
+
+def begin_to_wait(node: Daemon, session: RawSession, url: str) -> None:
+    """Ask for a whole object; return once that waits for space."""
+    session.plan([url], [0], wanted="files")
+    session.send(type="lease", id=50, position=0)
+    session.send(type="need", of=50)
+    eventually(lambda: waits_for_space(node, url))
+
+
+def waits_for_space(node: Daemon, url: str) -> bool:
+    """Return whether somebody waits for the space of an object."""
+    stages = {row["url"]: row["stage"] for row in node.status()["transfers"]}
+    return str(stages.get(url, "")).startswith("waiting for space")
+
+
+def bytes_of(granted: dict[str, Any]) -> bytes:
+    """Return the file of a grant."""
+    return Path(granted["path"]).read_bytes()
+
+
+def test_ranges_are_read_while_a_reader_waits_for_the_whole(store: Store, node: Daemon) -> None:
+    """Cached ones and others; once there is space, the whole is made of what is there."""
+    url = store.put("table", BODY)
+    with holding(node, store) as holder:
+        assert read(node, url, 3, 9) == parts_of(BODY, 3, 9)
+        with waiting(node, url) as waiter:
+            assert read(node, url, 3, 20, 9, 30) == parts_of(BODY, 3, 20, 9, 30)
+            assert waits_for_space(node, url)
+            holder.close()
+            granted = waiter.receive()
+            assert granted["type"] == "leased"
+            assert bytes_of(granted) == BODY
+    assert store.sent_bytes("table") == len(BODY)
+
+
+def test_ranges_come_first_although_the_whole_was_asked_for_before(store: Store, node: Daemon) -> None:
+    """Of an object of which nothing was cached."""
+    url = store.put("table", BODY)
+    with holding(node, store) as holder, waiting(node, url) as waiter:
+        assert read(node, url, 0, 39) == parts_of(BODY, 0, 39)
+        holder.close()
+        assert bytes_of(waiter.receive()) == BODY
+    assert store.sent_bytes("table") == len(BODY)
+
+
+def test_two_readers_wait_for_the_same_whole(store: Store, node: Daemon) -> None:
+    """Both get it, fetched once."""
+    url = store.put("table", BODY)
+    with holding(node, store) as holder, waiting(node, url) as first, waiting(node, url, "other") as second:
+        assert read(node, url, 3, 20) == parts_of(BODY, 3, 20)
+        holder.close()
+        assert bytes_of(first.receive()) == BODY
+        assert bytes_of(second.receive()) == BODY
+    assert store.sent_bytes("table") == len(BODY)
+
+
+@pytest.mark.slow
+def test_two_wholes_wait_while_ranges_of_both_are_read(store: Store, node: Daemon) -> None:
+    """Neither keeps its parts from the other: each gets its space in the end."""
+    urls = [store.put("table", BODY), store.put("other", OTHER_BODY)]
+    with holding(node, store) as holder, waiting(node, urls[0]) as first, waiting(node, urls[1], "other") as second:
+        for url, body in zip(urls, (BODY, OTHER_BODY), strict=True):
+            assert read(node, url, 3, 20) == parts_of(body, 3, 20)
+        holder.close()
+        sessions = {0: (first, BODY), 1: (second, OTHER_BODY)}
+        for session, body in sessions.values():
+            assert bytes_of(session.receive()) == body
+            session.close()
+
+
+WAITER = """
+import sys
+from shardcache_client import cached_paths
+with cached_paths([sys.argv[1]], socket=sys.argv[2]):
+    pass
+"""
+
+
+def test_killed_waiter_leaves_the_ranges_to_others(store: Store, node: Daemon) -> None:
+    """The whole is wanted no more, and its space is waited for no more."""
+    url = store.put("table", BODY)
+    with holding(node, store):
+        waiter = subprocess.Popen([sys.executable, "-c", WAITER, url, str(node.socket)])
+        try:
+            eventually(lambda: waiter.poll() is not None or waits_for_space(node, url))
+            assert read(node, url, 3) == parts_of(BODY, 3)
+        finally:
+            os.kill(waiter.pid, signal.SIGKILL)
+            waiter.wait()
+        eventually(lambda: not waits_for_space(node, url))
+        assert read(node, url, 3, 20) == parts_of(BODY, 3, 20)
+    assert store.sent_bytes("table") == 2 * PART_BYTES
+
+
+def test_object_that_changes_meanwhile_is_never_mixed(store: Store, node: Daemon) -> None:
+    """Its readers get a typed error, new ones the new version, and the waiting one gets that as well."""
+    url = store.put("table", BODY)
+    with holding(node, store) as holder, waiting(node, url) as waiter:
+        assert read(node, url, 3) == parts_of(BODY, 3)
+        store.put("table", OTHER_BODY)
+        with pytest.raises((OutdatedError, ShardChangedError)):
+            read(node, url, 3, 20)
+        assert read(node, url, 3, 20, is_new=True) == parts_of(OTHER_BODY, 3, 20)
+        holder.close()
+        assert bytes_of(waiter.receive()) == OTHER_BODY
+
+
+def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(store: Store, node: Daemon) -> None:
+    """Ranges of it go on."""
+    body = BODY + OTHER_BODY
+    url = store.put("table", body)
+    assert read(node, url, 3) == parts_of(body, 3)
+    with RawSession(node) as session:
+        session.plan([url], [0], wanted="files")
+        refused = session.take(0)
+        assert refused["error"]["code"] == CapacityError.code
+        assert read(node, url, 3, 20, 50) == parts_of(body, 3, 20, 50)
+    assert store.sent_bytes("table") == 3 * PART_BYTES
