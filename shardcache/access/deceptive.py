@@ -50,6 +50,14 @@ def checked(url: str) -> str:
     return url
 
 
+def url_in(prefix: str) -> str:
+    """Return a url that begins with a prefix, to be checked in place of the prefix.
+
+    The last segment of a prefix may go on: there, `..` is the beginning of a name such as `...`.
+    """
+    return f"{prefix}." if prefix.endswith("/..") else prefix
+
+
 def is_sound(url: str) -> bool:
     """Return whether `checked` accepts a url."""
     try:

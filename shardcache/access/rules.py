@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.access.deceptive import checked
+from shardcache.access.deceptive import checked, url_in
 from shardcache.access.near import is_near
 from shardcache.access.protocols import LOCAL, STORES, WEB
 from shardcache.access.urls import canonical, host_of, protocol_of
@@ -175,6 +175,15 @@ class AllowList:
             ConfigError: the url is malformed or deceptive.
         """
         checked(url)
+        self._check_rules(url, peer)
+
+    def check_prefix(self, prefix: str, peer: Peer) -> None:
+        """Check that a user may list the urls that begin with a prefix. Raises as `check` does."""
+        checked(url_in(prefix))
+        self._check_rules(prefix, peer)
+
+    def _check_rules(self, url: str, peer: Peer) -> None:
+        """Raise NotAllowedError if the rules do not let a user request a sound url."""
         if not self._rules:
             _check_default(url, peer)
             return

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shardcache.access.deceptive import url_in
 from shardcache.access.rules import AllowList, Peer
 from shardcache.cache.objects.known_objects import KnownObjects
 from shardcache.cache.objects.object_reads import ObjectReads
@@ -59,7 +60,7 @@ class Objects:
 
     async def page(self, wanted: PageRequest, peer: Peer) -> ListedPage:
         """Return one page of a listing, from the origin. Raises as `stat` does."""
-        self._allow.check(wanted.prefix, peer)
+        self._allow.check_prefix(wanted.prefix, peer)
         return await self._page(wanted)
 
     async def has_bucket(self, prefix: str, peer: Peer) -> bool:
@@ -80,7 +81,7 @@ class Objects:
         return self._allow.prefixes(peer)
 
     async def _page(self, wanted: PageRequest) -> ListedPage:
-        origin = self._origins.origin(wanted.prefix)
+        origin = self._origins.origin(url_in(wanted.prefix))
         return await self._downloader.ask(wanted.prefix, lambda _: origin.list_page(wanted))
 
 

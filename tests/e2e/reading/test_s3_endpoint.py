@@ -27,16 +27,18 @@ KIB = 1024
 SMALL = random.Random(1).randbytes(3 * KIB)
 LARGE = random.Random(2).randbytes(12 * KIB * KIB + 77)
 ODD_KEY = "a b/c+d/é=1&x%2F?.txt"
+DOTS_KEY = ".../...a"
 
 
 @pytest.fixture(scope="module")
 def bucket(moto_server: MotoS3) -> Bucket:
-    """A bucket with a small and a large object, an empty one, and one of an odd name."""
+    """A bucket with a small and a large object, an empty one, and two of odd names."""
     found = new_bucket(moto_server)
     found.put("small", SMALL)
     found.put("large", LARGE)
     found.put("empty", b"")
     found.put(ODD_KEY, b"odd")
+    found.put(DOTS_KEY, b"dots")
     return found
 
 
@@ -241,6 +243,9 @@ def test_listings_are_those_of_the_store(client: Any, bucket: Bucket) -> None:
         {"Prefix": "a b/", "Delimiter": "/"},
         {"StartAfter": "empty"},
         {"Prefix": "none"},
+        {"Prefix": ".."},
+        {"Prefix": "...", "Delimiter": "/"},
+        {"Prefix": ".../.."},
     ]
     for params in wanted:
         found = list(client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, **params))
@@ -254,21 +259,21 @@ def test_a_listing_by_pages_has_each_key_once(client: Any, bucket: Bucket) -> No
     """A token leads from each page to the next."""
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, PaginationConfig={"PageSize": 1})
     keys = [entry["Key"] for page in pages for entry in page["Contents"]]
-    assert keys == sorted(["small", "large", "empty", ODD_KEY])
+    assert keys == sorted(["small", "large", "empty", ODD_KEY, DOTS_KEY])
 
 
 def test_an_empty_token_is_that_of_the_first_page(client: Any, bucket: Bucket) -> None:
     """And is in the answer, as the request had one."""
     page = client.list_objects_v2(Bucket=bucket.name, ContinuationToken="")
     assert page["ContinuationToken"] == ""
-    assert page["KeyCount"] == 4
+    assert page["KeyCount"] == 5
 
 
 def test_the_older_listing_goes_by_markers(client: Any, bucket: Bucket) -> None:
     """Tools that still use it find each key once."""
     pages = client.get_paginator("list_objects").paginate(Bucket=bucket.name, PaginationConfig={"PageSize": 1})
     keys = [entry["Key"] for page in pages for entry in page["Contents"]]
-    assert keys == sorted(["small", "large", "empty", ODD_KEY])
+    assert keys == sorted(["small", "large", "empty", ODD_KEY, DOTS_KEY])
 
 
 def shown(entry: dict[str, Any]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardcache.access.rules import AllowList, AllowRule, Peer
-from shardcache.errors import NotAllowedError
+from shardcache.errors import ConfigError, NotAllowedError
 
 ME = Peer(os.getuid())
 SOMEBODY = Peer(54321, frozenset({600}))
@@ -38,6 +38,15 @@ def test_urls_below_a_prefix_are_allowed_and_no_others(urls: list[str], allowed:
         for peer in (ME, SOMEBODY):
             with nullcontext() if allowed else pytest.raises(NotAllowedError):
                 rules.check(url, peer)
+
+
+def test_prefix_may_end_in_the_middle_of_a_name_that_begins_with_dots() -> None:
+    """Rules hold for it as it is, and a folder `..` in it is refused as in a url."""
+    allow("s3://data").check_prefix("s3://data/x/..", SOMEBODY)
+    with pytest.raises(NotAllowedError):
+        allow("s3://data/...").check_prefix("s3://data/..", SOMEBODY)
+    with pytest.raises(ConfigError, match="must not contain"):
+        allow("s3://data").check_prefix("s3://data/../x", SOMEBODY)
 
 
 @pytest.mark.parametrize(
