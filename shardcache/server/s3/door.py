@@ -20,7 +20,7 @@ from shardcache.server.process.drain import Drain
 from shardcache.server.s3.bucket_answers import BucketAnswers
 from shardcache.server.s3.keys import S3Keys
 from shardcache.server.s3.object_answers import ObjectAnswers
-from shardcache.server.s3.requests import S3Request, check_host
+from shardcache.server.s3.requests import S3Request
 from shardcache.server.s3.s3_errors import S3Error
 from shardcache.server.s3.sending import Sender, SlowClientError
 from shardcache.server.s3.signatures import Signature
@@ -207,7 +207,7 @@ def _fields(http: web.BaseRequest) -> dict[str, str]:
 
 
 def _check_origin(fields: dict[str, str]) -> None:
-    """Raise S3Error for requests of web pages and daemons, and for other hosts than the loopback's.
+    """Raise S3Error for requests of web pages and of daemons.
 
     A daemon that took an endpoint for the object store would ask itself, or keep all twice.
     """
@@ -215,7 +215,6 @@ def _check_origin(fields: dict[str, str]) -> None:
         raise S3Error("AccessDenied", "the endpoint is for programs, not for web pages")
     if DAEMON_AGENT in fields.get("user-agent", ""):
         raise S3Error("InvalidRequest", f"{OWN_ENDPOINT}; {OWN_ENDPOINT_REMEDY}")
-    check_host(fields.get("host", ""))
 
 
 def _check_of_object(request: S3Request) -> None:

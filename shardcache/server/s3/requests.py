@@ -69,7 +69,7 @@ class S3Request(NamedTuple):
         return int(text)
 
 
-def check_host(host: str) -> None:
+def _check_host(host: str) -> None:
     """Raise S3Error unless a host is a name of the loopback, or a bucket's name below it.
 
     A page of a site that gives its own name the address of the loopback sends that name.
@@ -175,6 +175,7 @@ def _place(path: str, host: str) -> tuple[str, str]:
 
     Raises S3Error.
     """
+    _check_host(host)
     if not path.startswith("/"):
         raise S3Error("InvalidURI", "the request's target has to begin with /")
     place = _decoded(path)[1:]
@@ -198,6 +199,8 @@ def _decoded(path: str) -> str:
 
 
 def _params(query: str) -> dict[str, str]:
+    if not query:
+        return {}
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     return {unquote_plus(name): unquote_plus(value) for name, _, value in pairs}
 

@@ -85,7 +85,7 @@ class Signature(NamedTuple):
         algorithm, _, rest = stated.partition(" ")
         if algorithm != ALGORITHM:
             raise _malformed(f"only {ALGORITHM} is known here, not {algorithm[:40]!r}")
-        fields = dict(_field(each) for each in rest.split(","))
+        fields = dict(map(_field, rest.split(",")))
         access_key, scope = _credential(fields.get("Credential", ""))
         headers = request.headers
         return cls(
