@@ -58,8 +58,10 @@ _ZIP_64 = 1
 _IN_ZIP_64_SHORT = 0xFFFF
 _IN_ZIP_64 = 0xFFFFFFFF
 
-# A directory is read at once: some 50 bytes and a name for each member.
-_MAX_DIRECTORY_BYTES = 2 * 1024 * 1024 * 1024
+# A directory is read at once, by the daemon itself if members are compressed: what is made of an
+# entry takes some 450 bytes of memory.
+_MAX_MEMBERS = 2_000_000
+_MAX_DIRECTORY_BYTES = 256 * 1024 * 1024
 _SHOWN_CHARS = 200
 
 
@@ -177,11 +179,12 @@ class _Zip:
         base = behind - size_bytes - start
         if base < 0:
             raise self._corrupt("its directory is larger than the file")
-        if size_bytes > _MAX_DIRECTORY_BYTES:
+        if size_bytes > _MAX_DIRECTORY_BYTES or entries > _MAX_MEMBERS:
             raise UnsupportedShardError(
-                f"the zip's directory has {size_bytes:,} bytes, which would take too much memory",
+                f"the zip has {entries:,} members, whose names and places have {size_bytes:,} "
+                "bytes, which would take too much memory",
                 url=self._url,
-                remedy="write smaller shards",
+                remedy=f"write zips of at most {_MAX_MEMBERS:,} members",
             )
         return _Directory(base + start, size_bytes, entries, base)
 
@@ -192,6 +195,8 @@ class _Zip:
         while at < len(data):
             if at + _ENTRY.size > len(data) or data[at : at + 4] != _ENTRY_SIGNATURE:
                 raise self._corrupt(f"its directory's entry {count} is none")
+            if count == directory.entries:
+                raise self._corrupt(f"its directory has more than the {count} entries it states")
             fields = _ENTRY.unpack_from(data, at)
             name_bytes, extra_bytes, comment_bytes = fields[11:14]
             at += _ENTRY.size

@@ -6,11 +6,9 @@ reads, ends with whoever reads its output, and takes a limited amount of memory:
 kilobytes may decompress to more than a node has.
 """
 
-import resource
 import signal
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,16 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardcache.formats.arrow.parquet_columns import StoredColumn, stored_columns
+from shardcache.formats.memory_limit import limit_memory
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _ARROW_FILE = b"ARROW1"
 # A file states its size before repeated values are written out: its rows may be larger.
 _MAX_BATCH_ROWS = 8 * 1024
-
-MAX_MEMORY_BYTES = 4 * 1024**3
-"""Limit for the process: a page, of 2 GiB at most, and the batch that is made of it."""
-
-_KILLED_FIRST = "1000"  # where memory runs out nevertheless; see proc(5), oom_score_adj
 
 
 def copy(path: Path, out: BinaryIO) -> None:
@@ -84,17 +78,6 @@ def _stored(
 ) -> pa.RecordBatch:
     arrays = [column.convert(batch.column(column.source)) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def limit_memory() -> None:
-    """Limit what this process may allocate; mapped files are not counted."""
-    _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
-    limit_bytes = MAX_MEMORY_BYTES
-    if hard_bytes != resource.RLIM_INFINITY:
-        limit_bytes = min(limit_bytes, hard_bytes)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST)
 
 
 def main() -> None:

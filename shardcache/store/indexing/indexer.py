@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.errors import ShardcacheError
+from shardcache.errors import ShardcacheError, UnsupportedShardError
 from shardcache.formats.format import IndexOptions
+from shardcache.formats.memory_limit import MAX_MEMORY_BYTES, limit_memory
 from shardcache.shared.urls.url_names import format_of
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
@@ -118,12 +119,23 @@ def _answer(fields: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer requests until the input ends; the only argument is the daemon's pid."""
     end_with_parent(int(sys.argv[1]))
+    limit_memory()
     for fields in requests():
         try:
             answer = _answer(fields)
         except ShardcacheError as exn:
             answer = {"error": exn.to_json()}
+        except MemoryError:
+            answer = {"error": _too_large(fields["url"]).to_json()}
         send_answer(answer)
+
+
+def _too_large(url: str) -> UnsupportedShardError:
+    return UnsupportedShardError(
+        f"indexing the shard takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory",
+        url=url,
+        remedy="write smaller shards",
+    )
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from shardcache.errors import NotATarError
+from shardcache.errors import NotATarError, UnsupportedShardError
+from shardcache.formats.memory_limit import MAX_MEMORY_BYTES
 from shardcache.store.indexing import indexer
 from shardcache.store.indexing.indexer import IndexRequest
 from shardcache.store.indexing.indexers import Indexers
@@ -17,6 +19,7 @@ from support.programs.processes import running
 from support.shards.tars import make_tar, random_samples
 
 SILENCE_S = 2.0
+ENOUGH_FOR_A_TAR_BYTES = 128 * 1024**2
 
 
 @pytest.fixture
@@ -54,6 +57,24 @@ async def test_error_keeps_its_type_and_the_process_continues(indexers: Indexers
     tar.write_bytes(make_tar(random_samples(3)))
     assert (await indexers.index(request_for(tar))).samples == 3
     assert processes() == before
+
+
+async def test_process_that_needs_too_much_memory_says_so_and_continues(indexers: Indexers, tmp_path: Path) -> None:
+    """What it may take is limited, so that no shard can take the node's; lowered here, as 4 GiB take long to fill."""
+    lines, tar = tmp_path / "a.jsonl", tmp_path / "a.tar"
+    lines.write_bytes(b'{"a": [' + b"{}, " * 4_000_000 + b"{}]}")
+    tar.write_bytes(make_tar(random_samples(3)))
+    others = processes()
+    await indexers.index(request_for(tar))
+    (pid,) = processes() - others
+    assert resource.prlimit(pid, resource.RLIMIT_DATA) == (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES)
+
+    resource.prlimit(pid, resource.RLIMIT_DATA, (ENOUGH_FOR_A_TAR_BYTES, ENOUGH_FOR_A_TAR_BYTES))
+    with pytest.raises(UnsupportedShardError, match="4 GiB of memory") as caught:
+        await indexers.index(request_for(lines))
+    assert caught.value.url == f"file://{lines}"
+    assert (await indexers.index(request_for(tar))).samples == 3
+    assert processes() - others == {pid}
 
 
 async def test_a_cancelled_request_spoils_no_later_one(indexers: Indexers, tmp_path: Path) -> None:

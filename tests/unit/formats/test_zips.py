@@ -159,6 +159,60 @@ def test_members_that_share_bytes_are_an_error(tmp_path: Path) -> None:
         indexed(tmp_path / "a.zip", data[:start] + 2 * entry + end)
 
 
+def with_long_end(entries: int, size_bytes: int, start: int) -> bytes:
+    """Return a zip of one member whose zip64 record says other things of its directory than are so, by what it adds."""
+    data = zipped({"a.txt": b"x"})
+    begin = data.index(b"PK\1\2")
+    end = data.index(b"PK\5\6")
+    place = [(1 + entries) % 2**64, (end - begin + size_bytes) % 2**64, (begin + start) % 2**64]
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, place[0], *place)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, end, 1)
+    short = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 2**16 - 1, 2**16 - 1, 2**32 - 1, 2**32 - 1, 0)
+    return data[:end] + record + locator + short
+
+
+@pytest.mark.parametrize(
+    ("lie", "error", "match"),
+    [
+        ((1, 0, 0), CorruptShardError, "1 entries instead of 2"),
+        ((-1, 0, 0), CorruptShardError, "more than the 0 entries"),
+        ((2**63, 0, 0), UnsupportedShardError, "too much memory"),
+        ((2_000_000, 0, 0), UnsupportedShardError, "at most 2,000,000 members"),
+        ((0, 2**63, 0), CorruptShardError, "larger than the file"),
+        ((0, 1, 0), CorruptShardError, "larger than the file"),
+        ((0, -2, 0), CorruptShardError, "entry 0 is none"),
+        ((0, 0, 2**63), CorruptShardError, "larger than the file"),
+        ((0, 0, 1), CorruptShardError, "larger than the file"),
+        ((0, 0, -2), CorruptShardError, "not at byte 2"),
+    ],
+)
+def test_directory_that_is_not_where_it_is_said_to_be_is_an_error(
+    tmp_path: Path, lie: tuple[int, int, int], error: type[ShardError], match: str
+) -> None:
+    """Nor as large, nor of as many entries: nothing is allocated by what a number says."""
+    assert len(indexed(tmp_path / "a.zip", with_long_end(0, 0, 0))) == 1
+    with pytest.raises(error, match=match):
+        indexed(tmp_path / "a.zip", with_long_end(*lie))
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd.txt", "/a.txt", "a/../b.txt", "\\\\host\\a.txt", "é\u202e.txt"])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_names_are_keys_and_no_paths(tmp_path: Path, name: str, method: int) -> None:
+    """Nothing is written where a member's name says."""
+    path = tmp_path / "a.zip"
+    data = zipped({name: b"x" * 100}, method)
+    path.write_bytes(data)
+    plain = copied(path) or data
+    assert rows_of(indexed(path, plain), plain) == expected({name: b"x" * 100})
+    assert [each.name for each in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_name_with_a_nul_is_an_error(tmp_path: Path) -> None:
+    """Programs in C would take another name for it."""
+    with pytest.raises(CorruptShardError, match="has a NUL"):
+        indexed(tmp_path / "a.zip", zipped({"a.txt": b"x"}).replace(b"a.txt", b"a\0txt"))
+
+
 @given(st.data())
 def test_damage_is_a_shard_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever bytes have changed, or are missing, nothing else is raised, and no offset is out of bounds."""
