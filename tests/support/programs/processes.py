@@ -39,8 +39,14 @@ def transport_workers(pid: int) -> set[int]:
 
 
 def running(pid: int, module: str) -> set[int]:
-    """Return those of them that are programs of a module by now."""
-    return {child for child in children(pid) if module.encode() in _command(child)}
+    """Return those of them that are programs of a module by now, whether they were executed or forked."""
+    name = comm_of(module)
+    return {child for child in children(pid) if module.encode() in _command(child) or _comm(child) == name}
+
+
+def comm_of(module: str) -> str:
+    """Return the name of a process that is forked to run a module, of at most 15 bytes (/proc/PID/comm)."""
+    return module[-15:]
 
 
 def memfds() -> dict[int, str]:
@@ -69,6 +75,12 @@ def _command(pid: int) -> list[bytes]:
     with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return []
+
+
+def _comm(pid: int) -> str:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 MB = 1_000_000

@@ -19,13 +19,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+import uvloop
+
 from reached import record
 from support.cluster import network
 from support.disks.shim import HAS_CC, library, rule_this_process
+from support.programs.forked_helpers import FORKED, ForkingLoop
 from support.programs.guard import GUARD_S
 
 _IMPORTED = (
-    "uvloop",
     "shardcache.daemon.running",
     "shardcache.cli.doctor.runner",
     "shardcache.cli.getting.fetch_into",
@@ -34,6 +36,9 @@ _IMPORTED = (
     "shardcache.origin.http.web_origin",
     "shardcache.writing.conversion",
     "shardcache.writing.writer",
+    *FORKED,
+    "awscrt.checksums",  # and what these import when they need it
+    "aiohappyeyeballs",
 )
 """Modules that daemons and commands import when they need them."""
 
@@ -181,6 +186,7 @@ def _become_command(request: dict[str, Any]) -> NoReturn:
         network.enter(Path(path))
     if control := request["env"].get("SHIM_CONTROL"):
         rule_this_process(Path(control))
+    uvloop.new_event_loop = ForkingLoop
     from shardcache.cli.main import app as commands
 
     raise SystemExit(commands(request["args"], prog_name="shardcache"))
