@@ -136,6 +136,7 @@ def test_threads_go_on_where_processes_end(long: Data, info: Log, *, is_numbered
     assert "the loader's workers are threads" in message
 
 
+@pytest.mark.slow
 def test_processes_stay_for_functions_that_hold_the_lock(long: Data, info: Log) -> None:
     """The log says so, once there is enough to say it."""
     taken = []

@@ -13,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardcache.errors import ConfigError
 from shardcache_client import ignore_and_continue
 from shardcache_client.dataset import Mixture, ShardDataset
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples, write_indexed
 
@@ -101,7 +102,7 @@ def test_ranks_and_workers_do_not_change_global_batches(make: Make, world_size: 
     [
         pytest.param(stateful, "dataset", (2, 3), (2, 3), marks=pytest.mark.slow),
         (own, "dataset", (4, 0), (1, 3)),
-        (own, "mixture", (2, 2), (8, 0)),
+        pytest.param(own, "mixture", (2, 2), (8, 0), marks=pytest.mark.slow),
     ],
     indirect=["make"],
 )
@@ -121,7 +122,7 @@ def test_run_resumes_with_the_next_global_batch_on_any_job(
         state = json.dumps(loaders[0].state_dict())
 
 
-@pytest.mark.parametrize("load", [stateful, own])
+@pytest.mark.parametrize("load", first_quick([stateful, own]))
 def test_state_of_one_loader_resumes_with_another(make: Make, load: Any) -> None:
     """Though a plain loader begins with its first worker, whichever worker's turn it was."""
     expected, saving = whole(make), load(make(), 2)
@@ -145,7 +146,7 @@ def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_p
     assert "000076" not in chain.from_iterable(keys)
 
 
-@pytest.mark.parametrize("make", ["dataset", "mixture"], indirect=True)
+@pytest.mark.parametrize("make", first_quick(["dataset", "mixture"]), indirect=True)
 def test_substitutes_are_the_same_on_any_number_of_ranks(make: Make) -> None:
     """The substitute for a skipped sample depends on its place in the global batch alone."""
 

@@ -27,6 +27,7 @@ from shardcache_client.dataset import Joined, Mixture, ShardDataset
 from shardcache_client.joining import JoinedReader
 from shardcache_client.reader import ShardReader
 from shardcache_client.sharing.buffer import Buffer
+from support.cases import first_quick
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of, write_index
@@ -219,6 +220,7 @@ def test_selection_sees_the_members_of_all_sources(make: Make, daemon: Daemon, t
         joined.select(lambda entry: {"jpg", "txt"} & entry.sizes.keys())
 
 
+@pytest.mark.slow
 def test_epoch_goes_on_with_another_daemon(tmp_path: Path, indexes: dict[str, str]) -> None:
     """Killed amid an epoch, and started with an empty cache: each sample comes once, with the members of both."""
     with Daemon(tmp_path) as daemon:
@@ -242,7 +244,7 @@ def test_plan_names_all_shards_and_the_window_holds_them(make: Make, daemon: Dae
     eventually(lambda: daemon.leases() == 0)
 
 
-@pytest.mark.parametrize("chosen", [("jpg",), ("cap.txt",), ("png;jpg", "cap.txt;cap.json")])
+@pytest.mark.parametrize("chosen", first_quick([("jpg",), ("cap.txt",), ("png;jpg", "cap.txt;cap.json")]))
 def test_shards_of_which_no_member_is_chosen_are_not_fetched(
     tmp_path: Path, indexes: dict[str, str], chosen: tuple[str, ...]
 ) -> None:
@@ -371,7 +373,7 @@ def test_members_of_samples_without_a_partner_have_defaults(make: Make, spoilt: 
 # Faults of shards that are read beside others
 
 
-@pytest.mark.parametrize("fault", [NotATarError, CountMismatchError, SampleError])
+@pytest.mark.parametrize("fault", first_quick([NotATarError, CountMismatchError, SampleError]))
 def test_unreadable_partners_leave_the_other_samples_in_place(
     make: Make, tmp_path: Path, fault: type[Exception]
 ) -> None:
@@ -392,6 +394,7 @@ def test_unreadable_partners_leave_the_other_samples_in_place(
         assert before + keys_of(resumed) == have
 
 
+@pytest.mark.slow
 def test_partners_that_are_evicted_are_fetched_again(tmp_path: Path) -> None:
     """With a cache smaller than the dataset, two ranks get what they would get otherwise."""
     for name, shard in product(("a", "b"), range(8)):

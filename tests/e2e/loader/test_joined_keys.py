@@ -122,6 +122,7 @@ def test_key_in_two_shards_of_the_first_source_raises(repeated: dict[str, Any]) 
         list(Joined(repeated).subset(range(10, 15)))
 
 
+@pytest.mark.slow
 def test_key_in_two_shards_of_the_first_source_has_no_partner(repeated: dict[str, Any]) -> None:
     """Its samples are skipped, or have the default, and a selection sees no members of another source."""
     others = [key for key in KEYS if key not in (KEYS[2], KEYS[11])]

@@ -234,7 +234,7 @@ def test_rows_choose_samples(daemon: Daemon, audio: str, tmp_path: Path) -> None
     "options",
     [
         {"num_workers": 2},
-        {"num_workers": 2, "workers": "threads"},
+        pytest.param({"num_workers": 2, "workers": "threads"}, marks=pytest.mark.slow),
         pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
     ],
     ids=str,

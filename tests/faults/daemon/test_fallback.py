@@ -136,6 +136,7 @@ def test_shard_that_was_arriving_is_read_to_its_end(root: Path, plan: Plan) -> N
     assert heard[-1]["beyond"] >= 5 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
 def test_bad_disk_is_used_again_once_it_is_well(root: Path, plan: Plan) -> None:
     """While the disk fails at every change samples come through the private daemon, then from the node's."""
@@ -213,6 +214,7 @@ def test_errors_of_the_origin_do_not_lead_to_the_fallback(root: Path, plan: Plan
         list(keys(session(socket), plan))
 
 
+@pytest.mark.slow
 def test_refusal_of_a_daemon_that_came_back_is_obeyed(root: Path, plan: Plan) -> None:
     """A daemon that comes back with an --allow of its own ends the detour and refuses: it is not read past."""
     with Daemon(root) as lax:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardcache_client.reader import ShardReader
+from support.cases import first_quick
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, eventually, private_home
@@ -286,7 +287,7 @@ def test_dataset_where_no_file_may_be_written_is_a_typed_error(root: Path, home:
     assert "ulimit -S -f unlimited" in err
 
 
-@pytest.mark.parametrize("starter", ["command", "reader"])
+@pytest.mark.parametrize("starter", first_quick(["command", "reader"]))
 def test_hard_limit_of_file_sizes_is_a_typed_error(root: Path, home: PrivateHome, starter: str) -> None:
     """No daemon could cache anything; the remedy is the limit, and no other folder."""
     is_command = starter == "command"

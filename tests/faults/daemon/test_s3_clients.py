@@ -127,6 +127,7 @@ def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(patient: 
         assert client.body(len(LARGE)) == LARGE
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_byte_by_byte_gets_all_of_them(daemon: Daemon, bucket: Bucket) -> None:
     """However long that takes."""
     with RawClient(daemon, f"/{bucket.name}/small") as client:
@@ -147,6 +148,7 @@ def test_a_tool_that_asks_for_one_byte_at_a_time_gets_each(daemon: Daemon, bucke
         assert daemon.status()["process"]["rss_bytes"] - before_bytes < 30_000_000
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_in_the_middle_holds_nothing(daemon: Daemon, bucket: Bucket) -> None:
     """Its object can be evicted at once, and the log has no traceback for it."""
     path = f"/{bucket.name}/large-0"

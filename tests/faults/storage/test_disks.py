@@ -24,6 +24,7 @@ from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.tarindex.tables import Samples, write
 from shardcache_client.dataset import ShardDataset
+from support.cases import first_quick
 from support.disks.mounts import Bind, Tmpfs, may_mount
 from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
@@ -104,7 +105,7 @@ def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRi
 
 
 @needs_cc
-@pytest.mark.parametrize("suffix", [TAR, SIDECAR])
+@pytest.mark.parametrize("suffix", first_quick([TAR, SIDECAR]))
 def test_verify_sets_aside_what_the_disk_cannot_read(two: tuple[CacheRig, Shim], suffix: str) -> None:
     """A bad sector under one file is damage of that shard, and no failure of the disk: it is fetched again."""
     rig, shim = two

@@ -124,6 +124,7 @@ def test_damaged_index_is_made_again_while_the_object_store_is_away(
     assert read(daemon, urls) == VALUES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", first_quick(INDEXES.values()), ids=INDEXES)
 def test_index_damaged_before_a_restart_is_made_whole(daemon: Daemon, source: str, damage: Damage) -> None:
     """Also by a daemon that has not seen the sidecar whole, which fetches the shard if nothing else tells its sums."""
@@ -151,7 +152,10 @@ def test_index_is_not_made_of_a_damaged_tar(daemon: Daemon, source: str) -> None
     assert fetched(daemon) > before_bytes
 
 
-@pytest.mark.parametrize(("replace", "error"), [(Path.unlink, NotFoundError), (None, NotATarError)])
+@pytest.mark.parametrize(
+    ("replace", "error"),
+    [(Path.unlink, NotFoundError), pytest.param(None, NotATarError, marks=pytest.mark.slow)],
+)
 def test_training_stops_if_the_copy_from_the_store_is_wrong_too(
     daemon: Daemon, tmp_path: Path, replace: Callable[[Path], object] | None, error: type[ShardcacheError]
 ) -> None:
@@ -170,7 +174,7 @@ def test_training_stops_if_the_copy_from_the_store_is_wrong_too(
         read(daemon, url)
 
 
-@pytest.mark.parametrize("door", first_quick(DOORS, 2))
+@pytest.mark.parametrize("door", first_quick(DOORS))
 def test_every_reader_of_samples_goes_on_after_damage(daemon: Daemon, source: str, door: Door) -> None:
     """Each finds the damaged index itself, for no two of them share what they have mapped."""
     spoil(daemon, INDEXES["a byte of the tables"])

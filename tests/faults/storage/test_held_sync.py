@@ -108,7 +108,7 @@ def kept_bytes(daemon: Daemon) -> int:
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*.*"))
 
 
-@pytest.mark.parametrize("door", first_quick(DOORS, 2))
+@pytest.mark.parametrize("door", first_quick(DOORS))
 def test_every_reader_gets_all_samples_before_they_are_synced(
     held: tuple[Daemon, Shim], source: str, door: Door
 ) -> None:
@@ -247,6 +247,7 @@ def test_unpublished_files_may_be_read_by_those_who_may_read_published_ones(
     assert {path.stat().st_gid for path in after.values()} == {before[".part"].st_gid}
 
 
+@pytest.mark.slow
 def test_daemon_killed_during_the_sync_serves_the_right_bytes_again(held: tuple[Daemon, Shim], source: str) -> None:
     """The next one makes the index again, and fetches no part that the disk has."""
     daemon, shim = held
@@ -330,6 +331,7 @@ def test_shard_that_could_not_be_synced_costs_a_waiting_reader_no_error(tmp_path
         assert Path(session.answer(lease)["path"]).read_bytes() == shard(0)
 
 
+@pytest.mark.slow
 def test_reader_goes_on_through_more_shards_than_are_synced_at_a_time(tmp_path: Path) -> None:
     """Those that wait for the disk keep no thread that other work needs."""
     source = write_source(tmp_path / "data", MANY)

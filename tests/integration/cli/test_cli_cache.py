@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.cli.admin_client import AdminClient
+from support.cases import first_quick
 from support.programs.cli import Ran, clean_environment, shardcache
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -126,7 +127,7 @@ def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str)
     assert len(ran.out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("prefix", ["s3://nothing/", "nothing", "/nothing/"])
+@pytest.mark.parametrize("prefix", first_quick(["s3://nothing/", "nothing", "/nothing/"]))
 def test_ls_says_that_nothing_is_cached_there(warmed: Daemon, prefix: str) -> None:
     """In place of an empty table; as JSON, there is no line."""
     ran = shardcache("ls", prefix, socket=warmed.socket)
@@ -134,7 +135,7 @@ def test_ls_says_that_nothing_is_cached_there(warmed: Daemon, prefix: str) -> No
     assert shardcache("ls", "--json", prefix, socket=warmed.socket).out == ""
 
 
-@pytest.mark.parametrize("command", ["ls", "verify", "evict", "unpin"])
+@pytest.mark.parametrize("command", first_quick(["ls", "verify", "evict", "unpin"]))
 def test_urls_of_an_unknown_protocol_are_an_error(warmed: Daemon, command: str) -> None:
     """Of commands that ask for cached shards, too: there cannot be any."""
     ran = shardcache(command, "s4://", socket=warmed.socket)
@@ -142,7 +143,7 @@ def test_urls_of_an_unknown_protocol_are_an_error(warmed: Daemon, command: str) 
     assert "there is no filesystem for s4:// urls; did you mean 's3'?" in ran.err
 
 
-@pytest.mark.parametrize("command", ["ls", "verify"])
+@pytest.mark.parametrize("command", first_quick(["ls", "verify"]))
 def test_prefix_may_be_a_path(
     warmed: Daemon, shards: list[str], tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +156,7 @@ def test_prefix_may_be_a_path(
         assert sorted({event["url"] for event in found if "url" in event}) == shards
 
 
-@pytest.mark.parametrize("prefix", ["file://", "FILE:///", "file", "/"])
+@pytest.mark.parametrize("prefix", first_quick(["file://", "FILE:///", "file", "/"]))
 def test_all_local_files_have_one_prefix(warmed: Daemon, tmp_path: Path, shards: list[str], prefix: str) -> None:
     """A reader may name them by path or by url; the prefix may also end within the scheme."""
     folder = tmp_path / "by-path"
@@ -265,7 +266,7 @@ def flip_a_bit(daemon: Daemon, url: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["status", "warm", "ls"])
+@pytest.mark.parametrize("command", first_quick(["status", "warm", "ls"]))
 def test_a_request_to_the_daemon_loads_little(command: str, warmed: Daemon, shards: list[str]) -> None:
     """The packages that the daemon is made of would take longer to import than the daemon takes to answer."""
     urls = shards if command == "warm" else []

@@ -213,7 +213,12 @@ def test_stop_of_an_idle_daemon_says_no_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "answer", "code", "stops"),
-    [((), b"n\n", 1, False), ((), b"y\n", 0, True), (("--yes",), b"", 0, True), (("--json",), b"", 0, True)],
+    [
+        ((), b"n\n", 1, False),
+        ((), b"y\n", 0, True),
+        pytest.param(("--yes",), b"", 0, True, marks=pytest.mark.slow),
+        pytest.param(("--json",), b"", 0, True, marks=pytest.mark.slow),
+    ],
 )
 def test_stop_asks_on_a_terminal(
     read_by_two: Daemon, flags: tuple[str, ...], answer: bytes, code: int, stops: bool

@@ -111,11 +111,11 @@ async def test_known_versions_come_from_the_tier_while_the_store_fails(tiered: T
     ("fault", "times", "refreshed"),
     [
         (Fault.SLOW_DOWN, 1, 0),
-        (Fault.FORBIDDEN, 1, 0),
+        pytest.param(Fault.FORBIDDEN, 1, 0, marks=pytest.mark.slow),
         (Fault.RESET, 1, 1),
         (Fault.TRUNCATE, 2, 1),
-        (Fault.WRONG_RANGE, 2, 1),
-        (Fault.IGNORE_RANGE, 1, 1),
+        pytest.param(Fault.WRONG_RANGE, 2, 1, marks=pytest.mark.slow),
+        pytest.param(Fault.IGNORE_RANGE, 1, 1, marks=pytest.mark.slow),
         (Fault.WRONG_ETAG, 1, 1),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from shardcache.errors import CapacityError, from_json
 from shardcache_client.dataset import ShardDataset
+from support.cases import first_quick
 from support.disks.mounts import Tmpfs, may_mount
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -63,7 +64,7 @@ def test_warming_reports_the_shards_that_are_cached_at_its_end(tmp_path: Path, s
         assert "other files on the disk limit the cache" in done.out + done.err
 
 
-@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize("held", first_quick([0, 1]))
 def test_reader_that_the_disk_has_no_space_for_gets_an_error(tmp_path: Path, shards: list[Path], held: int) -> None:
     """At once for a shard that cannot fit, within seconds for one that only the reader's own keeps out."""
     leave_bytes = shards[0].stat().st_size * (1 + 2 * held) // 2 + RESERVE_BYTES * held

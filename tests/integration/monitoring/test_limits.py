@@ -5,6 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shardcache.errors import ShardcacheError
 from shardcache_client.dataset import ShardDataset
 from support.monitoring.dashboard import Page, live
@@ -52,6 +54,7 @@ def test_bandwidth_limit_is_shown_always_and_named_while_it_holds(tmp_path: Path
             page.until(lambda: any(each["holds"] for each in page.moment["limits"] if each["name"] == "bandwidth"))
 
 
+@pytest.mark.slow
 def test_jobs_that_a_limit_starves_are_short_of_data_in_every_moment(tmp_path: Path) -> None:
     """By the share of the last 30 s: their waits are short, and none of them is under way at most looks."""
     urls = [f"file://{path}" for path in write_shards(tmp_path, 256, 10, {"bin": 10_000})]

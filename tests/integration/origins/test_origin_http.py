@@ -11,6 +11,7 @@ from shardcache.config.origin_table import OriginTable
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.between.flow import nothing
+from support.cases import first_quick
 from support.network.scripted_server import Reply, ScriptedServer, answer, head
 from support.stores import aws_env
 from support.stores.buckets import read_range, read_whole, use_aws
@@ -178,7 +179,7 @@ LOCATIONS = {
 }
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
+@pytest.mark.parametrize("location", first_quick(LOCATIONS, 2))
 async def test_redirect_is_followed_to_the_bytes_of_its_location(location: bytes, origins: Origins) -> None:
     """Its signature is of just that spelling; only blanks cannot be sent as they came."""
     redirect = head(f"Location: {location.decode('latin-1')}", "Content-Length: 0", status="302 Found")
@@ -196,7 +197,7 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", first_quick(SPELLINGS, 2))
 @pytest.mark.parametrize("params", [{}, {"key": "a/b~"}])
 async def test_users_url_is_sent_as_it_is_spelt(spelling: str, params: dict[str, str]) -> None:
     """Parts of it are signed; only what cannot be sent is encoded."""

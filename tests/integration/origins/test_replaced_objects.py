@@ -9,6 +9,7 @@ import pytest
 
 from shardcache.errors import CountMismatchError, OutdatedError
 from shardcache_client.dataset import ShardDataset
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples, write_index
 from support.stores.buckets import Bucket
@@ -21,7 +22,7 @@ REPLACED = 1  # the number of the shard that is replaced
 
 Values = list[bytes]
 ORDERS: list[dict[str, Any]] = [{"shuffle": False}, {"shuffle": True, "shuffle_window": 2, "seed": 1}]
-orders = pytest.mark.parametrize("order", ORDERS, ids=["in order", "mixed"])
+orders = pytest.mark.parametrize("order", first_quick(ORDERS), ids=["in order", "mixed"])
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from shardcache.store.partial import Partial, discard
 from shardcache.telemetry.metrics import Counters
 from shardcache.transport.between.flow import Commit, Flow
 from shardcache.transport.between.parts import Parts, PartSums, write_parts
+from support.cases import first_quick
 from support.programs.downloads import PART, PLANNED, Rig
 from support.stores.buckets import Bucket
 from support.stores.faulty_proxy import FaultyProxy
@@ -327,7 +328,7 @@ def patient(rig: Rig) -> Rig:
     return rig
 
 
-@pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
+@pytest.mark.parametrize("fault", first_quick([Fault.STALL, Fault.SILENCE]))
 async def test_a_part_that_hangs_is_fetched_on_a_second_connection(
     fault: Fault, patient: Rig, faulty: FaultyS3
 ) -> None:
