@@ -12,7 +12,7 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any, Generic, Self, SupportsIndex, cast, overload
 
-from shardcache.errors import ConfigError, SampleKeyError
+from shardcache.errors import CapacityError, ConfigError, SampleKeyError
 from shardcache_client.arguments.values import T_co, shown
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.order.shards.choices import Choices
@@ -271,16 +271,45 @@ class IndexedShards(Divisible, Generic[T_co]):
                 place = self._range_of(*places[nth])
                 if place is not None:
                     ranged[nth] = place
+        yield from self._read_ranges(ranged)
+
+        unheld: dict[int, SamplePlace] = {}
+        for nth in by_shard:
+            if nth in ranged:
+                continue
+            with self._lock:
+                place = self._hold(*places[nth])
+                if place is None:
+                    sample = self._held.sample(*places[nth])
+            if place is None:
+                yield nth, sample
+            else:
+                unheld[nth] = place
+        yield from self._read_ranges(unheld)
+
+    def _read_ranges(self, ranged: dict[int, SamplePlace]) -> Iterator[tuple[int, Sample]]:
+        """Yield samples that are read by their ranges, each with its number."""
         found = self._scattered.read(list(ranged.values()))
         for nth, (sample, is_cached) in zip(ranged, found, strict=True):
             if is_cached:
                 self._recent.found_cached(ranged[nth].shard)
             yield nth, sample
-        for nth in by_shard:
-            if nth not in ranged:
-                with self._lock:
-                    sample = self._held.sample(*places[nth])
-                yield nth, sample
+
+    def _hold(self, shard: int, number: int) -> SamplePlace | None:
+        """Hold a shard; return the place of its sample if the cache has no space for all of it."""
+        if shard in self._held:
+            return None
+        place = None if self._manifest.columns else self._places.place(shard, number)
+        if place is not None and self._recent.is_too_large(shard):
+            return place
+        try:
+            self._held.hold(shard)
+        except CapacityError:
+            if place is None:
+                raise
+            self._recent.cannot_hold(shard)
+            return place
+        return None
 
     def _range_of(self, shard: int, number: int) -> SamplePlace | None:
         """Return the place of a sample that is read by its range; None if its shard is held."""

@@ -21,8 +21,8 @@ from support.stores.canary import Canary
 KIB = 1024
 PART_BYTES = 64 * KIB
 SHARDS = 8
-PER_SHARD = 16
-SIZES = {"jpg": 100 * KIB, "json": 700}
+PER_SHARD = 20  # more than the samples of a shard that are read in order before it is held
+SIZES = {"jpg": 80 * KIB, "json": 700}
 SAMPLES = [random_samples(PER_SHARD, SIZES, first=shard * PER_SHARD) for shard in range(SHARDS)]
 ALL: list[Any] = list(chain.from_iterable(SAMPLES))
 TARS = [make_tar(samples) for samples in SAMPLES]
@@ -86,6 +86,12 @@ def test_list_of_samples_may_be_larger_than_the_cache(store: Store, node: Daemon
     numbers = shuffled(1)
     with dataset(store, node).indexed() as samples:
         assert [content(sample) for sample in samples[numbers]] == [ALL[number] for number in numbers]
+
+
+def test_list_in_order_is_read_from_shards_larger_than_the_cache(store: Store, node: Daemon) -> None:
+    """By ranges, where a shard that is read in order cannot be held."""
+    with dataset(store, node).indexed() as samples:
+        assert [content(sample) for sample in samples[range(TOTAL)]] == ALL
 
 
 @pytest.mark.slow

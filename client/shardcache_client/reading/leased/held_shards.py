@@ -68,7 +68,8 @@ class HeldShards:
 
         Raises what opening and reading the shard raises.
         """
-        held = self._hold(shard)
+        self.hold(shard)
+        held = self._held[shard]
         try:
             return held.leased_shard.sample(number)
         except SampleError:
@@ -84,14 +85,14 @@ class HeldShards:
             _, held = self._held.popitem()
             held.close()
 
-    def _hold(self, shard: int) -> _Held:
+    def hold(self, shard: int) -> None:
+        """Hold a shard, the last one asked for. Raises what opening it raises."""
         if shard not in self._held:
             while len(self._held) >= self._window:
                 _, held = self._held.popitem(last=False)
                 held.close()
             self._held[shard] = self._open(shard)
         self._held.move_to_end(shard)
-        return self._held[shard]
 
     def _give_way(self) -> None:
         """Release the shard that was asked for longest ago.
@@ -145,9 +146,20 @@ class RecentRanges:
     def __init__(self, window: int) -> None:
         self._window = window
         self._uses: OrderedDict[int, _Use] = OrderedDict()  # the last one at the end
+        self._too_large: set[int] = set()
+
+    def cannot_hold(self, shard: int) -> None:
+        """Note that the cache has no space for all of a shard: only its ranges are read."""
+        self._too_large.add(shard)
+
+    def is_too_large(self, shard: int) -> bool:
+        """Return whether `cannot_hold` has noted a shard."""
+        return shard in self._too_large
 
     def is_better_held(self, shard: int, number: int) -> bool:
         """Note that a sample is asked for, and return whether its shard is better held."""
+        if self.is_too_large(shard):
+            return False
         use = self._uses.setdefault(shard, _Use())
         self._uses.move_to_end(shard)
         if len(self._uses) > self._window:
