@@ -10,10 +10,10 @@ from shardcache.tarindex.grouping import (
     Adjacency,
     Grouping,
     index_tar,
-    split_lines,
     splitter_of,
 )
 from shardcache.tarindex.members import Read, Tar
+from shardcache.tarindex.packed_lines import split_lines
 from shardcache.tarindex.tables import Samples
 
 

@@ -1,18 +1,14 @@
-"""Grouping of members into samples by WebDataset's rules (webdataset 1.0.2, tariterators.py).
-
-Samples may also be the lines of a member: `__lines__/000001000.json` holds the samples 000001000,
-000001001 and so on, one per line. A sample in a member of its own costs a kilobyte of tar for a
-line of a hundred bytes. WebDataset skips members below folders of such a name.
-"""
+"""Grouping of members into samples by WebDataset's rules (webdataset 1.0.2, tariterators.py)."""
 
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from shardcache.errors import TornSampleError, UnsupportedShardError
+from shardcache.errors import TornSampleError
 from shardcache.tarindex.key_splits import LAST_DOT, key_split_in
-from shardcache.tarindex.members import Member, Read, Tar
+from shardcache.tarindex.members import Member, Tar
+from shardcache.tarindex.packed_lines import split_lines
 from shardcache.tarindex.tables import Fault, Samples, key_of
 
 _METADATA = re.compile(rb"__[^/]*__($|/)")
@@ -77,16 +73,14 @@ def group(members: Iterable[Member], split: "Splitter | None" = None) -> Samples
 class Grouping:
     """Incremental grouping: members are added as they are found.
 
+    Args:
+        split: splits the members' names; None for the first dot.
+
     Attributes:
         samples: those so far; the last one may be incomplete.
     """
 
     def __init__(self, split: "Splitter | None" = None) -> None:
-        """Begin without members.
-
-        Args:
-            split: splits their names; None for the first dot.
-        """
         self.samples = Samples()
         self._split = split or split_name
         self._extensions = _Extensions(self.samples.extensions)
@@ -144,10 +138,12 @@ class Adjacency:
     """Finds samples of which the members are not adjacent: their key comes again, with others.
 
     With the same members, it is another sample of that key, as in WebDataset.
+
+    Args:
+        samples: to check; there may be more at each call.
     """
 
     def __init__(self, samples: Samples) -> None:
-        """Check `samples`, which may grow."""
         self._samples = samples
         self._checked = 0  # number of samples
         # The first sample with each key; None while all are alike.
@@ -330,79 +326,3 @@ class _Extensions:
         if number in self._reserved:
             return Fault.RESERVED
         return None
-
-
-FOLDER = "__lines__"
-"""Folder of such members in a tar."""
-
-MAX_LINES = 8_000_000
-"""Limit for one shard.
-
-Its index takes some 50 bytes of memory per line, however short the lines are.
-"""
-
-_LINES_NAME = re.compile(rb"__lines__/([0-9]{1,18})\.([^/]+)")
-_PIECE_BYTES = 1024 * 1024
-
-
-def split_lines(
-    members: Iterable[Member],
-    read: Read,
-    url: str,
-    max_lines: int = MAX_LINES,
-) -> Iterator[Member]:
-    """Yield the members of a tar, with each that holds lines replaced by its lines.
-
-    Line feeds are left out. Keys count on from the member's own; an empty line is counted, and left
-    out. Raises UnsupportedShardError for more lines, or lines in a hard link, and what `members`
-    and `read`, the source of the tar's bytes, raise.
-    """
-    count = 0
-    lines_end = 0
-    for member in members:
-        name, start, end, flaw = member
-        found = None
-        if flaw is None and name.startswith(b"__lines__/"):
-            found = _LINES_NAME.fullmatch(name)
-        if found is None:
-            yield member
-            continue
-
-        if start < lines_end:  # many links to one large member would take hours
-            raise UnsupportedShardError(
-                f"the member {name.decode()!r} is a hard link to other lines",
-                url=url,
-                remedy="write the shard with `tar --hard-dereference`",
-            )
-        lines_end = end
-        digits, extension = found.groups()
-        for number, first, stop in _lines(read, start, end):
-            count += 1
-            if count > max_lines:
-                raise UnsupportedShardError(
-                    f"the shard has more than {max_lines:,} lines, whose index would take too "
-                    "much memory",
-                    url=url,
-                    remedy="write smaller shards",
-                )
-            name_of_line = b"%0*d.%s" % (len(digits), int(digits) + number, extension)
-            yield name_of_line, first, stop, None
-
-
-def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, start and end of each line between two offsets in the tar; no empty ones."""
-    number = 0
-    first = start
-    at = start
-    while at < end:
-        piece = read(at, 1, min(_PIECE_BYTES, end - at))
-        feed = piece.find(b"\n")
-        while feed >= 0:
-            if at + feed > first:
-                yield number, first, at + feed
-            number += 1
-            first = at + feed + 1
-            feed = piece.find(b"\n", feed + 1)
-        at += len(piece)
-    if first < end:
-        yield number, first, end

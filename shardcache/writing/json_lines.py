@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from shardcache.errors import InputError, ShardError
 from shardcache.store.codecs import Codec, codec_errors
-from shardcache.tarindex.grouping import FOLDER
+from shardcache.tarindex.packed_lines import LINES_FOLDER
 from shardcache.writing.sample_tar import Sample, member_bytes, utf8
 from shardcache.writing.sources import open_unchanged
 
@@ -162,4 +162,4 @@ def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
         texts = [b"" if each.isspace() else each.rstrip(b"\r\n") for each in block]
         content = b"\n".join(texts) + b"\n"
         count = sum(1 for text in texts if text)
-        yield Sample(f"{FOLDER}/{_KEY % first}", (("json", content),), count)
+        yield Sample(f"{LINES_FOLDER}/{_KEY % first}", (("json", content),), count)

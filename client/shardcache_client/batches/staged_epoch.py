@@ -1,7 +1,4 @@
-"""A reader's epoch, or its rest, as a stage gives it.
-
-It has the items, where they bring the reader, and the states there.
-"""
+"""A reader's epoch, or its rest, as a stage gives it: its items, and the reader's states."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ class StagedForm:
         return is_known and self.stage is not None and self.stage.is_in_step
 
     def ends_together(self, reader: Topology) -> bool:
-        """Return True if all readers end after the same number of items.
-
-        Then one of them knows it of all.
-        """
+        """Return True if all readers end after the same number of items: once one has, all have."""
         if reader.readers == 1:
             return True
         return self.stage is not None and reader.workers == 1
@@ -137,6 +131,7 @@ class StagedEpoch:
             yield found
 
     def _move_to(self, mark: Mark) -> None:
+        """Note that the reader is at a mark, and has been given the samples before it."""
         items = self.reached.items
         while self._ahead and self._ahead[0] < mark.place:
             self._ahead.popleft()

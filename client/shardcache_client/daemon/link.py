@@ -169,7 +169,7 @@ class DaemonLink(ABC):
         log.warning(text, exn.message, where)
 
     def _return_to_node(self) -> None:
-        """Return to the node's daemon if it is due to be tried again and well."""
+        """Return to the node's daemon if it is due to be tried again, and works."""
         if self._failover.to_node():
             self._change_daemon()
             text = "the daemon at %s has recovered; shards come from it again"
@@ -191,6 +191,7 @@ class DaemonLink(ABC):
         return self._connection
 
     def _open(self, deadline: Deadline) -> DaemonConnection:
+        """Return a new connection, for which a private daemon is started if there is none."""
         is_private = self._failover.is_private
         where = ensure_started() if is_private else cast(Path, self._choice.node)
         begun_s = time.monotonic()

@@ -35,7 +35,8 @@ class Rows:
     missing: Missing = "error"
     key_of: Callable[[str], str] | None = None
 
-    leaves_out: ClassVar[bool] = False  # `missing` says so of the whole pipeline
+    # Where `missing` has samples left out, it says so for the whole pipeline.
+    leaves_out: ClassVar[bool] = False
 
     def apply(self, sample: Sample) -> Sample | Dropped:
         """Return a sample with its row's columns, or that it is left out.

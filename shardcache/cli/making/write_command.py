@@ -12,6 +12,7 @@ from shardcache.shared.protocol import Json
 from shardcache.shared.units import size
 
 _MAX_WORKERS = 8
+# Decoders, by extension, in the example of reading that the command prints.
 _DECODERS = {
     "jpg": "rgb8",
     "jpeg": "rgb8",

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import UnsupportedShardError
-from shardcache.tarindex.grouping import index_tar, split_lines
+from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.members import Member
+from shardcache.tarindex.packed_lines import split_lines
 from shardcache.tarindex.tables import Samples, key_of
 from support.shards.tars import pack
 

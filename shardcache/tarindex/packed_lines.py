@@ -1,0 +1,87 @@
+"""Samples that are the lines of a tar's member.
+
+`__lines__/000001000.json` holds the samples 000001000, 000001001 and so on, one per line. A sample
+in a member of its own costs a kilobyte of tar for a line of a hundred bytes. WebDataset skips
+members below folders of such a name.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from shardcache.errors import UnsupportedShardError
+from shardcache.tarindex.members import Member, Read
+
+LINES_FOLDER = "__lines__"
+"""Folder of such members in a tar."""
+
+MAX_LINES = 8_000_000
+"""Limit for one shard.
+
+Its index takes some 50 bytes of memory per line, however short the lines are.
+"""
+
+_LINES_NAME = re.compile(rb"__lines__/([0-9]{1,18})\.([^/]+)")
+_PIECE_BYTES = 1024 * 1024
+
+
+def split_lines(
+    members: Iterable[Member],
+    read: Read,
+    url: str,
+    max_lines: int = MAX_LINES,
+) -> Iterator[Member]:
+    """Yield the members of a tar, with each that holds lines replaced by its lines.
+
+    Line feeds are left out. Keys count on from the member's own; an empty line is counted, and left
+    out. Raises UnsupportedShardError for more lines, or lines in a hard link, and what `members`
+    and `read`, the source of the tar's bytes, raise.
+    """
+    count = 0
+    lines_end = 0
+    for member in members:
+        name, start, end, flaw = member
+        found = None
+        if flaw is None and name.startswith(b"__lines__/"):
+            found = _LINES_NAME.fullmatch(name)
+        if found is None:
+            yield member
+            continue
+
+        if start < lines_end:  # many links to one large member would take hours
+            raise UnsupportedShardError(
+                f"the member {name.decode()!r} is a hard link to other lines",
+                url=url,
+                remedy="write the shard with `tar --hard-dereference`",
+            )
+        lines_end = end
+        digits, extension = found.groups()
+        for number, first, stop in _lines(read, start, end):
+            count += 1
+            if count > max_lines:
+                raise UnsupportedShardError(
+                    f"the shard has more than {max_lines:,} lines, whose index would take too "
+                    "much memory",
+                    url=url,
+                    remedy="write smaller shards",
+                )
+            name_of_line = b"%0*d.%s" % (len(digits), int(digits) + number, extension)
+            yield name_of_line, first, stop, None
+
+
+def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of each line between two offsets in the tar; no empty ones."""
+    number = 0
+    first = start
+    at = start
+    while at < end:
+        piece = read(at, 1, min(_PIECE_BYTES, end - at))
+        feed = piece.find(b"\n")
+        while feed >= 0:
+            if at + feed > first:
+                yield number, first, at + feed
+            number += 1
+            first = at + feed + 1
+            feed = piece.find(b"\n", feed + 1)
+        at += len(piece)
+    if first < end:
+        yield number, first, end
