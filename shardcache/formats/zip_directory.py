@@ -45,8 +45,7 @@ _LOCATOR_SIGNATURE = b"PK\6\7"
 # the directory
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _END_64_SIGNATURE = b"PK\6\6"
-# signature, version, system, version needed, flags, method, time, date, CRC-32, compressed size,
-# size, sizes of name, extra and comment, disk, internal and external attributes, offset
+# the fields of `_RawEntry`
 _ENTRY = struct.Struct("<4s2B5H3L5H2L")
 _ENTRY_SIGNATURE = b"PK\1\2"
 # signature, version, flags, method, time, date, CRC-32, sizes, sizes of name and extra
@@ -91,6 +90,37 @@ class ZipMember:
         return self.name.decode(errors="replace")[:_SHOWN_CHARS]
 
 
+class _RawEntry(NamedTuple):
+    """An entry of the directory as it is stored, before the name.
+
+    Attributes:
+        system: that has made the member.
+        stored_bytes: size of the compressed content.
+        size_bytes: of the content.
+        attributes: on Unix, the file's mode in the upper half.
+        header: offset of the local header in the zip.
+    """
+
+    signature: bytes
+    version: int
+    system: int
+    version_needed: int
+    flags: int
+    method: int
+    time: int
+    date: int
+    crc: int
+    stored_bytes: int
+    size_bytes: int
+    name_bytes: int
+    extra_bytes: int
+    comment_bytes: int
+    disk: int
+    internal_attributes: int
+    attributes: int
+    header: int
+
+
 class _Entry(NamedTuple):
     """An entry of the directory: a member without the place of its bytes."""
 
@@ -125,6 +155,8 @@ def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
 
 
 class _Zip:
+    """One zip, read by its descriptor at any offset."""
+
     def __init__(self, file: BinaryIO, size_bytes: int, url: str) -> None:
         self._fd = file.fileno()
         self._size_bytes = size_bytes
@@ -144,6 +176,7 @@ class _Zip:
     # The directory
 
     def _directory(self) -> _Directory:
+        """Return the directory, by the record at the end of the file, before a comment."""
         tail_start = max(0, self._size_bytes - _END.size - _MAX_COMMENT_BYTES)
         tail = self._read(tail_start, self._size_bytes - tail_start)
         at = tail.rfind(_END_SIGNATURE)
@@ -161,12 +194,12 @@ class _Zip:
     def _directory_by(self, end: int, fields: tuple[int, ...]) -> _Directory:
         """Return the directory of which the record at `end` says where it is."""
         _, disk, first_disk, _, entries, size_bytes, start, _ = fields
-        behind = end  # of the directory
+        directory_end = end
         is_long = entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start)
         locator = self._read(max(0, end - _LOCATOR.size), _LOCATOR.size)
         if is_long and locator.startswith(_LOCATOR_SIGNATURE):
-            behind = end - _LOCATOR.size - _END_64.size
-            record = self._read(max(0, behind), _END_64.size)
+            directory_end = end - _LOCATOR.size - _END_64.size
+            record = self._read(max(0, directory_end), _END_64.size)
             if not record.startswith(_END_64_SIGNATURE):
                 raise self._corrupt("its zip64 record is not where it should be")
             _, _, _, _, disk, first_disk, _, entries, size_bytes, start = _END_64.unpack(record)
@@ -176,7 +209,7 @@ class _Zip:
                 url=self._url,
                 remedy="join the parts: zip -s 0 parts.zip --out whole.zip",
             )
-        base = behind - size_bytes - start
+        base = directory_end - size_bytes - start
         if base < 0:
             raise self._corrupt("its directory is larger than the file")
         if size_bytes > _MAX_DIRECTORY_BYTES or entries > _MAX_MEMBERS:
@@ -197,35 +230,29 @@ class _Zip:
                 raise self._corrupt(f"its directory's entry {count} is none")
             if count == directory.entries:
                 raise self._corrupt(f"its directory has more than the {count} entries it states")
-            fields = _ENTRY.unpack_from(data, at)
-            name_bytes, extra_bytes, comment_bytes = fields[11:14]
-            at += _ENTRY.size
-            name = data[at : at + name_bytes]
-            extra = data[at + name_bytes : at + name_bytes + extra_bytes]
-            at += name_bytes + extra_bytes + comment_bytes
+            raw = _RawEntry(*_ENTRY.unpack_from(data, at))
+            name_start = at + _ENTRY.size
+            extra_start = name_start + raw.name_bytes
+            extra_end = extra_start + raw.extra_bytes
+            at = extra_end + raw.comment_bytes
             if at > len(data):
                 raise self._corrupt(f"its directory ends inside of entry {count}")
             count += 1
-            if self._is_file(fields, name):
-                yield self._entry(fields, name, extra, directory.base)
+            name = data[name_start:extra_start]
+            if _is_file(raw, name):
+                extra = data[extra_start:extra_end]
+                yield self._entry(raw, name, extra, directory.base)
         if count != directory.entries:
             raise self._corrupt(f"its directory has {count} entries instead of {directory.entries}")
 
-    def _is_file(self, fields: tuple[int, ...], name: bytes) -> bool:
-        if name.endswith(b"/"):
-            return False
-        mode = fields[16] >> 16
-        is_link = fields[2] == _UNIX and stat.S_ISLNK(mode)
-        return not is_link
-
-    def _entry(self, fields: tuple[int, ...], raw_name: bytes, extra: bytes, base: int) -> _Entry:
-        flags = fields[4]
-        method = fields[5]
+    def _entry(self, raw: _RawEntry, raw_name: bytes, extra: bytes, base: int) -> _Entry:
+        """Return an entry; `base` is the offset of the zip in its file."""
+        method = raw.method
         name = raw_name
-        if not flags & _IS_UTF_8:
+        if not raw.flags & _IS_UTF_8:
             name = raw_name.decode("cp437").encode()
         shown = name.decode(errors="replace")[:_SHOWN_CHARS]
-        if flags & _IS_ENCRYPTED:
+        if raw.flags & _IS_ENCRYPTED:
             raise UnsupportedShardError(
                 f"the member {shown!r} of the zip is encrypted",
                 url=self._url,
@@ -240,12 +267,13 @@ class _Zip:
             )
         if b"\0" in name:
             raise self._corrupt(f"the name {shown!r} has a NUL")
+        # In this order, as the extra field has those of them that are too large.
         size_bytes, stored_bytes, header = self._long_numbers(
-            (fields[10], fields[9], fields[17]), extra, shown
+            (raw.size_bytes, raw.stored_bytes, raw.header), extra, shown
         )
         if method == STORED and stored_bytes != size_bytes:
             raise self._corrupt(f"the member {shown!r} is stored in another size than its own")
-        return _Entry(name, raw_name, method, fields[8], base + header, stored_bytes, size_bytes)
+        return _Entry(name, raw_name, method, raw.crc, base + header, stored_bytes, size_bytes)
 
     def _long_numbers(self, numbers: tuple[int, int, int], extra: bytes, shown: str) -> list[int]:
         """Return numbers with those that are too large for an entry, from its extra field."""
@@ -285,6 +313,15 @@ class _Zip:
 
     def _corrupt(self, what: str) -> ShardError:
         return CorruptShardError(f"the zip is damaged: {what}", url=self._url)
+
+
+def _is_file(entry: _RawEntry, name: bytes) -> bool:
+    """Return False for a folder or a symbolic link."""
+    if name.endswith(b"/"):
+        return False
+    mode = entry.attributes >> 16
+    is_link = entry.system == _UNIX and stat.S_ISLNK(mode)
+    return not is_link
 
 
 def _longs_in(extra: bytes) -> list[int]:

@@ -1,17 +1,14 @@
-"""`shardcache simulate`.
-
-What a training run fetches, by the real order and the real schedule, without any bytes.
-"""
+"""`shardcache simulate`: fetches of a training run, in the real order, by the real schedule."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,26 +18,66 @@ from shardcache.plan.replay import Read, Replay, Sizes, furthest_next, misses
 from shardcache.shared.protocol import Json
 from shardcache.shared.units import duration, size
 
-POLICIES = ("shardcache", "MIN", "LRU", "none")
+if TYPE_CHECKING:
+    from shardcache_client.order.shards.manifest import Manifest
+
+NO_CACHE = "none"
+POLICIES = ("shardcache", "MIN", "LRU", NO_CACHE)
 _PART_BYTES = 8 * 1024 * 1024
 _COUNT = click.IntRange(1)
 _WORKERS_HELP = "Worker processes per rank; all of them visit the same shards. 1 for threads."
+# Formats of the forecast's figures; all others are bytes.
 _UNITS: dict[str, Any] = {
     "hits": "{:.1%}".format,
     "requests": "{:,}".format,
     "cost": "{:,.2f}".format,
 }
 
+# The drawing of hit rates, `hits.svg`: its curves have a point for each step of the disk's size.
+_STEPS = 8
+_LEFT = 60
+_WIDTH = 600
+_TOP = 50
+_HEIGHT = 300
 
-class SimulatedRun(SimpleNamespace):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
     """A training run, by its options.
 
     A sample takes each rank a second. Jobs begin together, or spread evenly over an epoch.
+
+    Attributes:
+        manifest: of the dataset, with sizes and sample counts.
+        disk: capacity of each node's cache, in bytes.
+        nodes: number of nodes.
+        ranks: number of ranks of a job on each node.
+        workers: number of processes of each rank.
+        epochs: number of epochs of each job.
+        jobs: number of jobs on the same nodes.
+        together: True if the jobs begin at the same time.
+        tier: True if the nodes have a tier.
+        shuffle, window, canonical_nodes: the dataset's shuffle.
+        batch_size: of each rank, in samples.
     """
+
+    manifest: Manifest
+    disk: int
+    nodes: int
+    ranks: int
+    workers: int
+    epochs: int
+    jobs: int
+    together: bool
+    tier: bool
+    shuffle: bool
+    window: int
+    canonical_nodes: int
+    batch_size: int
 
     def size_bytes(self, shard: str) -> int:
         """Return the size of a shard, whose name is its number."""
-        return int(self.manifest.shards.sizes[int(shard)])
+        return self.manifest.shards.sizes[int(shard)]
 
     def reads(self, node: int) -> list[Read]:
         """Return the visits of all ranks of a node to shards, in order.
@@ -73,17 +110,17 @@ class SimulatedRun(SimpleNamespace):
 
     def process_reads(self, reads: Sequence[Read]) -> int:
         """Return the number of reads by all processes: each visits all shards of its rank."""
-        return len(reads) * int(self.workers)
+        return len(reads) * self.workers
 
     def cached_bytes(self, shard: str) -> int:
-        """Return the space that a shard takes in the cache, with its sidecar, of which the index
-        says too little.
+        """Return the space that a shard takes in the cache.
+
+        Its sidecar has a typical size: an index file does not say how many members a sample has.
         """
         from shardcache.store.space import typical_sidecar_bytes
 
-        return self.size_bytes(shard) + typical_sidecar_bytes(
-            self.manifest.shards.samples[int(shard)],
-        )
+        samples = self.manifest.shards.samples[int(shard)]
+        return self.size_bytes(shard) + typical_sidecar_bytes(samples)
 
     def reserved_bytes(self, shard: str) -> int:
         """Return the space that the daemon reserves for a shard before it fetches it."""
@@ -100,12 +137,12 @@ class SimulatedRun(SimpleNamespace):
         self.check_largest(reads, disk_bytes)
         sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
         ours = Replay(reads, disk_bytes, sizes)
-        least_recent = range(0, -len(reads), -1)
+        least_recent = range(0, -len(reads), -1)  # the earlier a read, the higher its rank
         fetched = {
             "shardcache": ours.fetched,
             "MIN": [*misses(reads, furthest_next(reads), disk_bytes, sizes)],
             "LRU": [*misses(reads, least_recent, disk_bytes, sizes)],
-            "none": [read.shard for read in reads] * self.workers,
+            NO_CACHE: [read.shard for read in reads] * self.workers,
         }
         return fetched, ours.peak_bytes
 
@@ -128,7 +165,7 @@ class SimulatedRun(SimpleNamespace):
         All ranks receive alike.
         """
         if not self.window:  # from the beginning of a shard that is still arriving
-            sample_bytes = sum(self.manifest.shards.sizes) / self.manifest.samples
+            sample_bytes = sum(self.manifest.shards.sizes) / (self.manifest.samples or 1)
             return float(self.ranks * self.batch_size * sample_bytes)
         first = {
             read.shard
@@ -137,65 +174,76 @@ class SimulatedRun(SimpleNamespace):
         }
         return sum(map(self.size_bytes, first))
 
-    def figures(self, name: str, fetched: Counter[str], reads: int) -> Json:
-        """Return a policy's. With a tier, the store sends each shard once, and nodes own equal
-        parts of it.
+    def figures(self, policy: str, fetched: Counter[str], reads: int) -> Json:
+        """Return the figures of a policy.
+
+        With a tier, the store sends each shard once, and each node owns an equal part of them.
+
+        Args:
+            policy: one of `POLICIES`.
+            fetched: how often each shard was fetched by the nodes.
+            reads: number of reads by all processes.
         """
         from shardcache.config.origin_table import table_of
         from shardcache.config.settings import Settings
 
-        has_tier = self.tier and name != POLICIES[-1]
+        has_tier = self.tier and policy != NO_CACHE
         sent = Counter(set(fetched)) if has_tier else fetched
-        store_bytes, all_bytes = (
-            sum(n * self.size_bytes(one) for one, n in some.items())
-            for some in (
-                sent,
-                fetched,
-            )
-        )
-        requests = self.questions(name, fetched.total(), reads)
-        requests += sum(n * -(-self.size_bytes(one) // _PART_BYTES) for one, n in sent.items())
+        store_bytes = self._total_bytes(sent)
+        requests = self.questions(policy, fetched.total(), reads)
+        for shard, times in sent.items():
+            parts = -(-self.size_bytes(shard) // _PART_BYTES)  # rounded up
+            requests += times * parts
+        between_nodes_bytes = 0
+        if has_tier:
+            share_of_others = 1 - 1 / self.nodes
+            between_nodes_bytes = round(self._total_bytes(fetched) * share_of_others)
+        table = table_of(Settings.load({}).origin, self.manifest[0].url)
         return {
             "hits": 1 - fetched.total() / reads,
             "store_bytes": store_bytes,
             "requests": requests,
-            "between_nodes_bytes": round(all_bytes * (1 - 1 / self.nodes)) if has_tier else 0,
-            "cost": table_of(Settings.load({}).origin, self.manifest[0].url).cost(
-                store_bytes,
-                requests,
-            ),
+            "between_nodes_bytes": between_nodes_bytes,
+            "cost": table.cost(store_bytes, requests),
         }
 
-    def questions(self, name: str, fetches: int, reads: int) -> int:
-        """Return the number of requests that bring no bytes of shards, if none of them is saved by
-        its neighbours.
+    def _total_bytes(self, fetched: Counter[str]) -> int:
+        return sum(times * self.size_bytes(shard) for shard, times in fetched.items())
+
+    def questions(self, policy: str, fetches: int, reads: int) -> int:
+        """Return the number of requests that bring no bytes of shards, at most.
 
         A daemon asks for a shard's version when it fetches it, and again when a reader gets it,
         unless that is within `--listing-ttl-s`. The tier asks whether the node that fetches may,
         unless another one of the same access key asked within `--trust-s`.
         """
-        if name == POLICIES[-1]:
+        if policy == NO_CACHE:
             return reads
         permissions = fetches if self.tier else 0
         return fetches + reads + permissions
 
     def picture(self) -> str:
-        """Return hit rates over the disk of the first node, up to that for all shards which it
-        reads.
+        """Return a drawing of the first node's hit rates, by the size of its disk.
+
+        Sizes reach up to that for all shards which the node reads.
         """
         reads = self.reads(0)
         points = dict.fromkeys(POLICIES, "")
         whole_bytes = 1.05 * sum(map(self.cached_bytes, {read.shard for read in reads}))
-        for step in range(1, 9):
+        for step in range(1, _STEPS + 1):
+            share = step / _STEPS
             with suppress(CapacityError):
-                for name, fetched in self.fetches(reads, int(whole_bytes * step / 8))[0].items():
+                fetched_by_policy, _ = self.fetches(reads, int(whole_bytes * share))
+                for policy, fetched in fetched_by_policy.items():
                     missed = len(fetched) / self.process_reads(reads)
-                    points[name] += f"{60 + 600 * step / 8:.0f},{50 + 300 * missed:.1f} "
+                    x = _LEFT + _WIDTH * share
+                    y = _TOP + _HEIGHT * missed
+                    points[policy] += f"{x:.0f},{y:.1f} "
         sizes = {f"quarter{number}": size(whole_bytes * number / 4) for number in (1, 2, 4)}
         return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)
 
 
-def _manifest(index: Path) -> Any:
+def _manifest(index: Path) -> Manifest:
     from shardcache.shared.lists import shardlist
     from shardcache.shared.lists.shard_columns import Shards
     from shardcache_client.order.shards.manifest import Manifest
