@@ -25,7 +25,7 @@ from shardcache_client.ranks.agreement import agreement_of
 from shardcache_client.ranks.key_value_store import MeetingPlace
 from shardcache_client.stages.by_length import ByLength
 
-_made: Counter[str] = Counter()
+_made: Counter[str] = Counter()  # calls of `batch_by_length` by this process, by its arguments
 
 
 @checked(

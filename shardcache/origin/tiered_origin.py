@@ -10,8 +10,8 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import TierState
 from shardcache.tarindex.key_splits import key_split_in
 
-_MAX_KNOWN = 10_000
-_VERSION_LIMIT_S = 5.0
+_MAX_KNOWN = 10_000  # objects whose version is remembered for the time of an outage
+_VERSION_LIMIT_S = 5.0  # for the tier's answer which version it knows
 
 
 class TieredOrigin(DeferredOrigin):
@@ -33,10 +33,10 @@ class TieredOrigin(DeferredOrigin):
         try:
             found = await super().stat(url)
         except OriginUnavailableError:
-            lately = self._known.get(url) or await self._permitted_by_tier(url)
-            if lately is None:
+            last_known = self._known.get(url) or await self._permitted_by_tier(url)
+            if last_known is None:
                 raise
-            return lately
+            return last_known
         obj = replace(found, joinable=False)  # the tier caches single parts
         self._remember(obj, url)
         return obj

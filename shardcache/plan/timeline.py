@@ -60,8 +60,8 @@ class Timeline(Generic[Session]):
     ) -> ReaderPlan:
         """Begin a session's plan, replacing any previous one; `extend` adds its shards.
 
-        Unless its pace is given, it keeps its former one, or has that of its job, of ended
-        sessions, too.
+        Unless its pace is given, the session keeps that of its previous plan. Without one, it has
+        the pace that other sessions of its job have, or had before they ended.
         """
         previous = self.forget(session)
         if seconds_per_shard is None:

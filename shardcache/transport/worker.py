@@ -36,9 +36,9 @@ from shardcache.transport.http.sockets import NearHostError
 _PR_SET_PDEATHSIG = 1
 _IN = 0
 _OUT = 1
-_PROGRESS_S = 0.1
-_EXPIRE_S = 1.0
-_MAX_PRIMED = 8
+_PROGRESS_S = 0.1  # between two reports of progress
+_EXPIRE_S = 1.0  # between two looks at idle connections, while there are no requests
+_MAX_PRIMED = 8  # requests sent ahead of their exchange
 _READ_BYTES = 256 * 1024
 _MAX_THREADS = 1024  # one per request
 

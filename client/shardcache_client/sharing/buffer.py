@@ -1,8 +1,8 @@
 """Zero-copy values of samples: runs of a mapped shard's bytes.
 
-They need numpy; the rest of the client does not. They are numpy arrays, as before Python 3.12 only
-C types can export their memory; of a type of their own, as a loader would stack plain arrays and
-treat a memoryview as a list of integers, whereas it does not touch bytes.
+They need numpy; the rest of the client does not. They are numpy arrays because before Python 3.12
+only types written in C can export their memory. They have a type of their own because a loader
+leaves bytes as they are, but stacks plain arrays, and takes a memoryview for a list of integers.
 """
 
 import mmap

@@ -42,6 +42,13 @@ class Transfers:
 
     They belong to the cache and outlive the request that started them.
 
+    Args:
+        fetch: fetches a shard, or what is wanted of it, and returns None then; raises its errors,
+            or PostponedError.
+        reconsider: called when a transfer has become more urgent.
+        changed: notified when a transfer has ended.
+        group: runs the transfers.
+
     Attributes:
         failures: shards that are not worth prefetching for now.
         refusals: the errors of shards that were refused, by url, latest last; until the shard is
@@ -57,15 +64,6 @@ class Transfers:
         changed: Signal,
         group: asyncio.TaskGroup,
     ) -> None:
-        """Begin without transfers.
-
-        Args:
-            fetch: fetches a shard, or what is wanted of it, and returns None then; raises its
-                errors, or PostponedError.
-            reconsider: called when a transfer has become more urgent.
-            changed: notified when a transfer has ended.
-            group: runs the transfers.
-        """
         self.failures = RetryGate()
         self.refusals: dict[str, ShardError] = {}
         self._fetch = fetch

@@ -69,16 +69,15 @@ class Epoch:
 
     def to_json(self, dataset: frozenset[str]) -> Json:
         """Return its row of the outcome; the waiting time is of the slowest ranks."""
+        problems = [self.wrong_samples(dataset), self.wrong_steps()]
+        problem = "; ".join(each for each in problems if each)
         return {
             "job": self.job,
             "epoch": self.number,
             "samples": len(self.keys),
             "padding": self.padding(dataset),
             "legs": [{"ranks": len(steps), "steps": steps} for steps in self.steps],
-            "problem": "; ".join(
-                filter(None, (self.wrong_samples(dataset), self.wrong_steps())),
-            )
-            or None,
+            "problem": problem or None,
             "waited_s": sum(max(rank["waited_s"] for rank in leg) for leg in self.legs),
         }
 

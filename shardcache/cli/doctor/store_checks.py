@@ -31,20 +31,21 @@ from shardcache.shared.urls.url_names import is_index, is_shard
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts
 
-_LIMIT_S = 20.0
-_MAX_CACHED = 10_000
+_LIMIT_S = 20.0  # for a listing and the version of one object
+_MAX_CACHED = 10_000  # cached shards whose stores are probed
 
+# Time to the first byte.
 _FIRST_BYTES = 64 * 1024
 _SLOW_FIRST_BYTE_S = 1.0
+
+# Speed. Connections have to ramp up before a rate means something.
 _MAX_BYTES = 128 * 1024**2
 _READ_LIMIT_S = 5.0
-# Connections have to ramp up before a rate means something.
 _TELLING_S = 1.0
 _SLOW_BYTES_PER_S = 20e6
 
-
 _TIER_LIMIT_S = 5.0
-_MIN_FREE_BYTES = 1 << 30
+_MIN_FREE_BYTES = 1 << 30  # on the disk of the tier's cache
 _COMPARE = "shardcache cluster status --nodes /etc/shardcache/tier/nodes   # compares all nodes"
 
 

@@ -139,6 +139,7 @@ def _replaced(name: str, parent: int) -> Iterator[str]:
 
 
 def _copy(source: int, name: str, parent: int, ref: ShardRef, copied: Copied) -> str:
+    """Make a copy under a name in a folder; return "cloned" or "copied"."""
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
         # A file without a name leaves nothing behind, but not all filesystems have them.
@@ -159,6 +160,7 @@ def _copy(source: int, name: str, parent: int, ref: ShardRef, copied: Copied) ->
 
 
 def _fill(fd: int, source: int, copied: Copied) -> str:
+    """Fill a new file, with the source's own blocks if they can be shared; return as `_copy`."""
     try:
         fcntl.ioctl(fd, _FICLONE, source)
         return "cloned"

@@ -28,7 +28,7 @@ from shardcache.origin.tier.tier_state import Route
 from shardcache.telemetry.metrics import Counters
 from shardcache.transport.between.parts import PartSums
 
-# Then the object store is requested.
+# Lost requests of a part that are repeated; after another one, the object store is requested.
 _MAX_LOSSES = 1
 
 

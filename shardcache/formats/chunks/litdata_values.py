@@ -18,7 +18,8 @@ from shardcache.formats.plain_values import (
     unknown,
 )
 
-# LitData writes the numbers of types, by the order in which it lists them.
+# LitData writes a type as its number in these lists, which are its own. Of torch's, some types have
+# two names, and so two numbers.
 _TORCH_DTYPES = (
     "float32",
     "float32",
@@ -58,7 +59,8 @@ _NUMPY_DTYPES = (
     "complex128",
     "bool",
 )
-_TENSOR_HEAD = struct.Struct(">2I")  # number of the type, of dimensions
+# Number of the type, and number of dimensions.
+_TENSOR_HEAD = struct.Struct(">2I")
 _ARRAY_HEAD = struct.Struct("<2I")
 _MAX_DIMENSIONS = 64
 _PICKLED = frozenset(("pickle", "graph", "graph:pickle"))

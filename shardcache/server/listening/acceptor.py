@@ -1,9 +1,9 @@
 """Acceptance of connections, within limits on their number and time.
 
-Not the event loop's own acceptance, which aiohttp's `SockSite` uses. Without a free descriptor,
+It replaces the event loop's own, which aiohttp's `SockSite` uses. Without a free descriptor,
 uvloop's accepts the connections that wait and closes them unanswered, and asyncio's logs an error
-for each place in the backlog, a hundred a second; here they wait until a descriptor is free. Nor do
-these know of limits for a user.
+for each place in the backlog, a hundred a second; here they wait until a descriptor is free. Nor
+has either of them limits for a user.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 _AT_ONCE = 64
 _PAUSE_S = 0.2
 
-_LOG_PERIOD_S = 60.0
+_LOG_PERIOD_S = 60.0  # in which one refusal or pause is logged
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -123,6 +123,7 @@ class Acceptor:
         return None
 
     def _left(self, uid: int | None) -> None:
+        """Note that a user's connection has ended."""
         self.connections[uid] -= 1
         if not self.connections[uid]:
             del self.connections[uid]
@@ -193,6 +194,7 @@ class _Limited(asyncio.Protocol):
 
 
 def _answer(error: ExhaustedError) -> bytes:
+    """Return the HTTP 503 for a connection beyond the limits."""
     body = json.dumps({"error": error.to_json()}).encode()
     head = (
         "HTTP/1.1 503 Service Unavailable",
