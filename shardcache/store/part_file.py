@@ -55,6 +55,14 @@ class PartFile:
         done = self.partial.done
         return all(part in done for part in self.parts_of(span))
 
+    def end_in(self, span: Span) -> int:
+        """Return where the bytes from the start of a span on end that are in the file."""
+        start, end = span
+        for part in self.parts_of(span):
+            if part not in self.partial.done:
+                return max(start, part * self.partial.part_bytes)
+        return min(end, self.partial.obj.size_bytes)
+
     def key_of(self, part: int) -> str:
         """Return the name of a part among all that is cached."""
         return f"{self.partial.key}/{part}"

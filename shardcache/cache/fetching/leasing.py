@@ -108,12 +108,14 @@ class Leasing:
         origin has another version than the ref names.
         """
         span = wait.bytes
+        first = wait.first_bytes
         assert span is not None
+        assert first is not None
         name = name_of(ref)
 
         async def fetch() -> Shard | PartFile:
             file = self._store.part_files.get(self._planner.key(name))
-            if file is not None and file.has(span):
+            if file is not None and file.has(first):
                 return file
             self._check_range(ref, span)
             return await self._transfers.wait_for_range(name, ref, wait)

@@ -230,8 +230,25 @@ class _FillRun:
             for wait in waits:
                 self._let_go(wait)
             return False
+        self._begin_first(waits, missing, group)
         self._begin(missing, group)
         return True
+
+    def _begin_first(
+        self,
+        waits: Sequence[Wait],
+        missing: list[int],
+        group: asyncio.TaskGroup,
+    ) -> None:
+        """Request the first parts of waits in order by themselves; remove them from the missing.
+
+        A request of several parts has the first of them no sooner than the last.
+        """
+        for wait in waits:
+            first = next(iter(self._parts_of(wait)), None)
+            if wait.in_order and first in missing:
+                missing.remove(first)
+                self._begin([first], group)
 
     async def _serve_in_turn(self, wait: Wait, group: asyncio.TaskGroup) -> None:
         """Request the parts of one wait as soon as there is space for them."""

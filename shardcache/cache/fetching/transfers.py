@@ -318,9 +318,9 @@ def _early_access(transfer: Transfer, wait: Wait) -> Arrival | None:
 
 def _needed_parts(transfer: Transfer, wait: Wait) -> PartFile | None:
     """Return the file of parts once it has those that a wait needs."""
-    assert wait.bytes is not None
+    assert wait.first_bytes is not None
     file = transfer.part_file
-    if file is None or not file.has(wait.bytes):
+    if file is None or not file.has(wait.first_bytes):
         return None
     # A file that has arrived whole loses its name before the transfer ends.
     is_readable = file.is_own or file.partial.is_there()

@@ -155,13 +155,22 @@ class ObjectReads:
         span: Span,
         client: JobKey,
         ahead: Span | None = None,
+        *,
+        in_order: bool = False,
     ) -> AsyncIterator[HeldBytes]:
         """Hold a range of an object during the block. Raises as `whole` does.
 
         Args:
             ahead: the range that will be read next, if that is known.
+            in_order: whether its beginning will do, as far as it is there once the first byte is.
         """
-        wait = Wait(client, since_s=time.monotonic(), bytes=span, ahead=ahead)
+        wait = Wait(
+            client,
+            since_s=time.monotonic(),
+            bytes=span,
+            in_order=in_order,
+            ahead=ahead,
+        )
         found = await self._leasing.acquire_range(_ref(obj), wait)
         if isinstance(found, Published):
             self._count(found)
@@ -169,10 +178,12 @@ class ObjectReads:
                 yield held
             return
         self._counters.misses += 1
-        parts = found.parts_of(span)
+        start, _ = span
+        end = found.end_in(span)
+        parts = found.parts_of((start, end))
         self._residency.parts.retain(found, parts)
         try:
-            yield _Parts(self._residency, found, span[1])
+            yield _Parts(self._residency, found, end)
         finally:
             self._residency.parts.release(found, parts)
 

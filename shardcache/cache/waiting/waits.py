@@ -59,9 +59,18 @@ class Wait:
     holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
     is_file: bool = False  # True if the object's own bytes will do, without samples
     bytes: tuple[int, int] | None = None  # start and end of the range that is needed
+    in_order: bool = False  # whether its beginning will do, of which the first byte is needed first
     ahead: tuple[int, int] | None = None  # of those that will probably be needed next
     ended: Callable[[], None] | None = None  # called when it ends: what is kept for it may go
     error: ShardcacheError | None = None  # why it gets nothing, while others may
+
+    @property
+    def first_bytes(self) -> tuple[int, int] | None:
+        """Start and end of the bytes that end the wait for a range once they are there."""
+        if self.bytes is None or not self.in_order:
+            return self.bytes
+        start, _ = self.bytes
+        return start, start + 1
 
 
 def longest_wait(waits: Collection[Wait]) -> Wait | None:

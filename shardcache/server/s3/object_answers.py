@@ -225,10 +225,9 @@ class ObjectAnswers:
         if stream.is_whole:
             return reads.whole(obj, client)
         _, end = stream.wanted.span
-        start = stream.sent_to
-        beyond = min(end, start + _PIECE_BYTES)
+        beyond = min(end, stream.piece_end)
         ahead = None if beyond == end else (beyond, min(end, beyond + _PIECE_BYTES))
-        return reads.span(obj, (start, beyond), client, ahead)
+        return reads.span(obj, (stream.sent_to, beyond), client, ahead, in_order=True)
 
     def _is_whole(self, wanted: _Wanted) -> bool:
         """Return whether a request is one for the object as a whole, which can be cached."""
@@ -254,6 +253,13 @@ class _Stream:
 
     def __post_init__(self) -> None:
         self.sent_to, _ = self.wanted.span
+
+    @property
+    def piece_end(self) -> int:
+        """End of the piece that the next bytes are in: what is missing of it is requested."""
+        start, _ = self.wanted.span
+        pieces = (self.sent_to - start) // _PIECE_BYTES + 1
+        return start + pieces * _PIECE_BYTES
 
     @property
     def is_at_end(self) -> bool:

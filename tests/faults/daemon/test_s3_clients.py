@@ -19,6 +19,8 @@ from support.stores.faulty_s3 import Fault, FaultyS3
 
 MIB = 1024 * 1024
 PART_BYTES = 8 * MIB
+RANGE_PART_BYTES = MIB // 4
+MAX_REQUEST_BYTES = 4 * MIB  # of parts
 LARGE = random.Random(5).randbytes(24 * MIB)  # more than a connection's buffers take
 _RECEIVE_BYTES = 4096  # of the client's buffer
 
@@ -272,3 +274,21 @@ async def test_a_store_that_changes_under_a_long_range_never_mixes_versions(faul
             assert len(rest) < len(LARGE) - PART_BYTES - 10
             assert rest == LARGE[PART_BYTES + 10 :][: len(rest)]
         assert await asyncio.to_thread(read, daemon, "/faulty/large", Range="bytes=10-19") == LARGE[::-1][10:20]
+
+
+async def test_a_range_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path) -> None:
+    """Its first part is with the client before the store gives the next, and is fetched by itself."""
+    faulty.put("large", LARGE)
+    for start in (RANGE_PART_BYTES, MAX_REQUEST_BYTES):
+        faulty.fail("large", Fault.LATE, start=start, times=100)
+    daemon = Daemon(tmp_path, *DOOR, env=faulty.env())
+    with ending(daemon):
+        await asyncio.to_thread(daemon.start)
+        client = await asyncio.to_thread(RawClient, daemon, "/faulty/large", Range="bytes=10-")
+        with client:
+            await asyncio.to_thread(client.head)
+            first_bytes = RANGE_PART_BYTES - 10
+            assert await asyncio.to_thread(client.body, first_bytes) == LARGE[10:RANGE_PART_BYTES]
+            faulty.answer_late()
+            rest = await asyncio.to_thread(client.body, len(LARGE) - RANGE_PART_BYTES)
+            assert rest == LARGE[RANGE_PART_BYTES:]
