@@ -489,7 +489,7 @@ class ReaderSession:
         transfer = self._reader.transfer(self._awaited[of])
         if transfer is None:
             return answer | {"reason": "checking with the origin for a newer version"}
-        answer["reason"] = self._cache.reasons.of_transfer(transfer)
+        answer["reason"] = self._cache.reasons.of_wait(self._reader.wait(of), transfer)
         if transfer.total_bytes is not None:
             answer["done_bytes"] = transfer.arrived_bytes
             answer["total_bytes"] = transfer.total_bytes

@@ -229,7 +229,10 @@ class _FillRun:
         if missing and not await self._can_reserve(missing):
             for wait in waits:
                 self._let_go(wait)
+                wait.enter(Stage.SPACE)
             return False
+        for wait in waits:
+            wait.enter(Stage.NETWORK)
         self._begin_first(waits, missing, group)
         self._begin(missing, group)
         return True

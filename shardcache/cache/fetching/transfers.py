@@ -160,6 +160,7 @@ class Transfers:
         transfer.waits.add(wait)
         wait.error = None
         wait.stages = transfer.stages
+        wait.has_own_stages = False
         if wait.bytes is not None:
             self.hurry(transfer)  # it fetches no other ranges than those of its waits
         try:

@@ -413,6 +413,11 @@ class Reader:
         """Return the plan position of a lease."""
         return self._lease(number).position
 
+    def wait(self, number: int) -> Wait | None:
+        """Return the wait for a lease that was requested; None if there is no such request."""
+        lease = self._leases.get(number)
+        return None if lease is None else lease.wait
+
     def _lease(self, number: int) -> Lease:
         lease = self._leases.get(number)
         if lease is None or lease.granted is None:

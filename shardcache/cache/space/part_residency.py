@@ -66,6 +66,12 @@ class PartResidency:
         """Return the file of an object's parts, if there is one."""
         return self._store.part_files.get(key)
 
+    @property
+    def leased_bytes(self) -> int:
+        """Size of the parts that readers have in use."""
+        files = self._store.part_files.values()
+        return sum(file.partial.size_of(part) for file in files for part in file.leases)
+
     def restored(self, file: PartFile) -> None:
         """Add the parts that an earlier daemon has left."""
         for part in file.kept:

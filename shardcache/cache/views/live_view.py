@@ -19,7 +19,7 @@ from shardcache.cache.views.reasons import Reasons
 from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.turns import Turns
-from shardcache.cache.waiting.waits import JobKey
+from shardcache.cache.waiting.waits import JobKey, Wait, longest_wait
 from shardcache.shared.protocol import Json
 from shardcache.store.store import Store
 
@@ -101,21 +101,24 @@ class LiveView:
             }
 
     def _waits_for_transfer(self, transfer: Transfer, visible: Visible) -> Iterator[Json]:
-        since_s: defaultdict[JobKey | None, list[float]] = defaultdict(list)
+        by_client: defaultdict[JobKey | None, list[Wait]] = defaultdict(list)
         for wait in transfer.waits:
             if wait.since_s is not None:
-                since_s[wait.client].append(wait.since_s)
+                by_client[wait.client].append(wait)
         url = transfer.ref.url
-        for client, begun_s in since_s.items():
+        for client, waits in by_client.items():
             job, uid = client or (None, None)
-            reason = transfer.stages.present.value
+            longest = longest_wait(waits)
+            assert longest is not None
+            assert longest.since_s is not None
+            reason = (longest.stages or transfer.stages).present.value
             if visible(url):
-                reason = self._reasons.of_transfer(transfer)
+                reason = self._reasons.of_wait(longest, transfer)
             yield {
                 "job": job,
                 "uid": uid,
-                "readers": len(begun_s),
-                "for_s": round(time.monotonic() - min(begun_s), 1),
+                "readers": len(waits),
+                "for_s": round(time.monotonic() - longest.since_s, 1),
                 "url": shown(url, visible),
                 "reason": reason,
             }

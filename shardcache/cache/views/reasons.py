@@ -11,7 +11,7 @@ from shardcache.cache.space.residency import Residency
 from shardcache.cache.views.visibility import Visible
 from shardcache.cache.waiting.stages import Stage
 from shardcache.cache.waiting.transfer import Transfer
-from shardcache.cache.waiting.waits import Class, JobKey
+from shardcache.cache.waiting.waits import Class, JobKey, Wait
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.limits.origin_states import Limit
 from shardcache.shared.units import size, user_name
@@ -39,12 +39,32 @@ class Reasons:
         self._space = space
         self._downloader = downloader
 
+    def of_wait(self, wait: Wait | None, transfer: Transfer) -> str:
+        """Return why a reader still waits for what a transfer fetches: its range, or all of it.
+
+        Args:
+            wait: None if it is for more of an arriving shard.
+        """
+        if wait is None or wait.stages is None or not wait.has_own_stages:
+            return self.of_transfer(transfer)
+        stage = wait.stages.present
+        if stage is Stage.SPACE:
+            used = size(self._residency.parts.leased_bytes)
+            return (
+                f"{stage.value} for a range: {self.space_in_words()}, {used} of ranges in use; "
+                f"ranges are read in turn ({self._space.remedy}, or read smaller ranges)"
+            )
+        return self._of_network(stage, transfer)
+
     def of_transfer(self, transfer: Transfer) -> str:
         """Return why a transfer has not finished yet."""
         stage = transfer.stages.present
         if stage is Stage.SPACE:
             needs = "each rank needs space for shuffle_window + 1 shards, two without shuffling"
             return f"{stage.value}: {self.space_in_words()}; {needs} ({self._space.remedy})"
+        return self._of_network(stage, transfer)
+
+    def _of_network(self, stage: Stage, transfer: Transfer) -> str:
         failed = self._downloader.failing.get(transfer.ref.url)
         if failed:
             return f"{stage.value}; {failed}"

@@ -19,8 +19,10 @@ class Stage(enum.StrEnum):
 class Stages:
     """History of a transfer's stages, each with its start by the monotonic clock."""
 
-    def __init__(self) -> None:
-        self._begun: list[tuple[Stage, float]] = [(Stage.ASKING, time.monotonic())]
+    def __init__(self, stage: Stage = Stage.ASKING, since_s: float | None = None) -> None:
+        """Begin in a stage, now or at a time by the monotonic clock."""
+        begun_s = time.monotonic() if since_s is None else since_s
+        self._begun: list[tuple[Stage, float]] = [(stage, begun_s)]
 
     @property
     def present(self) -> Stage:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from shardcache.cache.waiting.stages import Stages
+from shardcache.cache.waiting.stages import Stage, Stages
 from shardcache.errors import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 
@@ -55,7 +55,9 @@ class Wait:
     since_s: float | None = None
     partial: bool = False  # whether the caller accepts a shard that is still arriving
     unpublished: bool = False  # whether the caller accepts checked files before their publication
-    stages: Stages | None = None  # of the transfer being waited for, once there is one
+    # Of the transfer being waited for, once there is one; its own if its range is fetched apart
+    stages: Stages | None = None
+    has_own_stages: bool = False
     holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
     is_file: bool = False  # True if the object's own bytes will do, without samples
     bytes: tuple[int, int] | None = None  # start and end of the range that is needed
@@ -71,6 +73,15 @@ class Wait:
             return self.bytes
         start, _ = self.bytes
         return start, start + 1
+
+    def enter(self, stage: Stage) -> None:
+        """Begin a stage of its own, whatever the transfer does for others."""
+        assert self.stages is not None  # it has joined a transfer
+        if not self.has_own_stages:
+            self.has_own_stages = True
+            self.stages = Stages(self.stages.present, self.stages.present_since_s)
+        if self.stages.present is not stage:
+            self.stages.enter(stage)
 
 
 def longest_wait(waits: Collection[Wait]) -> Wait | None:

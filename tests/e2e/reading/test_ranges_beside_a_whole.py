@@ -229,3 +229,26 @@ def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(store: Store, 
         assert refused["error"]["code"] == CapacityError.code
         assert read(node, url, 3, 20, 50) == parts_of(body, 3, 20, 50)
     assert store.sent_bytes("table") == 3 * PART_BYTES
+
+
+def test_wait_of_a_range_is_explained_by_the_range(store: Store, node: Daemon) -> None:
+    """It waits for the space of other ranges, and that is what its reader is told; no shard has to do with it."""
+    held = store.put("held", BODY + OTHER_BODY)  # larger than the cache, so that nobody fetches the whole
+    url = store.put("table", OTHER_BODY + BODY)
+    span = 30 * PART_BYTES  # more than half of the cache
+    with RawSession(node, job="first") as first, RawSession(node, job="second") as second:
+        first.plan([held], [0], wanted="ranges")
+        granted = first.take(0, start=0, beyond=span - 1, partial=True)
+        assert granted["type"] == "arriving"
+        second.plan([url], [0], wanted="ranges")
+        second.send(type="lease", id=60, position=0, start=0, beyond=span - 1, partial=True)
+        second.send(type="need", of=60)
+
+        def reason() -> str:
+            return str(second.ask("explain", of=60)["reason"])
+
+        eventually(lambda: "for a range" in reason())
+        assert "2.0 MB of ranges in use" in reason()
+        assert "shuffle_window" not in reason()
+        first.send(type="release", lease=granted["lease"])
+        assert second.receive()["type"] == "arriving"
