@@ -299,7 +299,7 @@ def test_a_folder_of_others_is_refused(make: Make, tmp_path: Path, tables: Path)
     """Whoever may write there could have put other rows into it."""
     tables.mkdir(mode=0o777)
     tables.chmod(0o777)
-    with pytest.raises(Exception, match="others may write into") as raised:
+    with pytest.raises(Exception, match="other users can write to") as raised:
         make(Table(manifest(tmp_path), key="id"))
     assert "chmod 700" in str(raised.value)
 
