@@ -70,6 +70,16 @@ def is_shard_or_file(url: str) -> bool:
     return found is not None and not found[1].is_often_a_file
 
 
+def may_be_a_file(url: str) -> bool:
+    """Return whether objects of a url's format are read by other programs as often as by datasets.
+
+    Args:
+        url: or a pattern.
+    """
+    found = table.suffix_of(path_of(url))
+    return found is not None and found[1].is_often_a_file
+
+
 def format_of(url: str) -> Format:
     """Return the format of a shard; tar unless its name says another."""
     return table.format_of(path_of(url))

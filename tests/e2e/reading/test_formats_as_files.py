@@ -87,6 +87,21 @@ def test_warm_leaves_the_own_bytes_on_demand(store_daemon: Daemon, bucket: Bucke
     assert fetched_bytes(store_daemon) - before == len(data)
 
 
+def test_zip_that_is_no_shard_is_cached_as_a_file(store_daemon: Daemon, bucket: Bucket) -> None:
+    """`warm` fails, as a dataset would, and says how programs get what they open themselves."""
+    data = bytearray(FORMATS["stored.zip"](ROWS))
+    data[data.index(b"PK\1\2") + 8] |= 1  # encrypted
+    bucket.put("secret/a.zip", bytes(data))
+    url = f"{bucket.url}/secret/a.zip"
+    ran = shardcache("warm", url, socket=store_daemon.socket)
+    assert ran.code == 1
+    assert "of the zip is encrypted" in ran.out
+    assert "shardcache warm --files" in ran.out
+    assert shardcache("warm", "--files", url, socket=store_daemon.socket).code == 0
+    with open_cached(url, socket=store_daemon.socket) as file:
+        assert file.read() == data
+
+
 @NAMED
 def test_get_puts_the_objects_own_bytes(store_daemon: Daemon, bucket: Bucket, tmp_path: Path, name: str) -> None:
     """Also of a shard whose samples have been read."""
