@@ -4,6 +4,7 @@ As a program it reads a JSON line for each command to start, and answers with it
 and answers with its exit status.
 """
 
+import atexit
 import gc
 import json
 import os
@@ -171,7 +172,7 @@ def _import_all() -> None:
 
 
 def _become_command(request: dict[str, Any]) -> NoReturn:
-    """Raises SystemExit, as the command does: the process ends as any other."""
+    """Run the command, and end this process with its status."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for target, path, how in ((0, os.devnull, os.O_RDONLY), (1, request["out"], flags), (2, request["err"], flags)):
         fd = os.open(path, how)
@@ -189,7 +190,23 @@ def _become_command(request: dict[str, Any]) -> NoReturn:
     uvloop.new_event_loop = ForkingLoop
     from shardcache.cli.main import app as commands
 
-    raise SystemExit(commands(request["args"], prog_name="shardcache"))
+    status = 0
+    try:
+        commands(request["args"], prog_name="shardcache")
+    except SystemExit as exn:
+        if not isinstance(exn.code, int):
+            raise
+        status = exn.code
+    _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    """Do what an interpreter does at its end, but for freeing all modules, which takes five times as long as `ls`."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as processes of multiprocessing do
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
