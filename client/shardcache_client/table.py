@@ -26,6 +26,9 @@ from shardcache_client.tables.node_tables import NodeTable
 _LAYOUT = "1"
 """Changes when the same file gives other rows than an earlier release's."""
 
+# A file that was replaced before a run is read by it; ranks ask within seconds of each other.
+_MAX_AGE_S = 2.0
+
 
 Decoding = Callable[[Sample], Any] | Mapping[str, Spec] | str | None
 
@@ -101,7 +104,7 @@ class Table:
         Raises what resolving and reading the files raises, and what `row_files.rows_of` does.
         """
         reader = ReaderIdentity(access.job)
-        manifest = resolve(access.choice, reader, self.urls, access.timeout_s, "files")
+        manifest = resolve(access.choice, reader, self.urls, access.timeout_s, "files", _MAX_AGE_S)
         pattern = "" if self.pattern is None else self.pattern.pattern
         facts = (_LAYOUT, manifest.fingerprint, self.key, repr(self.columns), pattern)
 

@@ -122,12 +122,19 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
     fd, draft = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
-            count = row_index.write(file, rows(), path.parent)
+            counts = row_index.write(file, rows(), path.parent)
         Path(draft).rename(path)
     except BaseException:
         Path(draft).unlink()
         raise
-    log.info("read %d rows of %s in %.1f s", count, url, time.monotonic() - begun_s)
+    log.info("read %d rows of %s in %.1f s", counts.rows, url, time.monotonic() - begun_s)
+    if counts.repeated:
+        log.warning(
+            "%d of the rows of %s have a key that an earlier row has, too: a sample with several "
+            "rows is treated as one without a row",
+            counts.repeated,
+            url,
+        )
 
 
 def _remove_old(folder: Path) -> None:

@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from shardcache.errors import CacheDirError
 
@@ -38,8 +38,20 @@ def _hash_of(key: str) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> int:
-    """Write a file of rows, each given by its key and as JSON; return their number.
+class RowCounts(NamedTuple):
+    """Numbers of rows in a file.
+
+    Attributes:
+        rows: all of them.
+        repeated: those whose key a row before them has as well.
+    """
+
+    rows: int
+    repeated: int
+
+
+def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> RowCounts:
+    """Write a file of rows, each given by its key and as JSON.
 
     Takes temporary files in `folder`, of the size of its hashes and offsets together.
     """
@@ -60,15 +72,18 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> int
         file.write(b"\n" * padding)
 
         offsets = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+        repeated = 0
         for bucket in buckets:
             numbers = _read(bucket)
             pairs = sorted(zip(numbers[0::2], numbers[1::2], strict=True))
-            file.write(array("Q", [hashed for hashed, _ in pairs]))
+            hashes = array("Q", [hashed for hashed, _ in pairs])
+            repeated += len(hashes) - len(set(hashes))
+            file.write(hashes)
             offsets.write(array("Q", [begin for _, begin in pairs]))
         offsets.seek(0)
         shutil.copyfileobj(offsets, file)
         file.write(_FOOTER.pack(_MAGIC, count, offset + padding))
-    return count
+    return RowCounts(count, repeated)
 
 
 def _read(file: IO[bytes]) -> "array[int]":
