@@ -163,6 +163,7 @@ class OriginUnavailableError(OriginError, OSError, code="origin_unavailable", re
     )
     retry_after_s = 0
     """Seconds that the object store asks to wait before the next attempt."""
+    has_expired = False  # True if it refuses the credentials because they have expired
 
 
 class OriginBusyError(OriginUnavailableError, code="origin_busy"):

@@ -59,9 +59,9 @@ class UrlProtocol(NamedTuple):
 _STORE = PlaceKind.STORE
 _HTTP = "shardcache.origin.http.web_origin:HttpOrigin"
 _FILES = "shardcache.origin.filesystems.local_origin:LocalOrigin"
-_GCS = "shardcache.origin.cloud.permitted_origin:PermittedGcs"
-_AZURE = "shardcache.origin.cloud.permitted_origin:PermittedAzure"
-_HUB = "shardcache.origin.cloud.permitted_origin:PermittedHub"
+_GCS = "shardcache.origin.cloud.permitted_stores:PermittedGcs"
+_AZURE = "shardcache.origin.cloud.permitted_stores:PermittedAzure"
+_HUB = "shardcache.origin.cloud.permitted_stores:PermittedHub"
 _ACCESS = frozenset({"endpoint_url", "anon"})
 _EMULATOR = ("STORAGE_EMULATOR_HOST",)
 _WRAPPERS = (
@@ -86,7 +86,7 @@ _TABLE = (
     UrlProtocol(
         ("s3", "s3a"),
         _STORE,
-        "shardcache.origin.s3.s3_origin:S3Origin",
+        "shardcache.origin.s3.permitted_s3:PermittedS3",
         package="s3fs",
         settings=_ACCESS | {"region", "profile"},
         has_tier=True,

@@ -12,6 +12,7 @@ from shardcache.origin.handed import Handed
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
 from shardcache.origin.signatures import Signatures
 from shardcache.origin.tier.tier_state import Route, TierState
+from shardcache.shared.credentials.handed_credentials import Credentials
 from shardcache.transport.between.checksums import Data
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
@@ -33,6 +34,7 @@ class Setup:
         redirect_guard: None for a process that reads with its own user's rights.
         handed: credentials of this user's sessions, which go before those of the environment.
         signatures: signed urls that were accepted lately.
+        credentials: one session's, with which alone to read.
     """
 
     protocol: str
@@ -42,6 +44,7 @@ class Setup:
     workers: Workers
     handed: Handed = field(default_factory=lambda: Handed({}))
     signatures: Signatures = field(default_factory=Signatures)
+    credentials: Credentials | None = None
 
 
 class Origin(Protocol):

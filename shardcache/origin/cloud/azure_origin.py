@@ -11,7 +11,6 @@ from shardcache.errors import OriginError
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
 from shardcache.shared.credentials.azure_secret import AzureSecret
-from shardcache.transport.between.messages import Answer
 
 _IDENTITY_SECRET = "AZURE_CLIENT_SECRET"
 # Options of adlfs for the variables of secrets. It reads all but the last variable itself.
@@ -23,8 +22,6 @@ _OPTIONS = {
     _IDENTITY_SECRET: "client_secret",
 }
 _API_VERSION = "2023-11-03"
-# What a 404 says to credentials that may read the container; anonymous requests get another code.
-_WITHIN_ACCOUNT = ("BlobNotFound", "ContainerNotFound")
 _TOKEN_SCOPE = "https://storage.azure.com/.default"
 # How long a query that the account key has signed permits reads.
 _SIGNATURE_LIFE_S = 3600
@@ -98,9 +95,6 @@ class AzureOrigin(StoreOrigin):
         container = bucket.partition("@")[0]
         endpoint, _ = _split_query(self._fs.service_client.url)
         return f"{endpoint.rstrip('/')}/{container}/{key}"
-
-    def _is_within(self, answer: Answer) -> bool:
-        return answer.headers.get("x-ms-error-code") in _WITHIN_ACCOUNT
 
     async def _prove(self, was_refused: bool) -> Proof:
         if was_refused:

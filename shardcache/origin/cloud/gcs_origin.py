@@ -14,7 +14,6 @@ from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
 from shardcache.origin.objects import Checksum, checksum_in
 from shardcache.shared.credentials.google_key import GoogleKey
-from shardcache.transport.between.messages import Answer
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"  # as gcsfs's
 
@@ -52,9 +51,6 @@ class GcsOrigin(StoreOrigin):
             if name == "crc32c":
                 return checksum_in(name, value, url)
         return None
-
-    def _is_within(self, answer: Answer) -> bool:
-        return answer.status == 404  # 403 if the credentials may not list the bucket
 
     async def _prove(self, was_refused: bool) -> Proof:
         google = self._fs.credentials

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 from yarl import URL
@@ -24,9 +23,10 @@ from shardcache.transport.between.messages import Answer
 _BUCKETS = "hf://buckets/"
 _LOCATED_S = 600
 _MAX_LOCATED = 10_000
-_MAX_URLS = 10_000
+_MAX_SEEN = 10_000
 # What the Hub says of a 404 if the repository may be read.
 _WITHIN_REPOSITORY = ("EntryNotFound", "RevisionNotFound")
+_NOT_PERMITTED = (401, 403, 404)
 # Algorithms by the number of a checksum's digits.
 _ALGORITHMS = {64: SHA256, 40: GIT_BLOB}
 
@@ -50,6 +50,7 @@ class HubOrigin(StoreOrigin):
         self._home = URL(self._fs.endpoint)
         self._is_far = not is_near(self._home.host or "")
         self._located: dict[str, tuple[RemoteObject, URL]] = {}  # where files lie, by url
+        self._seen: set[str] = set()  # repositories
 
     @classmethod
     def options_of(cls, credentials: HubToken) -> dict[str, Any]:
@@ -88,11 +89,25 @@ class HubOrigin(StoreOrigin):
         self._note(url, answer)
         return answer, place
 
-    def _bucket(self, url: str) -> str:
+    @staticmethod
+    def bucket(url: str) -> str:
+        """As `CredentialedOrigin.bucket`: the repository."""
         return _repository(url)
 
-    def _is_within(self, answer: Answer) -> bool:
-        return answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
+    def lacks(self, url: str) -> bool:
+        """As `CredentialedOrigin.lacks`: if the Hub has shown the token that there is one."""
+        return _repository(url) in self._seen
+
+    def _note(self, url: str, answer: Answer | None) -> None:
+        """Record whether an answer shows that the token may read the repository."""
+        assert answer is not None
+        is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
+        if answer.status < 400 or is_within:
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen.clear()
+            self._seen.add(_repository(url))
+        elif answer.status in _NOT_PERMITTED:
+            self._seen.discard(_repository(url))
 
     async def list_prefix(
         self,
@@ -178,7 +193,6 @@ def _check_repository(url: str) -> None:
         )
 
 
-@lru_cache(_MAX_URLS)
 def _repository(url: str) -> str:
     """Return the kind and name of a url's repository; the url itself if it names none."""
     from huggingface_hub.utils import parse_hf_uri

@@ -23,7 +23,7 @@ from shardcache.origin.http.http_semantics import (
 )
 from shardcache.origin.http.redirects import REDIRECTS
 from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
-from shardcache.shared.credentials.handed_credentials import Credentials
+from shardcache.origin.permitted_origin import CredentialedOrigin
 from shardcache.transport.between.flow import Commit, Flow
 from shardcache.transport.between.messages import Answer, Body
 from shardcache.transport.between.parts import Parts, PartSums
@@ -31,12 +31,9 @@ from shardcache.transport.http.http_heads import ECHOED
 
 # Statuses of a signed url that has expired.
 _EXPIRED = (400, 401, 403)
-# Statuses of a request without permission; some stores then say that there is nothing.
-_NOT_PERMITTED = (401, 403, 404)
-_MAX_READABLE = 10_000
 
 
-class StoreOrigin(FsspecOrigin):
+class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     """Buckets with one set of options.
 
     Redirects are not followed, so that credentials reach no other server.
@@ -47,8 +44,6 @@ class StoreOrigin(FsspecOrigin):
         endpoint: option of the filesystem for another endpoint; empty if it has none.
         anonymous: its options for requests without credentials.
         defaults: its other options.
-        handed: kind of the credentials that sessions hand over.
-        secrets: its options for credentials: a table that has one of them uses no others.
     """
 
     condition: ClassVar[tuple[str, str]] = ("If-Match", '"{}"')
@@ -56,8 +51,6 @@ class StoreOrigin(FsspecOrigin):
     endpoint: ClassVar[str] = "endpoint_url"
     anonymous: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
-    handed: ClassVar[type[Credentials]]
-    secrets: ClassVar[frozenset[str]] = frozenset({"token"})
     _is_far = True
 
     def __init__(self, setup: Setup) -> None:
@@ -66,7 +59,6 @@ class StoreOrigin(FsspecOrigin):
         self._verify_md5 = setup.table.verify_etag
         self._proof = Renewed(self._prove)
         self._environment = Environment()
-        self._readable: set[str] = set()  # buckets
 
     @classmethod
     def options_of(cls, credentials: Any) -> dict[str, Any]:
@@ -75,33 +67,6 @@ class StoreOrigin(FsspecOrigin):
         Raises AccessDeniedError, ConfigError.
         """
         raise NotImplementedError
-
-    def may_read(self, url: str) -> bool:
-        """Return True if the store's last answer showed that the credentials may read a bucket.
-
-        Args:
-            url: of an object or folder in it.
-        """
-        return self._bucket(url) in self._readable
-
-    def _note(self, url: str, answer: Answer | None) -> None:
-        """Record whether an answer shows that the credentials may read the bucket."""
-        if answer is None:
-            return
-        if answer.status < 400 or self._is_within(answer):
-            if len(self._readable) >= _MAX_READABLE:
-                self._readable.clear()
-            self._readable.add(self._bucket(url))
-        elif answer.status in _NOT_PERMITTED:
-            self._readable.discard(self._bucket(url))
-
-    def _bucket(self, url: str) -> str:
-        """Return the part of a url that one permission usually covers."""
-        return url.partition("://")[2].partition("/")[0]
-
-    def _is_within(self, _answer: Answer) -> bool:
-        """Return True if an error shows that the bucket may be read: it lacks the object."""
-        return False
 
     def _with_options(self, setup: Setup) -> Setup:
         """Return the setup with the table's settings as options of the filesystem."""
@@ -113,12 +78,13 @@ class StoreOrigin(FsspecOrigin):
         if table.anon:
             options |= self.anonymous
         options |= table.storage_options
+        if setup.credentials is not None:
+            options |= self.options_of(setup.credentials)
         return replace(setup, table=table.model_copy(update={"storage_options": options}))
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
         answer = await self._ask("HEAD", url, {}, first_bytes=first_bytes)
-        self._note(url, answer)
         return self._object(url, answer)
 
     def _object(self, url: str, answer: Answer | None) -> RemoteObject:
@@ -164,8 +130,6 @@ class StoreOrigin(FsspecOrigin):
             )
             if answer is None:
                 return None
-            if not away:
-                self._note(obj.url, answer)
             if answer.sums is not None:
                 return answer.sums
             has_expired = away and answer.status in _EXPIRED

@@ -105,8 +105,8 @@ def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
     return _client_error(cause, url), False
 
 
-def judge_handed(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
-    """Return the same as `judge`, for a request with keys that a session handed over.
+def judge_temporary(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
+    """Return the same as `judge`, for a request with temporary keys.
 
     S3 answers a HEAD with expired keys by status 400 alone: other keys may help then.
     """
@@ -200,4 +200,6 @@ def _no_bucket(url: str) -> str:
 
 def _expired(message: str, url: str) -> errors.ShardcacheError:
     remedy = "renew the daemon's credentials; it reloads them by itself"
-    return errors.OriginUnavailableError(message, url=url, remedy=remedy)
+    error = errors.OriginUnavailableError(message, url=url, remedy=remedy)
+    error.has_expired = True
+    return error

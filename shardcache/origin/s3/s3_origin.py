@@ -5,6 +5,7 @@ event loop, at twice the cost. It does everything else, and serves every object 
 differs from a public cloud's plain bucket.
 """
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,7 @@ from botocore.httpsession import get_cert_path
 
 from shardcache.access.protocols import row_of
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
-from shardcache.origin.base import Origin, Setup, commit_parts
+from shardcache.origin.base import Setup, commit_parts
 from shardcache.origin.breaker import Breaker
 from shardcache.origin.http.http_errors import error_of
 from shardcache.origin.http.http_semantics import (
@@ -30,6 +31,7 @@ from shardcache.origin.http.http_semantics import (
     total_bytes,
 )
 from shardcache.origin.objects import ListedPage, PageRequest, RemoteObject
+from shardcache.origin.permitted_origin import CredentialedOrigin
 from shardcache.origin.s3.s3_headers import (
     Headers,
     checksum_of,
@@ -43,6 +45,7 @@ from shardcache.origin.s3.s3_sessions import SdkSessions, descriptions
 from shardcache.origin.s3.s3_signing import BEHIND_TIER, DIRECT, SIGNED_FOR_S, Signer
 from shardcache.origin.s3.s3_uploads import Uploads
 from shardcache.origin.tier.tier_state import Route
+from shardcache.shared.credentials.aws_keys import AwsKeys
 from shardcache.shared.own_endpoint import ENDPOINT_HEADER, OWN_ENDPOINT, OWN_ENDPOINT_REMEDY
 from shardcache.telemetry.logs import SharedLogger
 from shardcache.transport.between.flow import Commit, Flow, Received
@@ -90,7 +93,7 @@ class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
     )
 
 
-class S3Origin(Origin):
+class S3Origin(CredentialedOrigin):
     """Buckets with one set of options; requests are by presigned urls unless a bucket refuses them.
 
     After three refusals in a row the SDK serves the bucket, and one read of each minute tries a
@@ -100,10 +103,13 @@ class S3Origin(Origin):
         refused_s: the time between two such tries.
     """
 
+    handed = AwsKeys
+    secrets = frozenset({"key", "secret", "token", "profile", "session"})
+
     def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:
         table = setup.table
         # The downloader retries, counts its retries, and notices stalls.
-        self._sessions = SdkSessions(table, setup.max_connections, setup.handed.keys)
+        self._sessions = SdkSessions(table, setup.max_connections, self._keys(setup))
         self._uploads = Uploads(table, setup.max_connections)
         self._verify_etag = table.verify_etag
         signed_options = row_of(setup.protocol).signed_options or frozenset()
@@ -117,6 +123,21 @@ class S3Origin(Origin):
         self._signed_by: Any = None  # the filesystem whose credentials they have
         self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
+
+    def _keys(self, setup: Setup) -> AwsKeys | None:
+        """Return the keys with which to read; None for the table's, or what botocore finds.
+
+        botocore would read temporary keys of the environment again once they have expired, though
+        nobody renews them there.
+        """
+        if isinstance(setup.credentials, AwsKeys):
+            return setup.credentials
+        table = setup.table
+        has_own = not self.secrets.isdisjoint(table.storage_options)
+        if table.anon or table.profile or has_own:
+            return None
+        keys = AwsKeys.of(os.environ)
+        return keys if keys is not None and keys.is_temporary else None
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""

@@ -15,11 +15,10 @@ from s3fs import S3FileSystem
 
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
-from shardcache.origin.handed import HandedKeys
 from shardcache.origin.s3.credential_process import resolver_of
-from shardcache.origin.s3.s3_errors import FOREIGN, judge, judge_handed
+from shardcache.origin.s3.s3_errors import FOREIGN, judge, judge_temporary
 from shardcache.origin.s3.s3_http_session import StoreSession
-from shardcache.shared.credentials.temporary_keys import TemporaryKeys
+from shardcache.shared.credentials.aws_keys import AwsKeys
 from shardcache.shared.own_endpoint import DAEMON_AGENT
 
 CONNECT_TIMEOUT_S = 10
@@ -30,14 +29,12 @@ class _OpenSession:
     """A filesystem and its client.
 
     Attributes:
-        keys: the handed ones that it has, if any.
         users: requests that use it at present.
         retired: True once it is to be closed after the last of them.
     """
 
     fs: S3FileSystem
     client: Any
-    keys: TemporaryKeys | None = None
     users: int = 0
     retired: bool = False
 
@@ -50,8 +47,7 @@ class SdkSessions:
     ones.
 
     Args:
-        handed: temporary keys that go before those of the environment, unless the table names its
-            own credentials.
+        keys: those with which alone to read; None for the table's, or what botocore finds.
         attempts: attempts of each request by the SDK itself.
         read_timeout_s: silence after which a request has failed; None if the caller notices it.
     """
@@ -60,7 +56,7 @@ class SdkSessions:
         self,
         table: OriginTable,
         max_connections: int,
-        handed: HandedKeys | None = None,
+        keys: AwsKeys | None = None,
         *,
         attempts: int = 1,
         read_timeout_s: float | None = None,
@@ -68,8 +64,9 @@ class SdkSessions:
         self._options = _options(table, max_connections, read_timeout_s)
         self._attempts = attempts
         self._profile = self._options.pop("profile", table.profile)
-        has_own = self._profile or self._options["anon"] or "key" in self._options
-        self._handed = HandedKeys() if handed is None or has_own else handed
+        self._keys = keys
+        is_temporary = keys is not None and keys.is_temporary
+        self._judge = judge_temporary if is_temporary else judge
         self._starting = asyncio.Lock()
         self._present: _OpenSession | None = None
 
@@ -84,12 +81,9 @@ class SdkSessions:
             exn.url = exn.url or url
             raise
         except FOREIGN as exn:
-            keys = None if session is None else session.keys
-            judged = judge if keys is None else judge_handed
-            error, may_help_to_reload = judged(exn, url)
+            error, may_help_to_reload = self._judge(exn, url)
             if may_help_to_reload and session is self._present:
                 self._retire()
-                self._handed.refuse(keys)
             raise error from exn
         finally:
             if session is not None:
@@ -99,39 +93,32 @@ class SdkSessions:
         """Close the current session as soon as it is unused."""
         session = self._present
         if session is not None:
-            await self._replace(session)
+            self._retire()
+            session.users += 1
+            await self._give_back(session)
 
     async def _borrow(self) -> _OpenSession:
         async with self._starting:
             session = self._present
-            if session is not None and session.keys != self._handed.current:
-                await self._replace(session)
-                session = None
             if session is None:
                 session = await self._open()
                 self._present = session
         session.users += 1
         return session
 
-    async def _replace(self, session: _OpenSession) -> None:
-        """Close the present session as soon as it is unused."""
-        self._retire()
-        session.users += 1
-        await self._give_back(session)
-
     async def _open(self) -> _OpenSession:
         region = self._options["client_kwargs"].get("region_name")
         boto_session = await asyncio.to_thread(_boto_session, self._profile, region)
-        keys = self._handed.current
+        keys = self._keys
         if keys is not None:
-            boto_session.set_credentials(keys.access_key, keys.secret, keys.token)
+            boto_session.set_credentials(keys.access_key, keys.secret, keys.token or None)
         fs = S3FileSystem(session=boto_session, **self._options)
         fs.retries = self._attempts
         client = await fs.set_session()
         for operation in ("GetObject", "HeadObject"):
             event = f"choose-signer.s3.{operation}"
             client.meta.events.register_first(event, keep_signature_v4)
-        return _OpenSession(fs, client, keys)
+        return _OpenSession(fs, client)
 
     async def _give_back(self, session: _OpenSession) -> None:
         session.users -= 1

@@ -5,15 +5,15 @@ Their values do not name the daemon. The standard library alone.
 
 from collections.abc import Mapping
 
+from shardcache.shared.credentials.aws_keys import AwsKeys
 from shardcache.shared.credentials.azure_secret import AzureSecret
 from shardcache.shared.credentials.google_key import GoogleKey
 from shardcache.shared.credentials.hub_token import HubToken
-from shardcache.shared.credentials.temporary_keys import TemporaryKeys
 
-Credentials = AzureSecret | GoogleKey | HubToken | TemporaryKeys
+Credentials = AwsKeys | AzureSecret | GoogleKey | HubToken
 """One session's credentials for one provider."""
 
-KINDS: tuple[type[Credentials], ...] = (AzureSecret, GoogleKey, HubToken, TemporaryKeys)
+KINDS: tuple[type[Credentials], ...] = (AwsKeys, AzureSecret, GoogleKey, HubToken)
 
 
 def handed_over(environment: Mapping[str, str]) -> dict[str, str]:

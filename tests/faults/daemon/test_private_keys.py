@@ -1,11 +1,12 @@
 """Temporary keys of a user's jobs: renewed ones reach the daemon that is there, and older ones do no harm."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from shardcache.errors import AccessDeniedError
 from shardcache_client.reader import ShardReader
 from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, private_home
@@ -31,12 +32,18 @@ def fill(store: FaultyS3) -> list[str]:
 
 def use(keys: str, store: FaultyS3, patch: pytest.MonkeyPatch) -> None:
     """Have this process the temporary keys of an id, and of its renewals, none of which is in a file."""
+    use_user(keys, store, patch)
+    patch.setenv("AWS_SESSION_TOKEN", f"token-of-{keys}")
+    patch.setenv("AWS_CREDENTIAL_EXPIRATION", f"of {keys}")
+
+
+def use_user(keys: str, store: FaultyS3, patch: pytest.MonkeyPatch) -> None:
+    """Have this process keys of an id that do not expire."""
     for name, value in store.env().items():
         patch.setenv(name, value)
     patch.setenv("AWS_ACCESS_KEY_ID", keys)
     patch.setenv("AWS_SECRET_ACCESS_KEY", f"secret-of-{keys}")
-    patch.setenv("AWS_SESSION_TOKEN", f"token-of-{keys}")
-    patch.setenv("AWS_CREDENTIAL_EXPIRATION", f"of {keys}")
+    patch.delenv("AWS_SESSION_TOKEN", raising=False)
 
 
 def use_profile(keys: str, store: FaultyS3, patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -82,6 +89,45 @@ async def test_renewed_keys_reach_the_daemon_that_is_there(
     assert home.pids() == before
     assert len(caches(home)) == 1
     assert "a.tar" not in [key for method, key, *_ in faulty.seen if method == "GET"][len(fetched) :]
+
+
+async def test_rotated_keys_of_a_user_reach_the_daemon_that_is_there(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As temporary ones do; the former keys are denied by then."""
+    first, second = fill(faulty)
+    use_user("old", faulty, monkeypatch)
+    faulty.permits = {"old": ""}
+    assert await read(first) == ["a"]
+    before = home.pids()
+    use_user("new", faulty, monkeypatch)
+    faulty.permits = {"new": ""}
+    assert await read(second) == ["b"]
+    assert home.pids() == before
+    assert len(caches(home)) == 1
+
+
+@pytest.mark.parametrize("use_role", [use, use_user], ids=["temporary", "of users"])
+async def test_jobs_of_two_roles_share_a_daemon(
+    use_role: Callable[[str, FaultyS3, pytest.MonkeyPatch], None],
+    home: PrivateHome,
+    faulty: FaultyS3,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each reads what its own keys permit, whichever were handed over last; what neither may read is denied."""
+    urls = {key: faulty.put(f"{key}/a.tar", make_tar([{"__key__": key, "txt": b"text"}])) for key in ("one", "two")}
+    faulty.put("three/a.tar", b"")
+    faulty.permits = {"one": "one/", "two": "two/"}
+    for role, url in urls.items():
+        use_role(role, faulty, monkeypatch)
+        assert await read(url) == [role]
+    for role, url in urls.items():
+        use_role(role, faulty, monkeypatch)
+        faulty.put(f"{role}/b.tar", make_tar([{"__key__": f"{role}-b", "txt": b"text"}]))
+        assert await read(url.replace("a.tar", "b.tar")) == [f"{role}-b"]
+    with pytest.raises(AccessDeniedError):
+        await read(f"s3://{faulty.bucket}/three/a.tar")
+    assert len(home.running()) == 1
 
 
 async def test_renewed_keys_in_a_file_reach_the_daemon_that_is_there(

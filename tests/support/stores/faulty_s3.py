@@ -117,6 +117,7 @@ class FaultyS3(S3Server):
 
     bucket = BUCKET
     access_key: str | None = None  # the only one that is taken; others get ExpiredToken. None takes all
+    permits: dict[str, str] = field(default_factory=dict)  # how keys begin that each id of AWS's may read; {}: all
     ranges: bool = True  # whether Range is honoured
     lengths: bool = True  # whether Content-Length is sent with bodies; without, they come in chunks
     encoding: str | None = None  # the Content-Encoding that objects were stored with
@@ -179,6 +180,8 @@ class FaultyS3(S3Server):
             return refusal
         if self.access_key and f"Credential={self.access_key}/" not in request.headers.get("Authorization", ""):
             return _refusal(request, 400, "ExpiredToken")
+        if self.permits and not self._is_permitted(request, key):
+            return _refusal(request, 403, "AccessDenied")
         if key not in self._objects:
             return _refusal(request, 404, "NoSuchKey")
         body = self._objects[key]
@@ -194,6 +197,10 @@ class FaultyS3(S3Server):
             headers["Content-Range"] = f"bytes {start + shift}-{stop - 1 + shift}/{len(body)}"
             status, body = 206, body[start:stop]
         return await self._send(request, status, headers, body, fault)
+
+    def _is_permitted(self, request: web.Request, key: str) -> bool:
+        named = request.headers.get("Authorization", "") + "Credential=" + request.query.get("X-Amz-Credential", "")
+        return any(f"Credential={name}/" in named and key.startswith(begin) for name, begin in self.permits.items())
 
     async def _about_owner(self, question: str, *, is_detour: bool) -> web.Response:
         self.questions[question] += 1

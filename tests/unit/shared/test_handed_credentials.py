@@ -23,6 +23,7 @@ def use(variables: dict[str, str], patch: pytest.MonkeyPatch) -> None:
         (_AWS, "AWS_SECRET_ACCESS_KEY", "another"),
         (_AWS, "AWS_ACCESS_KEY_ID", "another"),
         (_AWS, "AWS_SESSION_TOKEN", "another"),
+        ({"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}, "AWS_SECRET_ACCESS_KEY", "another"),
         ({"HF_TOKEN": "one"}, "HF_TOKEN", "another"),
         ({"HUGGING_FACE_HUB_TOKEN": "one"}, "HUGGING_FACE_HUB_TOKEN", "another"),
         ({"AZURE_STORAGE_SAS_TOKEN": "one"}, "AZURE_STORAGE_SAS_TOKEN", "another"),

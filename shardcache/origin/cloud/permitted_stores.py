@@ -1,0 +1,27 @@
+"""Azure, Google and the Hub, read with any of a user's credentials."""
+
+from shardcache.origin.cloud.azure_origin import AzureOrigin
+from shardcache.origin.cloud.gcs_origin import GcsOrigin
+from shardcache.origin.cloud.hub_origin import HubOrigin
+from shardcache.origin.permitted_origin import PermittedOrigin
+
+
+class PermittedAzure(PermittedOrigin):
+    """Azure Blob Storage, read with any of a user's secrets."""
+
+    store = AzureOrigin
+
+
+class PermittedGcs(PermittedOrigin):
+    """Google Cloud Storage, read with any of a user's keys."""
+
+    store = GcsOrigin
+
+
+class PermittedHub(PermittedOrigin):
+    """The Hugging Face Hub, read with any of a user's tokens.
+
+    To a token without permission, it answers that there is no such repository.
+    """
+
+    store = HubOrigin

@@ -1,0 +1,67 @@
+"""AWS's keys in the environment, which a private daemon gets from each session.
+
+A program renews temporary ones by other values of the same variables. The standard library alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+_ACCESS_KEY = "AWS_ACCESS_KEY_ID"
+_SECRET = "AWS_SECRET_ACCESS_KEY"
+_TOKEN = "AWS_SESSION_TOKEN"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AwsKeys:
+    """Keys of a user, or temporary ones of a role; their `repr` shows none of them.
+
+    Attributes:
+        names: variables that have other values for other keys.
+        kind: stands for their values in the name of a daemon.
+        access_key: their id.
+        secret: signs requests.
+        token: proves that temporary keys are valid; empty for a user's.
+    """
+
+    names: ClassVar[tuple[str, ...]] = (
+        _ACCESS_KEY,
+        _SECRET,
+        _TOKEN,
+        "AWS_SECURITY_TOKEN",  # the token's older name
+        "AWS_CREDENTIAL_EXPIRATION",
+        "AWS_SESSION_EXPIRATION",
+    )
+    kind: ClassVar[str] = "keys of AWS"
+
+    access_key: str
+    secret: str
+    token: str
+
+    def __repr__(self) -> str:
+        return "<keys of AWS>"
+
+    @classmethod
+    def of(cls, variables: Mapping[str, Any]) -> Self | None:
+        """Return the keys in an environment, or in a message with its names; None without any."""
+        access_key, secret, token = (
+            variables.get(name) or "" for name in (_ACCESS_KEY, _SECRET, _TOKEN)
+        )
+        if not all(isinstance(value, str) for value in (access_key, secret, token)):
+            return None
+        if not access_key or not secret:
+            return None
+        return cls(access_key, secret, token)
+
+    @property
+    def is_temporary(self) -> bool:
+        """True if they expire."""
+        return bool(self.token)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The keys by the names of their variables."""
+        variables = {_ACCESS_KEY: self.access_key, _SECRET: self.secret}
+        if self.token:
+            variables[_TOKEN] = self.token
+        return variables
