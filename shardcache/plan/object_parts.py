@@ -9,19 +9,18 @@ AHEAD_SHARE = 8
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
 
-def max_parts(count: int, max_share: float, *, may_fit: bool) -> float:
-    """Return the number of parts up to which an object is fetched by parts.
+def is_worth_the_whole(wanted: int, count: int, max_share: float, *, may_fit: bool) -> bool:
+    """Return whether an object is fetched as a whole, for the parts of it that are wanted.
 
-    Once more of them are wanted, the others cost less than later requests.
+    Once so many of them are, the others cost less than later requests.
 
     Args:
+        wanted: number of parts that are cached, being fetched, or to be fetched now.
         count: number of all parts.
-        max_share: the share of the parts from which the whole is fetched.
+        max_share: the share of the parts above which the whole is fetched.
         may_fit: False if the cache has no space for the whole.
     """
-    if not may_fit:
-        return count
-    return count * max_share
+    return may_fit and wanted > count * max_share
 
 
 def max_parts_per_request(part_bytes: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardcache.errors import CapacityError
-from shardcache.plan.object_parts import max_parts, max_parts_per_request, runs
+from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
 from shardcache.plan.schedule import SameName, Schedule
 from shardcache.shared.units import size
 
@@ -41,7 +41,7 @@ class _ObjectParts:
     number: int
     size_bytes: int
     part_bytes: int
-    limit: float  # number of parts up to which it is fetched by parts
+    count: int  # number of all its parts
     done: set[int] = field(default_factory=set)
     leases: Counter[int] = field(default_factory=Counter)
     is_own: bool = True  # False once the object is whole
@@ -126,8 +126,7 @@ class PartReplay:
         missing = [part for part in parts if part not in file.done]
         if missing:
             self.misses += 1
-            is_many = len(file.done) + len(missing) > file.limit
-            if is_many and self._fetch_whole(file):
+            if self._is_worth_the_whole(file, missing) and self._fetch_whole(file):
                 return AskedRange(number, parts, None)
         self._retain(file, [part for part in parts if part in file.done])
         if missing:
@@ -149,17 +148,22 @@ class PartReplay:
         """Ask the store for an object's version, and begin a file for its parts."""
         size_bytes = self._sizes[number]
         part_bytes = self._rules.part_bytes
-        limit = max_parts(
-            -(-size_bytes // part_bytes),
-            self._rules.max_share,
-            may_fit=self._rules.reserved_bytes(size_bytes) <= self._rules.capacity_bytes,
-        )
+        count = -(-size_bytes // part_bytes)
         self.requests += 1
         self._reserve(self._rules.file_bytes)
         self.used_bytes += self._rules.file_bytes
-        file = _ObjectParts(number, size_bytes, part_bytes, limit)
+        file = _ObjectParts(number, size_bytes, part_bytes, count)
         self._files[number] = file
         return file
+
+    def _is_worth_the_whole(self, file: _ObjectParts, missing: Sequence[int]) -> bool:
+        rules = self._rules
+        return is_worth_the_whole(
+            len(file.done) + len(missing),
+            file.count,
+            rules.max_share,
+            may_fit=rules.reserved_bytes(file.size_bytes) <= rules.capacity_bytes,
+        )
 
     def _fetch(self, file: _ObjectParts, missing: Sequence[int]) -> None:
         size_bytes = file.bytes_of(missing)
@@ -188,8 +192,7 @@ class PartReplay:
         if not is_reserved:
             return False
 
-        count = -(-file.size_bytes // file.part_bytes)
-        missing = [part for part in range(count) if part not in file.done]
+        missing = [part for part in range(file.count) if part not in file.done]
         self.requests += sum(1 for _ in runs(missing, self._max_run))
         self.store_bytes += file.size_bytes - cached_bytes
         for part in cached:

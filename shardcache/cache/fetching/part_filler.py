@@ -16,7 +16,7 @@ from shardcache.errors import CacheError, ShardChangedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
-from shardcache.plan.object_parts import max_parts, max_parts_per_request, runs
+from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
 from shardcache.store.part_file import FILE_BYTES, PartFile
 from shardcache.store.store import Store
 
@@ -334,7 +334,8 @@ class _FillRun:
     def _is_worth_the_whole(self, missing: list[int]) -> bool:
         partial = self._file.partial
         parts = len(partial.done) + len(self._fetching) + len(missing)
-        return parts > max_parts(partial.count, self._max_share, may_fit=self._whole.may_fit)
+        may_fit = self._whole.may_fit
+        return is_worth_the_whole(parts, partial.count, self._max_share, may_fit=may_fit)
 
     def _size_of(self, parts: Iterable[int]) -> int:
         return sum(map(self._file.partial.size_of, parts))
