@@ -366,6 +366,7 @@ class Accounting(RuleBasedStateMachine):
         assert self.on_disk_bytes == self.space.used_bytes - self.space.unwritten_bytes
 
 
+@pytest.mark.hypothesis  # whose plugin does not see that it runs a state machine
 def test_bounds_hold_in_any_order() -> None:
     """No sequence of transfers, writes, ends and evictions passes capacity or floor."""
     run_state_machine_as_test(Accounting)
