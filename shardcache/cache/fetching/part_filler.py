@@ -182,7 +182,8 @@ class _FillRun:
     async def _fill_ranges(self, group: asyncio.TaskGroup) -> bool:
         """Request what readers wait for; return True if nothing was left to be requested."""
         if self._opened is None:
-            self._transfer.stages.enter(Stage.NETWORK)
+            if not self._claim.wanted_bytes:
+                self._transfer.stages.enter(Stage.NETWORK)
             self._opened = await self._open()
             return False
 

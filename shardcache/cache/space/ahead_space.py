@@ -10,6 +10,11 @@ deadlock (see `deadlock`) are broken where they begin, so ranges need no detecti
    readers may do what they like meanwhile, such as to wait for each other.
 3. The parts of a range get their space at the same time (`PartFiller`). A range that waits for
    space has none, and the rest of the cache is enough for any range (`Residency.check_range`).
+
+A reader that is stopped (SIGSTOP) keeps its ranges, as it keeps whole shards, until it goes on or
+its connection ends. Ranges that need this space, and those behind them in their turn, wait as long:
+each at most for its reader's time limit, whose error says how much of ranges is in use. That is no
+deadlock, since a stopped reader waits for nothing, so the check for deadlocks knows no turns.
 """
 
 import asyncio
