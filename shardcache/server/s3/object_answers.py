@@ -17,7 +17,7 @@ from shardcache.cache.objects.objects import Objects, parts_of
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import OutdatedError, ShardcacheError, ShardChangedError
 from shardcache.origin.objects import RemoteObject
-from shardcache.server.s3.requests import S3Request, check_conditions, range_wanted, span_of
+from shardcache.server.s3.requests import S3Request, applicable_range, check_conditions, span_of
 from shardcache.server.s3.s3_errors import S3Error
 from shardcache.server.s3.sending import Sender, Sending, SlowClientError
 from shardcache.store.part_file import Span
@@ -43,12 +43,12 @@ _OVERRIDES = {
 }
 
 
-class _Wanted(NamedTuple):
-    """Part of an object that one request gets.
+class _Selection(NamedTuple):
+    """Bytes of an object that one request selects: all, a range, or an uploaded part.
 
     Attributes:
-        span: start and end of its bytes.
-        is_range: whether the answer says that these are not all.
+        span: where they start and end.
+        is_range: whether the answer is of a range (206), rather than of the object.
         headers: of the answer.
     """
 
@@ -76,9 +76,9 @@ class ObjectAnswers:
 
     async def head(self, request: S3Request, peer: Peer) -> web.StreamResponse:
         """Answer HeadObject. Raises S3Error, ShardcacheError."""
-        wanted = await self._wanted(request, peer)
-        headers = {**wanted.headers, "Content-Length": str(wanted.size_bytes)}
-        return web.Response(status=wanted.status, headers=headers)
+        selection = await self._find_selection(request, peer)
+        headers = {**selection.headers, "Content-Length": str(selection.size_bytes)}
+        return web.Response(status=selection.status, headers=headers)
 
     def at_once(
         self,
@@ -98,14 +98,14 @@ class ObjectAnswers:
         obj = self._objects.known(request.url, peer)
         if obj is None:
             return None
-        wanted = _range_wanted(request, obj)
-        if wanted.size_bytes > _SHORT_BYTES:
+        selection = _select_range(request, obj)
+        if selection.size_bytes > _SHORT_BYTES:
             return None
-        body = self._in_memory(wanted)
+        body = self._in_memory(selection)
         if body is None:
             return None
-        wanted.headers.update(headers)
-        return self._short(wanted, (JOB, peer.uid), body)
+        selection.headers.update(headers)
+        return self._short(selection, (JOB, peer.uid), body)
 
     async def get(
         self,
@@ -121,10 +121,10 @@ class ObjectAnswers:
             headers: that all answers have.
         """
         for tries_left in reversed(range(_TRIES)):
-            wanted = await self._wanted(request, peer)
-            wanted.headers.update(headers)
+            selection = await self._find_selection(request, peer)
+            selection.headers.update(headers)
             try:
-                return await self._answer(http, wanted, (JOB, peer.uid))
+                return await self._answer(http, selection, (JOB, peer.uid))
             except (OutdatedError, ShardChangedError):
                 # The store has another version than it lately said.
                 self._objects.forget(request.url)
@@ -136,12 +136,12 @@ class ObjectAnswers:
                     raise S3Error("ServiceUnavailable", f"{message}; try again") from None
         raise AssertionError  # the last try returns or raises
 
-    async def _wanted(self, request: S3Request, peer: Peer) -> _Wanted:
+    async def _find_selection(self, request: S3Request, peer: Peer) -> _Selection:
         """Return what a request gets. Raises S3Error, ShardcacheError."""
         obj = await self._objects.stat(request.url, peer)
         number = request.number("partNumber", lowest=1, highest=_MAX_PARTS)
         if number is None:
-            return _range_wanted(request, obj)
+            return _select_range(request, obj)
 
         headers = _headers(request, obj)
         if request.header("range") is not None:
@@ -152,49 +152,51 @@ class ObjectAnswers:
         parts = parts_of(obj)
         if parts is not None:
             headers["x-amz-mp-parts-count"] = str(parts)
-        return _wanted(obj, span if obj.size_bytes else None, headers)
+        return _select_span(obj, span if obj.size_bytes else None, headers)
 
     async def _answer(
         self,
         http: web.BaseRequest,
-        wanted: _Wanted,
+        selection: _Selection,
         client: JobKey,
     ) -> web.StreamResponse:
-        if wanted.size_bytes <= _SHORT_BYTES:
-            return self._short(wanted, client, await self._read(wanted, client))
-        response = web.StreamResponse(status=wanted.status, headers=wanted.headers)
-        response.content_length = wanted.size_bytes
+        if selection.size_bytes <= _SHORT_BYTES:
+            return self._short(selection, client, await self._read(selection, client))
+        response = web.StreamResponse(status=selection.status, headers=selection.headers)
+        response.content_length = selection.size_bytes
         try:
-            await self._stream(http, response, wanted, client)
+            await self._stream(http, response, selection, client)
         except (ShardcacheError, OSError, SlowClientError, _LostFileError) as exn:
             if not response.prepared:
                 raise
-            _cut_off(http, wanted, exn)
+            _cut_off(http, selection, exn)
         return response
 
-    def _short(self, wanted: _Wanted, client: JobKey, body: bytes | bytearray) -> web.Response:
+    def _short(
+        self, selection: _Selection, client: JobKey, body: bytes | bytearray
+    ) -> web.Response:
         """Return an answer with its body."""
-        self._objects.reads.sent(wanted.obj, wanted.size_bytes, client)
-        return web.Response(status=wanted.status, headers=wanted.headers, body=body)
+        self._objects.reads.sent(selection.obj, selection.size_bytes, client)
+        return web.Response(status=selection.status, headers=selection.headers, body=body)
 
-    async def _read(self, wanted: _Wanted, client: JobKey) -> bytes | bytearray:
-        start, _ = wanted.span
-        async with self._objects.reads.span(wanted.obj, wanted.span, client) as held:
+    async def _read(self, selection: _Selection, client: JobKey) -> bytes | bytearray:
+        start, _ = selection.span
+        async with self._objects.reads.span(selection.obj, selection.span, client) as held:
             with _open(held) as fd:
-                return await self._sender.read(fd, start, wanted.size_bytes)
+                return await self._sender.read(fd, start, selection.size_bytes)
 
-    def _in_memory(self, wanted: _Wanted) -> bytearray | None:
+    def _in_memory(self, selection: _Selection) -> bytearray | None:
         """Return the bytes if they are cached, and in memory."""
-        path = self._objects.reads.at_hand(wanted.obj, wanted.span)
+        path = self._objects.reads.at_hand(selection.obj, selection.span)
         if path is None:
             return None
-        start, _ = wanted.span
+        start, _ = selection.span
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            return self._sender.read_at_once(fd, start, wanted.size_bytes)
+            return self._sender.read_at_once(fd, start, selection.size_bytes)
         finally:
             os.close(fd)
 
@@ -202,13 +204,13 @@ class ObjectAnswers:
         self,
         http: web.BaseRequest,
         response: web.StreamResponse,
-        wanted: _Wanted,
+        selection: _Selection,
         client: JobKey,
     ) -> None:
         """Send head and body, the body by the kernel."""
         assert http.transport is not None
         with self._sender.sending(http.transport) as sending:
-            stream = _Stream(http, response, wanted, sending, self._is_whole(wanted))
+            stream = _Stream(http, response, selection, sending, self._is_whole(selection))
             try:
                 while not stream.is_at_end:
                     async with self._held(stream, client) as held:
@@ -216,23 +218,23 @@ class ObjectAnswers:
             finally:
                 # A client that has all it wants may close the connection before this ends.
                 if response.prepared:
-                    self._objects.reads.sent(wanted.obj, sending.sent_bytes, client)
+                    self._objects.reads.sent(selection.obj, sending.sent_bytes, client)
 
     def _held(self, stream: "_Stream", client: JobKey) -> AbstractAsyncContextManager[HeldBytes]:
         """Hold the bytes that are sent next: the whole object, or a piece of it."""
         reads = self._objects.reads
-        obj = stream.wanted.obj
+        obj = stream.selection.obj
         if stream.is_whole:
             return reads.whole(obj, client)
-        _, end = stream.wanted.span
+        _, end = stream.selection.span
         beyond = min(end, stream.piece_end)
         ahead = None if beyond == end else (beyond, min(end, beyond + _PIECE_BYTES))
         return reads.span(obj, (stream.sent_to, beyond), client, ahead, in_order=True)
 
-    def _is_whole(self, wanted: _Wanted) -> bool:
+    def _is_whole(self, selection: _Selection) -> bool:
         """Return whether a request is one for the object as a whole, which can be cached."""
-        is_all = wanted.size_bytes == wanted.obj.size_bytes
-        return is_all and self._objects.reads.fits(wanted.obj)
+        is_all = selection.size_bytes == selection.obj.size_bytes
+        return is_all and self._objects.reads.fits(selection.obj)
 
 
 @dataclass(slots=True)
@@ -246,25 +248,25 @@ class _Stream:
 
     _http: web.BaseRequest
     _response: web.StreamResponse
-    wanted: _Wanted
+    selection: _Selection
     _sending: Sending
     is_whole: bool
     sent_to: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sent_to, _ = self.wanted.span
+        self.sent_to, _ = self.selection.span
 
     @property
     def piece_end(self) -> int:
         """End of the piece that the next bytes are in: what is missing of it is requested."""
-        start, _ = self.wanted.span
+        start, _ = self.selection.span
         pieces = (self.sent_to - start) // _PIECE_BYTES + 1
         return start + pieces * _PIECE_BYTES
 
     @property
     def is_at_end(self) -> bool:
         """True once everything was sent."""
-        _, end = self.wanted.span
+        _, end = self.selection.span
         return self.sent_to >= end
 
     async def send(self, held: HeldBytes) -> None:
@@ -275,7 +277,7 @@ class _Stream:
                 await self._send_ready(held, fd)
 
     async def _send_ready(self, held: HeldBytes, fd: int) -> None:
-        _, end = self.wanted.span
+        _, end = self.selection.span
         ready = min(end, await held.beyond(self.sent_to))
         if not self._response.prepared:
             await self._response.prepare(self._http)
@@ -284,20 +286,20 @@ class _Stream:
         self.sent_to = ready
 
 
-def _range_wanted(request: S3Request, obj: RemoteObject) -> _Wanted:
+def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:
     """Return what a request for an object, or for a range of it, gets. Raises S3Error."""
     headers = _headers(request, obj)
-    text = range_wanted(request, obj.version, obj.modified_s or 0.0)
-    return _wanted(obj, span_of(text, obj.size_bytes), headers)
+    text = applicable_range(request, obj.version, obj.modified_s or 0.0)
+    return _select_span(obj, span_of(text, obj.size_bytes), headers)
 
 
-def _wanted(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> _Wanted:
+def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> _Selection:
     """Return what a request for some bytes of an object gets; all of them for None."""
     if span is None:
-        return _Wanted(obj, (0, obj.size_bytes), is_range=False, headers=headers)
+        return _Selection(obj, (0, obj.size_bytes), is_range=False, headers=headers)
     start, end = span
     headers["Content-Range"] = f"bytes {start}-{end - 1}/{obj.size_bytes}"
-    return _Wanted(obj, span, is_range=True, headers=headers)
+    return _Selection(obj, span, is_range=True, headers=headers)
 
 
 def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
@@ -346,12 +348,12 @@ def _open(held: HeldBytes) -> Iterator[int]:
         os.close(fd)
 
 
-def _cut_off(http: web.BaseRequest, wanted: _Wanted, exn: Exception) -> None:
+def _cut_off(http: web.BaseRequest, selection: _Selection, exn: Exception) -> None:
     """End the connection in the middle of a body: the client sees that some of it is missing."""
     if not isinstance(exn, ConnectionError):
         log.warning(
             "S3 client disconnected before the end of its answer",
-            url=wanted.obj.url,
+            url=selection.obj.url,
             cause=str(exn) or "it did not read for too long",
         )
     if http.transport is not None:

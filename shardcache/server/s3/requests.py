@@ -110,10 +110,14 @@ def span_of(text: str | None, size_bytes: int) -> Span | None:
     return start, end
 
 
-def range_wanted(request: S3Request, etag: str, modified_s: float) -> str | None:
-    """Return the range that a request asks for; None if it does so of another version (If-Range).
+def applicable_range(request: S3Request, etag: str, modified_s: float) -> str | None:
+    """Return a request's Range header; None if it has none, or has it for another version.
 
-    A client that resumes a download sends the version that it has the beginning of.
+    With If-Range, a client that resumes a download sends the version of what it already has.
+
+    Args:
+        etag: of the present version, without quotes.
+        modified_s: when it was stored.
     """
     validator = request.header("if-range")
     if validator is None or validator.strip().strip('"') == etag:
