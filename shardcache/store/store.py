@@ -35,8 +35,9 @@ log = structlog.get_logger()
 
 _SHARD_MODE = 0o440  # published files are never written again
 
-# More would end no sooner, on the same disk. Each takes a thread, of which other work needs some.
+# More would not end sooner on one disk, and each takes a thread that other work may need.
 _MAX_PUBLISHED_AT_ONCE = 8
+# Minimum time between two records of a shard's last use.
 _USE_SAVED_S = 1.0
 
 
@@ -47,7 +48,7 @@ class Store:
         shards: the published shards, by key, from least to most recently used.
         leftovers: idle partials and quarantined shards, by their own keys.
         part_files: objects of which some parts are cached, by the keys of the whole objects.
-        granted_files: those that were closed since, and of which readers still hold parts.
+        granted_files: files of parts that were closed, and of which readers still hold parts.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Store:
         for leftover in find_leftovers(self.layout):
             partial = Partial.left(self.layout, leftover.key)
             if partial is None:
-                self.leave(leftover)
+                self.keep_leftover(leftover)
             else:
                 self._restore_parts(partial)
         self._links.sweep(self.shards)
@@ -135,7 +136,7 @@ class Store:
     async def open_parts(
         self, obj: RemoteObject, part_bytes: int, reservation: Reservation
     ) -> PartFile:
-        """Return the file for parts of an object, with those of its idle partial, which it takes.
+        """Open a file for the parts of an object; it takes over the parts of an idle partial.
 
         Raises DiskError.
         """
@@ -151,6 +152,7 @@ class Store:
             is_sparse=True,
             granted_inodes=granted_inodes,
         )
+        # Bytes of the idle partial are kept ones again; those of the file itself are reserved.
         reservation.disown()
         file = PartFile(partial)
         self.part_files[key] = file
@@ -163,7 +165,7 @@ class Store:
         file.is_own = False
         self.space.kept_bytes -= file.kept_bytes
         leftover = Leftover.of(file.partial.path)
-        self.leave(leftover)
+        self.keep_leftover(leftover)
         return leftover
 
     async def remove_parts(self, file: PartFile) -> int:
@@ -183,7 +185,7 @@ class Store:
         await asyncio.to_thread(file.partial.punch, part)
         self.space.kept_bytes -= size_bytes
 
-    def leave(self, leftover: Leftover) -> None:
+    def keep_leftover(self, leftover: Leftover) -> None:
         """Keep a leftover until its space is needed."""
         replaced = self.leftovers.pop(leftover.key, None)
         if replaced is not None:
@@ -272,7 +274,7 @@ class Store:
             self.shards.move_to_end(shard.key)
 
     async def remember_use(self, shard: Shard) -> None:
-        """Persist the time of last use as the sidecar's modification time, once in a second."""
+        """Persist the time of last use, at most once a second: it is the sidecar's mtime."""
         if shard.used_at_s - shard.use_saved_s < _USE_SAVED_S:
             return
         shard.use_saved_s = shard.used_at_s
@@ -282,7 +284,7 @@ class Store:
             await asyncio.to_thread(os.utime, sidecar, times_s)
 
     async def facts(self, shard: Shard) -> Facts:
-        """Return the sidecar's facts, compared with the tar at first.
+        """Return the sidecar's facts. When they are first read, they are compared with the tar.
 
         Raises CorruptShardError, ExhaustedError.
         """
@@ -307,7 +309,10 @@ class Store:
         return read_facts(self.layout.tar(key), self.layout.sidecar(key), shard.size_bytes)
 
     async def named_path(self, shard: Shard, facts: Facts) -> Path:
-        """Return a path of a shard that ends with its object's name: some libraries go by it."""
+        """Return a path of a shard that ends with its object's name.
+
+        Some libraries recognise the format by the name.
+        """
         return await asyncio.to_thread(self._links.path, shard.key, facts)
 
     async def peek(self, shards: Sequence[Shard]) -> list[Facts | None]:
@@ -409,9 +414,9 @@ class Store:
         return removed
 
     async def quarantine(self, shard: Shard) -> None:
-        """Take a corrupt shard out of service, and move it, if need be later, by `set_aside`.
+        """Take a corrupt shard out of service, and move it to quarantine.
 
-        Raises DiskError.
+        If it cannot be moved now, the next `set_aside` moves it. Raises DiskError.
         """
         if self.shards.get(shard.key) is not shard:
             return
@@ -430,7 +435,7 @@ class Store:
                 if self._condemned.pop(key, None) is None:
                     continue  # the folder was deleted in the meantime
                 self.space.kept_bytes -= shard.kept_bytes
-                self.leave(leftover)
+                self.keep_leftover(leftover)
 
     def _quarantine(self, shard: Shard) -> Leftover:
         tar = self.layout.tar(shard.key)
@@ -449,7 +454,7 @@ class Store:
     # Changes to the folder by others
 
     def known(self) -> frozenset[str]:
-        """Return the keys of all shards that use space, also if damaged or being removed."""
+        """Return the keys of all shards that use space, damaged and half removed ones as well."""
         return frozenset(self.shards) | frozenset(self._condemned) | frozenset(self._removing)
 
     def forget(self, key: str) -> bool:

@@ -90,7 +90,7 @@ class DaemonConnection:
         """
         self.socket = socket
         self._requests = 0
-        self._takes_bundles = False
+        self._takes_bundles = False  # True if several messages may be sent as one
         self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
         self._answers: dict[int, Json] = {}
         with self._translated():
@@ -110,6 +110,7 @@ class DaemonConnection:
         return f"DaemonConnection({str(self.socket)!r})"
 
     def _greet(self, reader: ReaderIdentity, deadline_s: float, credentials: Json) -> None:
+        """Send `hello`, and check the daemon's `welcome`."""
         spoken = versions.SPOKEN
         fields: Json = {
             "protocol": spoken.newest,
@@ -202,7 +203,7 @@ class DaemonConnection:
         return self._checked(kind, self._answers.pop(request))
 
     def _take(self, message: Json) -> None:
-        """Keep the answer to a request. Raises the error of a connection."""
+        """Keep the answer to a request. Raises errors that concern the whole connection."""
         if message.get("id") in self._kinds:
             self._answers[message["id"]] = message
         elif message["type"] == "error" and message.get("id") is None:
@@ -301,6 +302,7 @@ class DaemonConnection:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
+        """Raise what the websocket raises as errors of Shardcache."""
         where = str(self.socket)
         try:
             yield
@@ -323,7 +325,12 @@ def _check_answer(message: Json) -> None:
 
 
 def hanging_daemon(socket: str | Path, how: str) -> errors.NoDaemonError:
-    """Return the error of a daemon that listens, so it is not to be started: it hangs."""
+    """Return the error for a daemon that hangs: since it listens, no other can be started.
+
+    Args:
+        socket: path of the daemon's socket.
+        how: to what, or for how long, as a clause of the message.
+    """
     status = f"shardcache status --socket {shlex.quote(str(socket))}"
     return errors.NoDaemonError(
         f"the daemon does not answer: {how}",

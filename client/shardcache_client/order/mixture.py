@@ -69,7 +69,7 @@ class MixedSource:
         return self.manifest.samples or 0
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
-        """Return the same with its seed among those of sources by name, if it has one there."""
+        """Return the same with its own seed of `seeds`, which are by name, if it has one there."""
         if self.shuffle is None or self.name not in seeds:
             return self
         return replace(self, shuffle=replace(self.shuffle, seed=seeds[self.name]))
@@ -111,7 +111,7 @@ class MixtureDeal(SpanDeal):
 
     def samples_in(self, epoch: int) -> int:
         """Return the number of samples of an epoch; see `SpanDeal`."""
-        return self._places(self._wanted(epoch))
+        return self._places(self._samples_wanted(epoch))
 
     def for_ranks(self, world_size: int) -> "MixtureDeal":
         """Return the deal for `world_size` ranks, each with a span of its own; see `SpanDeal`."""
@@ -137,13 +137,15 @@ class MixtureDeal(SpanDeal):
         """True if each batch is of one source; see `SpanDeal`."""
         return self.form is not None
 
-    def _wanted(self, epoch: int) -> int:
+    def _samples_wanted(self, epoch: int) -> int:
+        """Return the number of samples of an epoch, before any rounding to whole batches."""
         change = self.change
         if change is None or change.samples is None or epoch != change.epoch:
             return self.samples
         return change.samples
 
     def _places(self, samples: int) -> int:
+        """Return the number of places of an epoch of so many samples: whole steps of batches."""
         if self.form is None:
             return samples
         steps = self.form.steps(samples, drop=self.even == "drop")
@@ -154,6 +156,7 @@ class MixtureDeal(SpanDeal):
         return 1 if self.form is None else self.form.samples_per_turn
 
     def _turns(self, samples: int) -> int:
+        """Return the number of turns that the sources take in an epoch of so many samples."""
         return self._places(samples) // self._samples_per_turn
 
     # What an epoch takes of each source
@@ -166,8 +169,8 @@ class MixtureDeal(SpanDeal):
     def _quotas_since_change(self) -> SourceQuotas:
         assert self.change is not None
         first = self.change.epoch
-        rest = (first, self._turns(self._wanted(first)))
-        return self.weights.quotas(self._turns(self.samples), rest)
+        rest_of_first = (first, self._turns(self._samples_wanted(first)))
+        return self.weights.quotas(self._turns(self.samples), rest_of_first)
 
     def layout(self, epoch: int) -> MixtureLayout:
         """Return the layout of an epoch; of one before the change, as if there had been none."""
@@ -178,9 +181,9 @@ class MixtureDeal(SpanDeal):
             known = self.change.known
         size = self._samples_per_turn
         starts = []
-        for name, turns in zip(self._names, quotas.starts(epoch), strict=True):
-            before = known[name].start if name in known else 0
-            starts.append(before + size * turns)
+        for name, turns_before in zip(self._names, quotas.starts(epoch), strict=True):
+            start_at_change = known[name].start if name in known else 0
+            starts.append(start_at_change + size * turns_before)
         samples = tuple(size * turns for turns in quotas.turns(epoch))
         return layout_of(tuple(starts), samples, self.form)
 
@@ -189,12 +192,12 @@ class MixtureDeal(SpanDeal):
         return tuple(source.name for source in self.sources)
 
     def mixture_of(self, epoch: int) -> MixtureState:
-        """Return what states say of the mixture in an epoch; see `SpanDeal`."""
+        """Return the part of states that describes the mixture in an epoch; see `SpanDeal`."""
         layout = self.layout(epoch)
-        each = zip(self._names, self._identities, layout.starts, strict=True)
-        sources = tuple(KnownSource(name, identity, start) for name, identity, start in each)
+        facts = zip(self._names, self._identities, layout.starts, strict=True)
+        sources = tuple(KnownSource(name, identity, start) for name, identity, start in facts)
         change = self._change_in(epoch, sources)
-        return MixtureState(sources, layout.samples, self.form, self._wanted(epoch), change)
+        return MixtureState(sources, layout.samples, self.form, self._samples_wanted(epoch), change)
 
     def _change_in(self, epoch: int, sources: Iterable[KnownSource]) -> Change | None:
         """Return the change as an epoch needs to know it, given where its sources are."""
@@ -226,41 +229,45 @@ class MixtureDeal(SpanDeal):
         """Return the order in which the reader of a span of the epoch reads it."""
         layout = self.layout(epoch)
         ranges = layout.ranges(*span)
-        lanes = [self._lane(epoch, number, *each) for number, each in enumerate(ranges)]
-        return Interleaved(*span, layout.turns, tuple(lanes), span[0], self._names)
+        lanes = tuple(
+            self._lane(epoch, number, start, stop) for number, (start, stop) in enumerate(ranges)
+        )
+        begin, end = span
+        return Interleaved(begin, end, layout.turns, lanes, begin, self._names)
 
     def _lane(self, epoch: int, number: int, start: int, stop: int) -> Lane:
         """Return the samples of a source from one of its course to a later one."""
         is_changed = self.change is not None and epoch >= self.change.epoch
         course = self._courses[number] if is_changed else Course()
-        if start >= course.resumes:
-            return self._mix(number, MixPart(start, stop, 0, stop - start))
+        if start >= course.resumes:  # from here on, the course is the source's sequence
+            return self._segment(number, MixPart(start, stop, 0, stop - start))
         if start < course.start:
             raise ConfigError(
                 "the state is invalid: a source is not where its other numbers say",
                 remedy="load what state_dict() has returned",
             )
         parts = course.between(start, stop)
-        segments = tuple(self._mix(number, part).between(part.low, part.high) for part in parts)
+        segments = tuple(self._segment(number, part).between(part.low, part.high) for part in parts)
         return Chained(0, stop - start, segments)
 
-    def _mix(self, number: int, part: MixPart) -> Lane:
-        """Return the order that a part of a source's sequence is of."""
+    def _segment(self, number: int, part: MixPart) -> Lane:
+        """Return the order in which the samples of a part of a source's sequence are read."""
         source = self.sources[number]
-        first = self._firsts[number]
-        return lane_of(self._orders[number], window_of(source.shuffle), part.begin, part.end, first)
+        first_shard = self._first_shards[number]
+        window = window_of(source.shuffle)
+        return lane_of(self._orders[number], window, part.begin, part.end, first_shard)
 
     @property
     def scattered(self) -> Sequence[range]:
         """The shards of the sources all of whose samples are permuted; see `SpanDeal`."""
         found = []
-        for source, first in zip(self.sources, self._firsts, strict=True):
+        for source, first in zip(self.sources, self._first_shards, strict=True):
             if source.shuffle is not None and source.shuffle.is_global:
                 found.append(range(first, first + len(source.manifest)))
         return found
 
     @cached_property
-    def _firsts(self) -> list[int]:
+    def _first_shards(self) -> list[int]:
         """Number of the first shard of each source in the mixture's manifest."""
         return list(accumulate((len(source.manifest) for source in self.sources[:-1]), initial=0))
 
@@ -270,18 +277,20 @@ class MixtureDeal(SpanDeal):
         """Return the number of consecutive places that hold a whole round of each source."""
         layout = self.layout(epoch)
         samples = layout.samples
-        width = 1 if self.form is None else self.form.size
+        total = sum(samples)
+        turn_samples = 1 if self.form is None else self.form.size
         places = [0]
         for number, taken in enumerate(samples):
             if taken:
-                # Two turns more, as a source comes so much later than its proportion says.
-                needed = self._pass_samples(number) + 2 * width
-                places.append(-(-needed * sum(samples) // taken))
+                # A source may come two turns later than its proportion says.
+                needed = self._pass_samples(number) + 2 * turn_samples
+                places.append(-(-needed * total // taken))  # rounded up
         return max(places)
 
     def _pass_samples(self, number: int) -> int:
         """Return the number of consecutive samples of a source that hold a whole round."""
         left = sum(part.samples for part in self._courses[number].left)
+        # A stretch of two rounds has a whole one in it, wherever it begins.
         return left + 2 * self._orders[number].samples
 
     def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
@@ -299,16 +308,16 @@ class MixtureDeal(SpanDeal):
         samples = layout.samples[number]
         lane = self._lane(epoch, number, start, start + samples)
         return Spare(
-            Share((lane.between(0, samples),), samples),
-            layout.turns.before(place)[number] % samples,
-            self._pass_samples(number),
-            number,
+            share=Share((lane.between(0, samples),), samples),
+            place=layout.turns.before(place)[number] % samples,
+            pass_places=self._pass_samples(number),
+            source=number,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureAssignment(Assignment):
-    """Options of a mixture for its deal.
+    """Options of a mixture, of which its deal is made.
 
     `shuffle` is that of each source, and `samples_per_epoch` is always given.
 
@@ -373,7 +382,7 @@ class MixtureAssignment(Assignment):
         return None if size is None else GlobalBatches(size, self.spans, self.even == "drop")
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
-        """Return the deal."""
+        """Return the deal of the mixture, for as many spans as it has; see `Assignment`."""
         form = self.global_batches
         batch_size = self.batch_size
         if form is not None:
@@ -383,18 +392,19 @@ class MixtureAssignment(Assignment):
             self.weights,
             self.samples_per_epoch or 0,
             self.even,
-            batch_size,
-            self.grouping,
-            self.spans,
-            self.changed,
-            form,
+            batch_size=batch_size,
+            grouping=self.grouping,
+            spans=self.spans,
+            change=self.changed,
+            global_batches=form,
         )
         return self._in_global_batches(deal)
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return the identifier of mixtures with the same sources; see `Assignment`.
 
-        What an epoch takes of them is in their states.
+        It is by True, since samples are always counted. What an epoch takes of the sources is in
+        the states themselves.
         """
         sources = [source.identity for source in self.sources]
         further = [] if self.grouping == "mixed" else [self.grouping]

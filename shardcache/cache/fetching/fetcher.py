@@ -366,4 +366,4 @@ class Fetcher:
         else:
             reservation.close()
         if parts.size_bytes:
-            self._store.leave(parts)
+            self._store.keep_leftover(parts)

@@ -1,4 +1,4 @@
-"""Fetching of the parts of an object that readers of ranges wait for, and of no others."""
+"""Fetching of the parts of an object that readers of ranges need, until the whole is fetched."""
 
 import asyncio
 import math
@@ -110,8 +110,8 @@ class _FillRun:
     _open: Callable[[], Awaitable[PartFile]]
     _max_share: float
     _opened: PartFile | None = None
-    _fetching: set[int] = field(default_factory=set)
-    _kept: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by who waits for them
+    _fetching: set[int] = field(default_factory=set)  # parts that are being fetched
+    _kept: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by the wait they are for
 
     @property
     def _file(self) -> PartFile:
@@ -119,7 +119,7 @@ class _FillRun:
         return self._opened
 
     async def fill(self) -> bool:
-        """Do so; see `PartFiller.fill`."""
+        """Fetch ranges until there is space for the whole object; see `PartFiller.fill`."""
         try:
             while await self._fill_in_group():
                 # All that was requested has arrived; what was evicted meanwhile has to fit again.
@@ -132,6 +132,7 @@ class _FillRun:
                 self._let_go(wait)
 
     async def _fill_in_group(self) -> bool:
+        """Do as `_fill`, and end with all its requests. Raises the first error of any of them."""
         try:
             async with asyncio.TaskGroup() as group:
                 return await self._fill(group)
@@ -140,13 +141,14 @@ class _FillRun:
             raise first from first.__cause__
 
     async def _fill(self, group: asyncio.TaskGroup) -> bool:
+        """Request ranges; return True once the whole has space, False if nothing is wanted."""
         while True:
             # 1. Whoever waits for this object finds what is there of it.
             if self._opened is not None:
                 self._claim.share(self._opened)
             # Readers that have what they waited for end their waits.
             await asyncio.sleep(0)
-            moves = self._claim.moved.count
+            moves = self._claim.moved.count  # number of changes to what is wanted, so far
 
             # 2. The whole object, as soon as there is space for it.
             if self._claim.wants_whole:
@@ -199,7 +201,7 @@ class _FillRun:
 
         # 3. What will probably be read next, if there is space for it without waiting.
         ahead = self._missing(self._ahead())
-        if ahead and await self._can_reserve_ahead(ahead):
+        if ahead and await self._try_reserve_ahead(ahead):
             self._begin(ahead, group)
         return is_served
 
@@ -227,7 +229,7 @@ class _FillRun:
             self._keep(wait)
         wanted = chain.from_iterable(self._parts_of(wait) for wait in waits)
         missing = self._missing(wanted)
-        if missing and not await self._can_reserve(missing):
+        if missing and not await self._try_reserve(missing):
             for wait in waits:
                 self._let_go(wait)
                 wait.enter(Stage.SPACE)
@@ -285,6 +287,7 @@ class _FillRun:
         self._residency.parts.retain(self._file, new)
 
     def _let_go(self, wait: Wait) -> None:
+        """Stop keeping the parts of a wait. No-op if none are."""
         kept = self._kept.pop(wait, None)
         wait.ended = None
         if kept:
@@ -299,7 +302,7 @@ class _FillRun:
             yield from self._parts_of(wait)
 
     def _ahead(self) -> Iterator[int]:
-        """Yield the parts that they will probably read next."""
+        """Yield the parts that readers will probably read next."""
         for wait in self._claim.range_waits:
             if wait.ahead is not None:
                 yield from self._file.parts_of(wait.ahead)
@@ -311,7 +314,7 @@ class _FillRun:
         return [part for part in dict.fromkeys(missing) if part not in self._fetching]
 
     def _begin(self, parts: list[int], group: asyncio.TaskGroup) -> None:
-        """Request parts, for which there is space."""
+        """Request parts for which space is reserved."""
         for run in runs(parts, self._max_parts_per_request()):
             self._fetching.update(run)
             group.create_task(self._fetch(run))
@@ -341,14 +344,15 @@ class _FillRun:
     def _size_of(self, parts: Iterable[int]) -> int:
         return sum(map(self._file.partial.size_of, parts))
 
-    async def _can_reserve(self, parts: Sequence[int]) -> bool:
+    async def _try_reserve(self, parts: Sequence[int]) -> bool:
         return await self._residency.reserve_at_once(self._claim, self._size_of(parts))
 
-    async def _can_reserve_ahead(self, parts: Sequence[int]) -> bool:
+    async def _try_reserve_ahead(self, parts: Sequence[int]) -> bool:
         size_bytes = self._size_of(parts)
         return await self._residency.reserve_at_once(self._claim, size_bytes, is_speculative=True)
 
     async def _fetch(self, parts: range) -> None:
+        """Fetch parts in one request, and keep each that arrives for the waits that want it."""
         partial = self._file.partial
         finished = self._downloader.fetch_parts(
             self._origin,

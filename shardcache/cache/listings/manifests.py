@@ -115,9 +115,9 @@ class Manifests:
         # One at a time for the same patterns: hundreds of workers start at the same moment.
         async with self._lock(wanted, *patterns):
             listing = await self._current(patterns, peer, wanted, asked_s, max_age_s)
-            may_be_odd = wanted in ("files", "entries")
-            if may_be_odd and not await asyncio.to_thread(self._are_sound, listing, peer):
-                return listing  # for users to see; a plan that has an odd key is refused
+            has_any_key = wanted in ("files", "entries")
+            if has_any_key and not await asyncio.to_thread(self._are_sound, listing, peer):
+                return listing  # for users to see; a plan with a key that is no url is refused
             known = await self._admit(listing, peer)
             url = listing.shards.urls[0]
             self._origins.origin(url).expect(url)
@@ -163,7 +163,7 @@ class Manifests:
             await self._admit(listing, peer)
 
     def turn(self, fingerprint: str, peer: Peer) -> asyncio.Lock:
-        """Return what a reader holds while it sends a list."""
+        """Return the lock that a reader holds while it sends a list: others of its user wait."""
         return self._lock(str(peer.uid), fingerprint)
 
     async def known(
@@ -177,8 +177,11 @@ class Manifests:
         None if one of them is unknown, or all are too large together.
         """
         key = tuple(fingerprints)
-        is_known = (peer, key) in self._known
-        async with self._lock(*key) if is_known else self._lock(str(peer.uid)):
+        lock = self._lock(*key)
+        if (peer, key) not in self._known:
+            # One at a time for a user: each may be large.
+            lock = self._lock(str(peer.uid))
+        async with lock:
             found = self._known.pop((peer, key), None)
             if found is None:
                 found = await self._joined(key, peer)
@@ -230,7 +233,8 @@ class Manifests:
         for pattern in patterns:
             named = [pattern]
             braced = in_braces(pattern)
-            host = braced[: braced.find("/", braced.find("://") + 3)]
+            host_start = braced.find("://") + 3
+            host = braced[: braced.find("/", host_start)]
             if "{" in host:  # it expands to several hosts: each of them must be allowed
                 named += expand_braces(pattern)
             self._allow.check_all(named, peer)
@@ -245,7 +249,7 @@ class Manifests:
         return len(sound) == len(listing.shards)
 
     async def _list_all(self, patterns: Sequence[str], wanted: Wanted) -> Listing:
-        """Return the shards of all patterns, whatever is listed already."""
+        """Return the shards of all patterns, listed afresh."""
         if wanted == "objects":
             objects = [await self._object(url) for url in patterns]
             return await asyncio.to_thread(lambda: Listing(Shards.of(objects)))
@@ -273,13 +277,12 @@ class Manifests:
         """Return an object, or a ref without a version where a folder may be.
 
         Raises the origin's errors.
-
-        Only the origin's word that there is no object may lead to the search for a folder: after
-        any other error, the object would seem to be missing.
         """
         try:
             obj = await self.stat(url)
         except NotFoundError:
+            # Only this error may lead to the search for a folder: after any other, an object that
+            # exists would seem to be missing.
             if protocol_of(url) in WEB:  # web servers have no folders
                 raise
             return ShardRef(url)
@@ -288,7 +291,7 @@ class Manifests:
     async def stat(self, url: str) -> RemoteObject:
         """Return an object as its origin has it now.
 
-        A cached file is as it is cached if the origin fails. Raises the origin's errors.
+        If the origin fails, a cached file is returned as it is cached. Raises the origin's errors.
         """
         cached = await self._history.cached_file(url)
         if cached is None:

@@ -490,7 +490,7 @@ class Residency:
             self.arrived(shard)
         for part in changes.parts:
             if part.key not in self.claims and part.key not in store.part_files:
-                store.leave(part)
+                store.keep_leftover(part)
 
         self._pins.schedule_save()  # their file may have been lost with the folder
         if gone or found:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
 Beside: TypeAlias = "tuple[View, Sequence[LeasedShard]]"
-"""Shards that hold more members of another shard's samples, and the form in which they are read."""
+"""The form in which shards are read that hold more members of another's samples, and the shards."""
 
 # A shard leased ahead may be evicted for one that is needed sooner, but hardly again while the
 # reader waits for it. A process that cannot see the cache, or finds damage, will fail each time,
 # unless there is another way to the shard.
 _MAX_TRIES = 5
-_NO_FACTS = Partners()
+_NO_PARTNERS = Partners()
 
 
 @dataclass(eq=False, repr=False)
@@ -52,7 +52,8 @@ class LeasedShard:
         partners: facts about the samples' partners in these.
         replaceable: True if another version may be read: none of the shard was handed out in this
             epoch.
-        number: of the next sample; without a span, of those read before all had arrived.
+        number: number of the next sample; without a span, the number of samples that were read
+            before the whole shard had arrived.
     """
 
     _session: Session
@@ -63,13 +64,13 @@ class LeasedShard:
     handover: Handover | None = None
     view: View = WHOLE
     beside: Sequence[Beside] = ()
-    partners: Partners = _NO_FACTS
+    partners: Partners = _NO_PARTNERS
     replaceable: bool = False
 
     def __post_init__(self) -> None:
         self._start, self._stop = self.span or (0, None)
         self._shard: MappedShard | ArrivingShard | None = None
-        self._cut: Callable[[int], Sample] | None = None
+        self._cut: Callable[[int], Sample] | None = None  # of the whole shard: see `cutter`
         self._version: str | None = None
         self.number = self._start
         self._bad = 0  # number of samples that could not be yielded
@@ -94,13 +95,13 @@ class LeasedShard:
         replaced the shard after some of its samples were yielded.
         """
         with self._counting_yielded():
-            self._open()
-        for each in self._joined():
+            self._reopen()
+        for each in self._shards_beside():
             each.open()
 
     def close(self) -> None:
         """Unmap the shard and release the lease."""
-        for each in self._joined():
+        for each in self._shards_beside():
             each.close()
         self._close_shard()
         self._session.release(self._lease)
@@ -114,7 +115,7 @@ class LeasedShard:
         with self._counting_yielded():
             while True:
                 try:
-                    yield from self._samples_here()
+                    yield from self._samples_of_file()
                 except errors.ShardcacheError as exn:
                     if not self._may_try_again(exn):
                         raise
@@ -122,7 +123,7 @@ class LeasedShard:
                 else:
                     if isinstance(self._shard, MappedShard) or self.number == self._stop:
                         return
-                self._open()
+                self._reopen()
 
     def sample(self, number: int) -> Sample:
         """Return any sample by its number, as soon as it has arrived.
@@ -150,11 +151,12 @@ class LeasedShard:
                         self.number += 1
                         return found
                     # The rest is read another way, as a rule from the whole file.
-                self._open()
+                self._reopen()
         self._cut = self.cutter()
         return self._cut(number)
 
-    def _joined(self) -> Iterator[LeasedShard]:
+    def _shards_beside(self) -> Iterator[LeasedShard]:
+        """Yield the shards that hold more members of this one's samples."""
         return chain.from_iterable(shards for _, shards in self.beside)
 
     def cutter(self) -> Callable[[int], Sample]:
@@ -175,7 +177,7 @@ class LeasedShard:
         """True if every other process has mapped the files of the samples sent to it."""
         if isinstance(self._shard, MappedShard) and not self._shard.settled:
             return False
-        return all(each.settled for each in self._joined())
+        return all(each.settled for each in self._shards_beside())
 
     @property
     def is_whole(self) -> bool:
@@ -188,28 +190,29 @@ class LeasedShard:
         assert isinstance(self._shard, MappedShard)
         return self._shard
 
-    def _open(self) -> None:
+    def _reopen(self) -> None:
+        """Map the file of the present grant in place of the last one; once, ask for another."""
         self._close_shard()
         try:
-            self._shard = self._opened()
+            self._shard = self._wait_and_map()
         except errors.ShardcacheError as exn:
             if not self._may_try_again(exn):
                 raise
             self._ask_again()
-            self._shard = self._opened()
+            self._shard = self._wait_and_map()
 
     def _may_try_again(self, exn: errors.ShardcacheError) -> bool:
         """Return True if the shard should be requested again after an error.
 
-        It should be once, as the daemon retries once. The caller raises: an exception referenced
-        from a frame of its own traceback would keep the whole iteration alive, session included,
-        until the garbage collector runs.
+        Only once, as the daemon retries once. This does not raise the error itself: an exception
+        referenced from a frame of its own traceback would keep the whole iteration alive, session
+        included, until the garbage collector runs.
         """
         if self._tried_again or not self._was_arriving:
             return False
         if isinstance(exn, errors.ShardChangedError | errors.CorruptShardError):
-            # The next version, or the next try, may be whole, which helps as long as no sample of
-            # this one was yielded.
+            # The next version, or the next try, may be sound: that helps if no sample of this one
+            # was yielded.
             helps = self.number == self._start
         else:
             # A shard that merely did not arrive can be read on.
@@ -218,7 +221,8 @@ class LeasedShard:
             self._tried_again = True
         return helps
 
-    def _samples_here(self) -> Iterator[Sample]:
+    def _samples_of_file(self) -> Iterator[Sample]:
+        """Yield the samples from the next one on that the present file has."""
         assert self._shard is not None
         try:
             if self.beside:
@@ -240,11 +244,12 @@ class LeasedShard:
         numbers = range(len(self.whole))[self.number : self._stop]
         return map(self._cut, numbers)
 
-    def _opened(self) -> MappedShard | ArrivingShard:
+    def _wait_and_map(self) -> MappedShard | ArrivingShard:
+        """Wait for the grant, and map its file; ask for another while that may help."""
         tries_left = _MAX_TRIES
         was_checked = False
         while True:
-            grant = self._granted()
+            grant = self._wait_for_grant()
             self._check_version(grant)
             try:
                 return self._map(grant)
@@ -262,7 +267,8 @@ class LeasedShard:
                 self._ask_again(damage)
                 was_checked = bool(damage)
 
-    def _granted(self) -> Grant:
+    def _wait_for_grant(self) -> Grant:
+        """Wait for the grant, or for that of the latest version if only that exists now."""
         try:
             return self._session.wait(self._lease)
         except errors.OutdatedError:
@@ -274,6 +280,11 @@ class LeasedShard:
         return self._session.wait(self._lease)
 
     def _ask_again(self, damage: str = "") -> None:
+        """Release the lease, and request the same shard again.
+
+        Args:
+            damage: what was found wrong with the file; empty if nothing was.
+        """
         self._session.release(self._lease, read=False, damage=damage)
         previous = self._lease
         self._lease = self._session.lease(
@@ -284,7 +295,7 @@ class LeasedShard:
         )
 
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
-        if "inode" in grant:
+        if "inode" in grant:  # the file was not published yet
             self._was_arriving = True
         if grant["type"] == "arriving":
             last = None if self.count is None else self.count - 1
@@ -304,6 +315,7 @@ class LeasedShard:
             view=self.view,
         )
         try:
+            # Without blocks, this compares the number of samples once more.
             self._check_count(len(shard), "blocks of tokens", leased["url"])
         except errors.CountMismatchError:
             shard.close()
@@ -340,6 +352,7 @@ class LeasedShard:
         return extended
 
     def _more(self, beyond: int) -> Arriving | None:
+        """Wait until more than `beyond` bytes have arrived; see `More`."""
         grant = self._session.more(self._lease, beyond)
         if grant is None or grant["type"] != "arriving":
             return None

@@ -74,7 +74,8 @@ class MappedShard:
         try:
             with ExitStack() as opened:  # closes what was opened if anything fails
                 self.index = opened.enter_context(closing(TarIndex.open(index_path)))
-                # Evicted, and fetched again as a plain file.
+                # The sidecar of a plain file says None: the shard was evicted, and fetched again
+                # as a file.
                 if self.index.header.get("samples", 0) is None:
                     raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
                 size_bytes = self.index.header["size_bytes"]
@@ -89,8 +90,8 @@ class MappedShard:
                 self._loan: Loan | None = None
                 if handover is not None:
                     is_findable = inode is None and not mapped_file.is_nameless(path)
-                    shown = path if is_findable else None
-                    self._loan = handover.lend(self.tar, shown, path.stat().st_ino, url)
+                    findable_path = path if is_findable else None
+                    self._loan = handover.lend(self.tar, findable_path, path.stat().st_ino, url)
                 opened.pop_all()
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
@@ -155,7 +156,7 @@ class MappedShard:
 
 
 More = Callable[[int], Arriving | None]
-"""Waits until more bytes of a shard have arrived than a number, and returns the new grant.
+"""Waits until more than a number of a shard's bytes have arrived, and returns the new grant.
 
 None if the rest must be read another way, or this file must not be read on. Raises the error that
 stops the rest.
@@ -167,6 +168,7 @@ class _EndOfPartError(Exception):
 
 
 def _closed(_beyond: int) -> NoReturn:
+    """In place of `more` once a shard is closed."""
     raise ValueError("the shard is closed")
 
 
@@ -219,7 +221,7 @@ class ArrivingShard:
     def __repr__(self) -> str:
         ready = f"{self._ready_bytes} of {self._size_bytes} bytes"
         return (
-            f"ArrivingShard({self.url!r}, {ready}, samples={self._whole}, "
+            f"ArrivingShard({self.url!r}, {ready}, samples={self._arrived}, "
             f"closed={self._map.closed})"
         )
 
@@ -242,17 +244,18 @@ class ArrivingShard:
         """
         numbers = count(start) if stop is None else range(start, stop)
         for number in numbers:
-            if not self._is_whole(number):
+            if not self._has_arrived(number):
                 return
             assert self._walk is not None
             tables = self._walk.samples
-            self._add_columns(len(self._columns))
+            self._add_columns()
             yield from slicing.cut(tables, self._columns, self.url, number, number + 1)
 
-    def _add_columns(self, first: int) -> None:
-        """Add the columns from a number on that the shard has had so far."""
+    def _add_columns(self) -> None:
+        """Add the columns that have come up since this was last called."""
         assert self._walk is not None
         tables = self._walk.samples
+        first = len(self._columns)
         new = tables.extensions[first:]
         if not new:
             return
@@ -265,18 +268,18 @@ class ArrivingShard:
         self._columns += slicing.chosen(columns, self._view.reads, self._view.prefix)
 
     @property
-    def _whole(self) -> int:
+    def _arrived(self) -> int:
         """Number of samples that have arrived."""
         return 0 if self._walk is None else len(self._walk.samples.member_ends)
 
-    def _is_whole(self, number: int) -> bool:
+    def _has_arrived(self, number: int) -> bool:
         """Wait until a sample has arrived; return False if it must be read another way."""
         try:
             if number == self._last:
                 self._wait_beyond(self._size_bytes)
             if self._walk is None:
                 self._walk = format_of(self.url).walk(self._read, self._size_bytes, self.url)
-            while self._whole <= number:
+            while self._arrived <= number:
                 if not self._walk.advance():
                     self._wait_beyond(self._size_bytes)
         except _EndOfPartError:
