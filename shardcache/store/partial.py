@@ -35,7 +35,7 @@ from shardcache.transport.between.parts import RECORD, Parts, PartSums
 
 # In the journal, the number of a part that was given up has this bit, and its record no checksum.
 _DROPPED = 1 << 31
-_MAX_TITLE_BYTES = 64 * 1024
+_MAX_TITLE_BYTES = 64 * 1024  # of a journal's first line, which identifies the object
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
@@ -51,7 +51,7 @@ class Partial:
     is_file: bool = False  # True if the object's own bytes are wanted
     inode: int = 0  # of the file at `path`; changes if the download is restarted
     done: dict[int, int] = field(default_factory=dict)  # CRC32C of finished parts, by number
-    # The same of parts that an earlier daemon has finished, and that are still to be compared.
+    # CRC32C of parts that an earlier daemon has finished, and that are not compared with it yet.
     unchecked: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -105,10 +105,10 @@ class Partial:
 
         Raises DiskError.
         """
-        with disk_errors(self.path), source.open("rb") as own, self.path.open("r+b") as file:
+        with disk_errors(self.path), source.open("rb") as whole, self.path.open("r+b") as file:
             for index in self.missing():
                 start = index * self.part_bytes
-                data = os.pread(own.fileno(), self.size_of(index), start)
+                data = os.pread(whole.fileno(), self.size_of(index), start)
                 os.pwrite(file.fileno(), data, start)
                 self.done[index] = crc32c(data, 0)
 
@@ -202,6 +202,7 @@ class Partial:
             is_sparse = obj is not None and allocated_or_zero(path) < obj.size_bytes
             if obj is None or not is_sparse or key != _key_of_file(obj):
                 return None
+            # `_resume` replaces the size of the parts by that in the journal.
             partial = cls(obj, obj.size_bytes, path, journal, key, is_file=True)
             if partial._resume() and partial.unchecked:
                 partial._free_others()
@@ -212,7 +213,7 @@ class Partial:
     def _free_others(self) -> None:
         """Free the space of parts that were being written, of which the journal says nothing."""
         with open(self.path, "r+b") as file:
-            start = 0
+            start = 0  # of the gap before a finished part, or before the end of the file
             for index in (*sorted(self.unchecked), self.count):
                 end = min(index * self.part_bytes, self.obj.size_bytes)
                 if end > start:
@@ -220,11 +221,12 @@ class Partial:
                 start = end + self.part_bytes
 
     def _create(self, granted_inodes: Collection[int]) -> None:
+        """Make an empty file and its journal; see `open`."""
         unlink_quietly(self.path, self.journal_path)
         with contextlib.ExitStack() as files:
             file = files.enter_context(open(self.path, "wb"))
             while os.fstat(file.fileno()).st_ino in granted_inodes:
-                # It stays open until there is another, which thus gets another number.
+                # While the file stays open, the next one cannot get its number.
                 unlink_quietly(self.path)
                 file = files.enter_context(open(self.path, "wb"))
             file.truncate(self.obj.size_bytes)
@@ -232,13 +234,15 @@ class Partial:
 
     def _allocate(self) -> None:
         """Allocate the space of all parts that have not arrived."""
-        is_memory = mount_of(self.path).is_memory  # which would be zeroed now, and written later
+        # A filesystem in memory would write zeros now, and the bytes later.
+        is_memory = mount_of(self.path).is_memory
         if is_memory or not self.obj.size_bytes:
             return
         with open(self.path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
 
     def _title(self) -> bytes:
+        """Return the journal's first line, without its end."""
         title = {
             "url": stored_url(self.obj.url),
             "version": self.obj.version,
@@ -272,7 +276,8 @@ class Partial:
             return False
         self.part_bytes = part_bytes
 
-        whole_bytes = len(records) - len(records) % RECORD.size  # a crash may tear the last one
+        # A crash may have torn the last record.
+        whole_bytes = len(records) - len(records) % RECORD.size
         os.truncate(self.journal_path, len(title) + 1 + whole_bytes)
         for index, crc in RECORD.iter_unpack(records[:whole_bytes]):
             if index & _DROPPED:
@@ -296,9 +301,13 @@ class Partial:
         return sound
 
     def damaged(self, crcs: Mapping[int, int]) -> list[int]:
-        """Return the parts whose bytes have another CRC32C; note nothing. Blocks.
+        """Return the parts whose bytes have another CRC32C. Blocks.
 
-        They are read from the disk, which may differ from what is in memory. Raises DiskError.
+        They are read from the disk, which may differ from what is in memory. `done` stays as it is.
+        Raises DiskError.
+
+        Args:
+            crcs: the CRC32C that each part should have, by number.
         """
         with disk_errors(self.path):
             return [part for part, crc in crcs.items() if self._crc_on_disk(part) != crc]
@@ -313,6 +322,7 @@ class Partial:
 
 
 def _whole_number(value: object) -> int | None:
+    """Return a value of JSON if it is a positive integer, None otherwise."""
     is_sound = type(value) is int and value > 0
     return value if is_sound else None  # type: ignore[return-value]
 
@@ -345,6 +355,6 @@ def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:
     suffixes = [TAR, SIDECAR]
     if not keep_parts:
         suffixes += [PART, JOURNAL]
-    # A failing disk was reported by the failed write; the next start cleans up
+    # A failing disk was reported by the failed write; the next start cleans up.
     with contextlib.suppress(OSError):
         unlink_quietly(*(layout.in_progress(key, suffix) for suffix in suffixes))

@@ -35,8 +35,9 @@ MAX_METADATA_BYTES = 16 * 1024
 DTYPES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int16": 2, "int32": 4, "int64": 8}
 """Sizes in bytes of the types that tokens may have; arrays are little-endian."""
 
-_MAX_MEMBER_BYTES = 1024 * 1024
-_MAX_SAMPLES = 50_000  # a few megabytes: shards of text may have millions of samples
+_MAX_MEMBER_BYTES = 1024 * 1024  # of a member with metadata, most of which may be left out
+# Samples in a row of a table: a few megabytes, as shards of text may have millions of samples.
+_MAX_SAMPLES = 50_000
 _MAX_WITH_METADATA = 1_000  # 16 MB at worst
 
 # numpy's format: magic, version, length of the header, and a header that is the text of a dict with
@@ -52,6 +53,7 @@ _MAX_HEADER_BYTES = 1024
 
 
 def _check_extension(extension: str, example: str) -> None:
+    """Raise ConfigError unless members can have this extension; the message has an example."""
     if not extension or extension.startswith("."):
         raise ConfigError(
             f"{extension!r} is not a member extension",
@@ -90,8 +92,8 @@ def read_metadata(
 ) -> Iterator[Metadata | None]:
     """Yield the metadata of each sample of a shard; None for samples that lack the member.
 
-    Only members are read. Raises MetadataError, with `url`, for a member that is not a JSON object,
-    or too large.
+    Of the tar, only these members are read. Raises MetadataError, with `url`, for a member that is
+    not a JSON object, or too large.
     """
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         if (start, end) == (0, 0):
@@ -163,11 +165,12 @@ def rows_of(
         tables: the samples.
         metadata: that of each sample, None for one without; or None for a table without metadata.
         max_samples: maximum number of samples in a row.
-        blocks: the number of blocks of each sample (`spans`); None for a table without places.
+        blocks: the number of blocks of each sample, negated for some (`spans`); None for a table
+            without places.
     """
     samples = len(tables.member_ends)
     step = max_samples if metadata is None else min(max_samples, _MAX_WITH_METADATA)
-    begin = 0
+    first_block = 0
     for first in range(0, samples or 1, step):
         numbers = range(first, min(first + step, samples))
         row: Row = {
@@ -177,10 +180,10 @@ def rows_of(
             "sizes": _sizes_of(tables, numbers),
         }
         if blocks is not None:
-            row["first_block"] = begin
+            row["first_block"] = first_block
             row["blocks"] = list(islice(blocks, len(numbers)))
             row["irregular"] = irregular_in(tables, numbers, row["blocks"], row["sizes"])
-            begin += sum(map(abs, row["blocks"]))
+            first_block += sum(map(abs, row["blocks"]))
         if metadata is not None:
             row["metadata"] = list(islice(metadata, len(numbers)))
         yield row
@@ -202,7 +205,8 @@ def _sizes_of(tables: Tables, numbers: range) -> dict[str, list[int | None]]:
 def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
     """Yield the samples of a row, of the shard at `url`.
 
-    Raises KeyError, TypeError, ValueError, IndexError, AttributeError.
+    Raises KeyError, TypeError, ValueError, IndexError, AttributeError for a row with other fields,
+    or values of other types.
     """
     columns = row["sizes"].items()
     samples = zip(row["keys"], _metadata_of(row), strict=True)
@@ -226,7 +230,7 @@ class TokenMember:
 
     Attributes:
         extension: of the member.
-        dtype: a name of `DTYPES`, for plain arrays; None for `.npy` files, which tell theirs.
+        dtype: a name of `DTYPES`, for plain arrays; None for `.npy` files, which state their own.
     """
 
     extension: str = "npy"
@@ -259,8 +263,8 @@ def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
     dtype = member.dtype
     start = 0
     if dtype is None:
-        dtype, start = _npy(data, 0, len(data), key, None)
-    return _count(len(data) - start, dtype, key, None)
+        dtype, start = _npy_values(data, 0, len(data), key, None)
+    return _token_count(len(data) - start, dtype, key, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,17 +306,20 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
             key = key_of(tables, sample)
             if member.dtype is None:
                 head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
-                found, start = _npy(head, start, end, key, url)
-                if dtype not in (None, found):
-                    raise _unsupported(f"the sample {key!r} has {found}, those before {dtype}", url)
-                dtype = found
-            total += _count(end - start, dtype or "", key, url)
+                own_dtype, start = _npy_values(head, start, end, key, url)
+                if dtype not in (None, own_dtype):
+                    raise _unsupported(
+                        f"the sample {key!r} has {own_dtype}, those before {dtype}", url
+                    )
+                dtype = own_dtype
+            total += _token_count(end - start, dtype or "", key, url)
         starts.append(start)
         ends.append(total)
     return TokenRuns(dtype or "uint8", starts, ends)
 
 
-def _count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
+def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
+    """Return the number of tokens in some bytes. Raises TokensError if it is not a whole one."""
     tokens, surplus = divmod(size_bytes, DTYPES[dtype])
     if surplus:
         reason = f"{size_bytes} bytes of tokens, which is not a multiple of {DTYPES[dtype]}"
@@ -320,8 +327,16 @@ def _count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
     return tokens
 
 
-def _npy(head: bytes, start: int, end: int, key: str, url: str | None) -> tuple[str, int]:
-    """Return type and offset of the values of the `.npy` file at `start`, given its first bytes."""
+def _npy_values(head: bytes, start: int, end: int, key: str, url: str | None) -> tuple[str, int]:
+    """Return type and offset of the values of a `.npy` file. Raises TokensError.
+
+    Args:
+        head: its first bytes.
+        start: its offset in the tar.
+        end: where it ends in the tar.
+        key: of its sample, for messages.
+        url: of the shard, for messages.
+    """
     # Later versions have a longer field for the header's length.
     fixed_bytes = 10 if head[6:7] == b"\1" else 12
     header_end = fixed_bytes + int.from_bytes(head[8:fixed_bytes], "little")

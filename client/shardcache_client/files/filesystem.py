@@ -57,7 +57,8 @@ _OF_FSSPEC = (
     "skip_instance_cache",
     "use_listings_cache",
 )
-# Options of a filesystem of S3 that its urls with `?versionId=` alone give; they stay in the path.
+# The options that fsspec derives from an S3 url with `?versionId=`. They may be ignored, as the
+# version stays in the path.
 _OF_VERSIONS = {"version_aware": True}
 
 
@@ -67,9 +68,10 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     Paths are those of the store's own filesystem, or urls.
 
     Args:
-        target_protocol: of what follows `shardcache::`.
-        fo: its path.
-        target_options: its options, which are the daemon's to have: a ConfigError.
+        target_protocol: of the url that follows `shardcache::`.
+        fo: path of that url.
+        target_options: options of the store's own filesystem. Any is a ConfigError, as the daemon
+            opens the store.
         block_size: maximum number of bytes that a file which is read in order reads ahead; 0
             stands for the default, 5 MiB, as some libraries give it.
         job, socket, daemon, timeout_s: as for `open_cached`.
@@ -110,7 +112,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 "shardcache::URL",
             )
         super().__init__(target_protocol=target_protocol, fo=fo, **options)
-        self._prefix = ""  # of urls, where paths are not those of local files
+        self._prefix = ""  # of every path's url; empty for local files
         if target_protocol not in (None, "file", "local"):
             self._prefix = f"{target_protocol}://"
         self.choice = DaemonChoice.of(socket, daemon)
@@ -123,11 +125,12 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
+        """Return a path, or a list of them, without `shardcache::` and slashes at the end."""
         if isinstance(path, list):
             return [*map(cls._strip_protocol, path)]
         stripped = os.fspath(path).removeprefix("shardcache://").removeprefix("shardcache::")
         stripped = _FILE_PROTOCOL.sub("", stripped)
-        return stripped.rstrip("/") or stripped[:1]
+        return stripped.rstrip("/") or stripped[:1]  # the root stays `/`
 
     def url(self, path: str) -> str:
         """Return the object store's url of a path."""
@@ -143,11 +146,13 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return f"shardcache://{self.url(name)}"
 
     def _path(self, url: str) -> str:
+        """Return the path of a url of the object store."""
         if self._prefix:
             return url.removeprefix(self._prefix)
         return local_path(url) or url
 
     def _refs(self, url: str, wanted: Wanted) -> Manifest:
+        """Return the objects at a url, or in a folder, as the daemon finds them."""
         max_age_s = None
         if self._invalidated_s is not None:
             max_age_s = time.monotonic() - self._invalidated_s
@@ -209,10 +214,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def modified(self, path: str) -> datetime:
         """Return since when this filesystem knows the file's present version.
 
-        For another version it is another time.
-
-        The object store's own time of a version is not known. Raises IsADirectoryError for a
-        folder.
+        The object store's own time of a version is not known. This one changes with the version.
+        Raises IsADirectoryError for a folder.
         """
         details = self._file_details(path)
         version, since = self._first_seen.get(details["name"], (None, None))
@@ -249,7 +252,11 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return [each["name"] for each in found]
 
     def _inside(self, path: str, wanted: Wanted) -> list[Details]:
-        """Return what lies in a folder. Raises NotFoundError if there is none."""
+        """Return what lies in a folder. Raises NotFoundError if there is none.
+
+        Args:
+            wanted: "entries" for files and folders directly in it, "files" for all files below it.
+        """
         url = self.url(path)
         if _WEB.match(url):
             raise NotFoundError(
@@ -268,7 +275,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     ) -> Any:
         """As fsspec's: all files below a folder by one listing, not by one per folder."""
         if maxdepth is None and not withdirs and not _PATTERN.search(self.url(path)):
-            with suppress(NotFoundError):  # a file
+            with suppress(NotFoundError):  # it is a file
                 found = {each["name"]: each for each in self._inside(path, "files")}
                 return found if options.get("detail") else list(found)
         return super().find(path, maxdepth, withdirs, **options)
@@ -295,6 +302,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return sorted({*self._strip_protocol(found)})
 
     def _own_url(self, name: str) -> str:
+        """Return the url by which a library opens a path through the cache."""
         url = self.url(name)
         # Libraries that normalise paths make two slashes of three.
         if url.startswith("/"):
@@ -325,6 +333,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
     """A file, of which only the parts that are read are fetched."""
 
+    # The session and the open file; None until the first read.
     _held: ExitStack | None = None
     _ranges: RangeFile
 
@@ -344,6 +353,7 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
             self.cache = ReadAhead(self.blocksize, self._fetch_range, self.size)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
+        """Return bytes of the file; fsspec's caches call this."""
         if self._held is None:
             fs = self.fs
             details = self.details

@@ -32,7 +32,7 @@ log = logging.getLogger("shardcache")
 
 T = TypeVar("T")
 
-_END = Placed(-1, None)
+_END = Placed(-1, None)  # stands for the end of the samples
 
 # Stands for the samples left of an epoch without a known end. It is more than any rank has left, so
 # that no rank waits for this one.
@@ -69,10 +69,12 @@ class Fitted(NamedTuple):
     """A sample that fits into a block.
 
     Attributes:
-        place: among those of the epoch.
-        length: number of tokens, 1 or more.
-        tokens: themselves, an array of this length; None if they are not known.
-        source: of a mixture, whose samples alone may share a block with it; None if all may.
+        place: its place in the epoch.
+        item: the sample itself.
+        length: its number of tokens, 1 or more.
+        tokens: its tokens, an array of this length; None if only the length is known.
+        source: its source in a mixture, if only samples of the same one may share a block with it;
+            None if all may.
     """
 
     place: int
@@ -82,7 +84,7 @@ class Fitted(NamedTuple):
     source: str | None = None
 
 
-Making = Callable[[Sequence[Fitted]], "Block[Any]"]
+BlockMaker = Callable[[Sequence[Fitted]], "Block[Any]"]
 """Makes a block of its samples."""
 
 
@@ -122,11 +124,11 @@ class Pack:
     length: Callable[[Any], Any] | None
     tokens: Callable[[Any], Any] | None
     on_error: Handler
-    block_of: Making
+    block_of: BlockMaker
     agreement: Callable[[Topology], Agree]
     per_source: bool = False
 
-    is_in_step = False
+    is_in_step = False  # ranks with short samples get ahead; see `Stage`
 
     @property
     def name(self) -> str:
@@ -175,7 +177,7 @@ def _source_of(item: Any) -> str:
 def _array_of(item: Any, tokens: Any) -> Any:
     """Return the tokens of a sample as an array of one dimension.
 
-    Raises SampleError if they are none.
+    Raises SampleError if they cannot be one.
 
     Args:
         tokens: what the user's function has returned for the sample.
@@ -200,7 +202,7 @@ def _no_array(item: Any, tokens: Any) -> SampleError:
 
 
 class _Groups:
-    """The groups of one reader's epoch, or of its rest. Iterable once."""
+    """The groups of one reader's epoch, or of what is left of it. Iterable once."""
 
     def __init__(
         self, stage: Pack, samples: Iterator[Placed], facts: EpochFacts, agree: Agree
@@ -210,9 +212,9 @@ class _Groups:
         self._facts = facts
         self._agree = agree
         self._on_error = for_epoch(stage.on_error)
-        self._waiting: list[Fitted] = []
+        self._waiting: list[Fitted] = []  # samples that were read, and are in no group yet
         self._last_given: Fitted | None = None
-        self._read_until = facts.start.place
+        self._read_until = facts.start.place  # place of the next sample to be read
         self._is_over = False
         self._refused = 0
         self._repeated = 0
@@ -289,7 +291,7 @@ class _Groups:
         Samples of the next group are read while these are given.
         """
         before = self._mark_before(number)
-        beyond = before.beyond
+        beyond = before.beyond  # bits of the places whose samples were given: see `Mark`
         samples = self._take(sum(map(len, blocks)))
         left = len(samples)
         for given, block in enumerate(blocks, 1):
@@ -300,11 +302,11 @@ class _Groups:
             if given <= given_before:
                 continue
 
-            # As many as were given, so that no block waits for a whole window. Before the last
-            # block, this shows whether the epoch has more.
+            # Read as many samples as were given, so that no block has to wait until a whole window
+            # is read. Before the last block, this shows whether the epoch has more.
             self._read(self._stage.window - left)
             made = self._stage.block_of(chosen)
-            if not block:
+            if not block:  # other ranks need it, and this one has no sample left
                 self._repeated += 1
             if given < len(blocks):
                 yield made, Mark(before.place, number, given, beyond, before.again)
@@ -312,6 +314,7 @@ class _Groups:
                 yield made, self._mark_before(number + 1)
 
     def _take(self, count: int) -> list[Fitted]:
+        """Take the samples that have waited longest."""
         taken = self._waiting[:count]
         del self._waiting[:count]
         if taken:

@@ -1,6 +1,4 @@
-"""Checks of the node: socket and daemon, options, the cache's folder, space and disk, and the
-kernel's limits.
-"""
+"""Checks of the node: daemon, options, the cache's folder and disk, and the kernel's limits."""
 
 import os
 import shlex
@@ -36,17 +34,20 @@ from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import Layout
 from shardcache.store.folder.permissions import other_writers
 
+# A disk operation that takes longer hangs.
 _SILENT_S = 10.0
 
+# Stands for a folder that the operator has to choose.
 _LOCAL = "/path/on/local/disk"
 
+# The disk's speed is measured in blocks, up to a number of bytes and a time in each direction.
 _BLOCK_BYTES = 4 * 1024**2
 _MAX_BYTES = 256 * 1024**2
 _LIMIT_S = 2.0
 # Slower than a single hard disk: the node is better off without a cache, or its disk is failing.
 _SLOW_BYTES_PER_S = 100e6
 
-# 8 accelerators, 16 workers each, training and validation.
+# Readers of a large node: 8 accelerators, 16 workers each, training and validation.
 _READERS = 256
 _SHM = Path("/dev/shm")
 _MIN_SHM_BYTES = 1024**3
@@ -68,13 +69,13 @@ def socket_place(context: Context) -> Finding:
         )
     if "socket" in context.flags:
         return ok(f"{socket} (--socket)")
-    theirs = None
+    clients_socket = None
     with suppress(DaemonError):
-        theirs = tool_socket()
-    if theirs != socket:
+        clients_socket = tool_socket()
+    if clients_socket != socket:
         cause = "only the config file names it, which training processes do not read"
         remedy = f"export {SOCKET_ENV}={shlex.quote(str(socket))}   # where training runs"
-        return warning(f"{socket}, but clients look at {theirs}", cause, remedy)
+        return warning(f"{socket}, but clients look at {clients_socket}", cause, remedy)
     named_by = "where clients look by default"
     if os.environ.get(SOCKET_ENV):
         named_by = f"${SOCKET_ENV}"
@@ -110,9 +111,8 @@ def listener(context: Context) -> Finding:
         return failed(f"cannot connect to {socket}", exn.strerror or str(exn), start)
     if context.status is None:
         cause = "" if context.daemon_error is None else context.daemon_error.message
-        remedy = (
-            "journalctl -u shardcache -n 100   # or its own log; then: systemctl restart shardcache"
-        )
+        log = "journalctl -u shardcache -n 100   # or its own log"
+        remedy = f"{log}; then: systemctl restart shardcache"
         return failed(f"the server at {socket} returns no status", cause, remedy)
     user = "an unknown user" if context.uid is None else user_name(context.uid)
     version = context.status["version"]
@@ -121,7 +121,11 @@ def listener(context: Context) -> Finding:
 
 
 def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the command that starts a daemon with these options, or better values of them."""
+    """Return the command that starts a daemon with the options that the doctor was given.
+
+    Args:
+        proposed: better values of options, by name.
+    """
     words = ["shardcache", "serve"]
     for flag, value in {**context.flags, **proposed}.items():
         for each in value if isinstance(value, tuple) else (value,):
@@ -169,7 +173,7 @@ def options(context: Context) -> Finding:
     config = context.config
     error = context.config_error
     closed = _barrier(config, os.R_OK)
-    if closed is not None and os.path.lexists(closed):
+    if closed is not None and os.path.lexists(closed):  # it, or a folder above it, denies access
         return skipped(f"you may not read {config}; its contents are not checked")
     if error is not None:
         return of_error(error, "the daemon does not start with it")
@@ -230,14 +234,15 @@ def _owned(context: Context, place: Path) -> Finding:
     layout = Layout(place)
     uid = os.geteuid() if context.uid is None else context.uid
     parts = (place, layout.shards, layout.partial, layout.quarantine, layout.catalogue)
-    alien = next((part for part in parts if part.exists() and part.stat().st_uid != uid), None)
-    if alien is not None:
-        owner = user_name(alien.stat().st_uid)
+    stray = next((part for part in parts if part.exists() and part.stat().st_uid != uid), None)
+    if stray is not None:
+        owner = user_name(stray.stat().st_uid)
         cause = (
-            f"{alien} belongs to {owner}: a daemon that ran as {owner} created it, or it was copied"
+            f"{stray} belongs to {owner}: a daemon that ran as {owner} created it, or it was copied"
         )
-        judge = warning if context.uid is None and uid == 0 else failed
-        return judge(
+        # As root, the doctor does not know which user the daemon is going to run as.
+        report = warning if context.uid is None and uid == 0 else failed
+        return report(
             f"{place} belongs to another user",
             cause,
             f"chown -R {user_name(uid)} {place}   # as root",
@@ -319,8 +324,10 @@ def space(context: Context) -> Finding:
     if total_bytes - min_free_bytes < capacity_bytes:
         can_grow = f"the cache can grow to {size(reachable_bytes)}"
         cause = f"the filesystem is too small for the capacity: {can_grow}"
-        unit, name = (10**9, "GB") if reachable_bytes >= 10**10 else (10**6, "MB")
-        options = {"capacity": f"{reachable_bytes // unit}{name}"}
+        proposed = f"{reachable_bytes // 10**6}MB"
+        if reachable_bytes >= 10**10:
+            proposed = f"{reachable_bytes // 10**9}GB"
+        options = {"capacity": proposed}
         return _better(context, found, cause, options, "   # or a larger disk", **figures)
     cause = f"other files use the rest: the cache can grow to {size(reachable_bytes)}"
     return warning(found, cause, f"{largest}   # remove unneeded files", **figures)
@@ -334,9 +341,14 @@ def _better(
     note: str = "",
     **figures: float,
 ) -> Finding:
-    """Return a warning that proposes other options: its remedy starts a daemon with them.
+    """Return a warning whose remedy starts a daemon with other options.
 
-    If one runs, which has options of its own, the remedy has these alone.
+    The remedy has the doctor's further options as well, unless a daemon runs: that one may have
+    been started with others.
+
+    Args:
+        options: the proposed ones, by name.
+        note: a comment behind the command.
     """
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     command = f"shardcache serve {flags}"
@@ -378,6 +390,11 @@ def _timed(
     """Write or read block by block until the time limit.
 
     Return the bytes moved, and the finding of their rate.
+
+    Args:
+        move: writes or reads the block at an offset; returns its number of bytes.
+        max_bytes: ends the measurement.
+        end: is called after the last block, and counts for the time.
     """
     done_bytes = 0
     began_s = time.monotonic()
@@ -408,23 +425,23 @@ def open_files(context: Context) -> Finding:
     line = next(line for line in lines if line.startswith("Max open files"))
     soft, hard = map(int, line.split()[3:5])  # for open files, always numbers
     limit = hard if context.pid is None else soft  # at its start, a daemon raises one to the other
-    base = own_files(context.settings or Settings.model_construct())
+    needed = own_files(context.settings or Settings.model_construct())
     remedy = "ulimit -n 65536   # before serve; permanently: LimitNOFILE=65536 in the unit"
     if context.pid is not None:
         remedy = (
             f"prlimit --pid {context.pid} --nofile=65536:65536   # now; "
             "permanently: LimitNOFILE=65536 in the unit"
         )
-    found = f"limit {limit:,}; the daemon needs up to {base:,}, plus one per reader"
-    if limit <= base:
+    found = f"limit {limit:,}; the daemon needs up to {needed:,}, plus one per reader"
+    if limit <= needed:
         return failed(
             found,
             "too few for its connections and transfers, let alone a reader",
             remedy,
             limit=limit,
         )
-    if limit < base + _READERS:
-        return warning(found, f"only {limit - base:,} readers can connect", remedy, limit=limit)
+    if limit < needed + _READERS:
+        return warning(found, f"only {limit - needed:,} readers can connect", remedy, limit=limit)
     return ok(found, limit=limit)
 
 
@@ -457,13 +474,18 @@ def _who_may(path: Path) -> str:
 
 
 def _barrier(path: Path, mode: int) -> Path | None:
-    """Return what this user may not access: the path, in a mode of os.access, or a folder above."""
+    """Return what this user may not access: a folder above the path, or the path; None if neither.
+
+    Args:
+        path: of a file or folder.
+        mode: the access to it that is needed, as for `os.access`.
+    """
     closed = (folder for folder in reversed(path.parents) if not os.access(folder, os.X_OK))
     return next(closed, None if os.access(path, mode) else path)
 
 
 def _way_in(path: Path) -> tuple[str, str]:
-    """Return the reason that this user may not access a path, and the command that fixes it."""
+    """Return why this user may not access a path, and the command that gives access to it."""
     found = path.stat()
     # Joining root's group is not a fix.
     if found.st_gid == 0 or not found.st_mode & 0o070:

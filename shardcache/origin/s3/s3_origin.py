@@ -55,12 +55,15 @@ from shardcache.transport.between.parts import Parts, PartSums
 log = SharedLogger()
 
 _CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
+# Statuses by which a presigned url may be refused: the SDK finds out the reason.
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404, 405}
+# After so many in a row, the SDK serves a bucket for this time.
 _MAX_REFUSALS = 3
 _REFUSED_S = 60.0
-_MAX_SIGNED = 64
-_MAX_HOSTS = 256
+_MAX_SIGNED = 64  # presigned urls that are kept
+_MAX_HOSTS = 256  # whose proxies are remembered
 
+# Descriptions of botocore's words for where it has found credentials; other words stay as they are.
 _SOURCES = {
     "env": "AWS_ACCESS_KEY_ID in the environment",
     "explicit": "AWS_ACCESS_KEY_ID in the environment of a reader",
@@ -108,7 +111,7 @@ class S3Origin(CredentialedOrigin):
 
     def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:
         table = setup.table
-        # The downloader retries, counts its retries, and notices stalls.
+        # Without a timeout: the downloader retries, counts its retries, and notices stalls.
         self._sessions = SdkSessions(table, setup.max_connections, self._keys(setup))
         self._uploads = Uploads(table, setup.max_connections)
         self._verify_etag = table.verify_etag
@@ -366,7 +369,7 @@ class S3Origin(CredentialedOrigin):
             modified_s=modified_s(head.get("last-modified")),
         )
 
-    # presigned urls
+    # Presigned urls
 
     def _is_usable(self, bucket: str) -> bool:
         """Return whether the bucket accepts presigned urls, for all that is known."""
@@ -375,7 +378,7 @@ class S3Origin(CredentialedOrigin):
     def _admits(self, bucket: str) -> bool:
         """Return whether to read by a presigned url now.
 
-        Where they were refused, it is a new try.
+        Where they are refused, this read may be the one of its minute that tries them again.
         """
         return self._is_plain and self._presigned[bucket].admits(time.monotonic())
 
@@ -391,7 +394,7 @@ class S3Origin(CredentialedOrigin):
             sign: returns the presigned url.
             ask: sends the request to it.
         """
-        for _ in range(2):
+        for _ in range(2):  # again if the first answer has named another region
             answer = await ask(await sign())
             if answer is None or answer.status not in _REFUSALS:
                 return answer
@@ -427,7 +430,7 @@ class S3Origin(CredentialedOrigin):
         return signed
 
     def _record_refusal(self, cause: SdkNeededError, url: str, bucket: str) -> None:
-        """Record that the SDK got what a presigned url may have been refused."""
+        """Record that the SDK was given what was refused by a presigned url, if it was."""
         if not isinstance(cause, RefusedError):
             return
         breaker = self._presigned[bucket]
