@@ -52,9 +52,9 @@ class Requests:
         self._reads: dict[PausableRead, str] = {}  # in flight, with their origins
 
     async def fetch(self, span: RequestSpan, count: Received) -> list[PartSums]:
-        """Fetch bytes, for a claim that holds its slot; return the checksums of their parts.
+        """Fetch bytes into their file, for a claim that holds its slot; return their checksums.
 
-        They are written then. A late request is hedged by another one.
+        A late request is hedged by another one.
 
         Args:
             count: called with each number of bytes received.
@@ -65,9 +65,9 @@ class Requests:
         size_bytes = span.parts.size_bytes
         with self.reading(span, span.claim, count) as read:
             span.begun(read)
-            patience_s = (
-                hedging.patience_s(size_bytes, span.parts.count) if span.obj.ranges else None
-            )
+            patience_s: float | None = None
+            if span.obj.ranges:
+                patience_s = hedging.patience_s(size_bytes, span.parts.count)
             first = self._read(span, read, None)
             if patience_s is None:
                 sums = await first
@@ -91,21 +91,28 @@ class Requests:
         limit_s: float,
         end_first: Commit,
     ) -> list[PartSums] | None:
-        """Return the checksums of bytes that were requested elsewhere, such as from the tier.
+        """Fetch bytes that were requested elsewhere, such as from the tier; return their checksums.
 
-        None unless they arrive within `limit_s`. The request needs no slot of its own: the other
-        one, which has a slot, is none to the origin.
+        None unless they arrive within `limit_s`. The request needs no slot of its own: the first
+        one has a slot of the origin, though it was sent elsewhere.
+
+        Args:
+            count: called with each number of bytes received.
+            limit_s: time in which the bytes have to arrive.
+            end_first: ends the first request; returns False if that has written its bytes.
         """
         if self._scheduler.origin(span.claim.origin_name).aimd.is_lowered:
-            return None
+            return None  # the origin is throttling
 
         async def commit() -> bool:
-            limit.reschedule(None)
+            limit.reschedule(None)  # the bytes have arrived
             return await end_first()
 
         try:
             async with asyncio.timeout(limit_s) as limit:
-                return await self._again(span, count, span.claim.again(), nullcontext(), commit)
+                return await self._fetch_again(
+                    span, count, span.claim.again(), nullcontext(), commit
+                )
         except TimeoutError:
             return None
 
@@ -133,12 +140,16 @@ class Requests:
         """Return the rates of an origin's other parts in flight, in bytes per second."""
         return [
             other.rate_bytes_per_s
-            for other, place in self._reads.items()
-            if place == origin and other is not read and other.received_bytes
+            for other, other_origin in self._reads.items()
+            if other_origin == origin and other is not read and other.received_bytes
         ]
 
     def observe(self, place: str, read: PausableRead) -> None:
-        """Record the time of a finished read from an origin or the tier."""
+        """Record the time of a finished read.
+
+        Args:
+            place: name of the origin or tier that it was from.
+        """
         measures = self._counters.measures
         took_s = read.worked.elapsed_s
         first_byte_s = took_s if read.first_byte_s is None else read.first_byte_s
@@ -171,9 +182,9 @@ class Requests:
         if origin.aimd.is_lowered or not origin.hedging.spend(span.parts.count):
             return None
         claim = span.claim.again()
-        return await self._again(span, count, claim, self._scheduler.hold(claim), end_first)
+        return await self._fetch_again(span, count, claim, self._scheduler.hold(claim), end_first)
 
-    async def _again(
+    async def _fetch_again(
         self,
         span: RequestSpan,
         count: Received,
@@ -181,9 +192,9 @@ class Requests:
         slot: AbstractAsyncContextManager[None],
         end_first: Commit,
     ) -> list[PartSums] | None:
-        """Return None if the hedged request comes to nothing.
+        """Send a second request in a slot; return the checksums, or None if it comes to nothing.
 
-        The first may still arrive, and its outcome counts.
+        The first one may still arrive, so its outcome counts then.
         """
         sums = None
         first_has_ended = False
@@ -225,7 +236,7 @@ class Requests:
         read: PausableRead,
         commit: Commit | None,
     ) -> list[PartSums] | None:
-        self._counters.fetched(span.obj.url, 0, 1)
+        self._counters.fetched(span.obj.url, size_bytes=0, requests=1)
         async with read.limit():
             sums = await span.origin.fetch(span.obj, span.parts, read, commit)
         self.observe(span.claim.origin_name, read)

@@ -36,9 +36,10 @@ _MIN_PING_S = 1.0
 # A write that hangs with its disk must not block the daemon. It is safe to leave: if it completes
 # later, it writes the right bytes in the right place.
 _END_LIMIT_S = 2.0
-# The latest urls whose bodies have not been asked for.
+# Requests that were sent ahead, and whose bodies nobody has asked for: the latest are remembered.
 _MAX_PRIMED = 8
 
+# For addresses of the node itself, and of its own network.
 _NEAR_REMEDY = "if that is intended, the node's operator can add the url's prefix to --allow"
 
 
@@ -68,8 +69,8 @@ class RunningRequest:
     received_bytes: int = 0
     _written_bytes: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _paused: bool = False
-    _held: bool = False
+    _paused: bool = False  # until the flow is ready
+    _held: bool = False  # until the body is committed
     _last: Message | None = None  # once the request has ended
 
     def pause(self) -> None:
@@ -87,11 +88,14 @@ class RunningRequest:
         while self._last is None:
             await self._changed.wait()
             self._changed.clear()
+
+            # 1. The flow had no credit, or no slot: the worker goes on once it has.
             if self._paused and self._last is None:
                 await self.flow.ready()
                 self._paused = False
                 limit_bytes = self.limit_bytes()
                 self.send({"do": "resume", "id": self.number, "limit_bytes": limit_bytes})
+            # 2. The whole body has arrived, and waits to be written to its file.
             if self._held and self._last is None:
                 self._held = False
                 if commit is not None and not await commit():
@@ -235,7 +239,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             raise TransportError(f"the transport worker takes no file ({exn.strerror})") from exn
 
     def prime(self, request: Request) -> None:
-        """Send a request ahead."""
+        """Send a request ahead of the `begin` that asks for its body."""
         self.primed.append(request.url)
         self._send({"do": "prime", **request_to_json(request, None)})
 
@@ -310,9 +314,9 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         """Handle a message of the worker."""
         match message["is"]:
             case "progress":
-                for number, *counts in message["counts"]:
+                for number, received_bytes, written_bytes in message["counts"]:
                     if number in self.requests:
-                        self.requests[number].progress(*counts)
+                        self.requests[number].progress(received_bytes, written_bytes)
             case "silent":
                 self._report_silence(message["asked_s"])
             case "up":

@@ -33,7 +33,7 @@ _WHOLES: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValu
 class Handover:
     """State shared by a process that receives Buffers and the workers that it starts.
 
-    It is the one that created this object, or that claimed the role.
+    The receiving process is the one that created this object, or that claimed the role.
 
     In the receiving process, and in copies pickled for any other purpose, Buffers are sent by
     value, as no other process is known to be able to follow a reference.
@@ -47,7 +47,7 @@ class Handover:
         """
         self.extensions = extensions
         self.acks = Acks()
-        self._lent: set[Loan] = set()
+        self._lent: set[Loan] = set()  # loans that may not be settled yet
 
     @classmethod
     def of(cls, zero_copy: bool | str | Collection[str]) -> "Handover":
@@ -101,10 +101,11 @@ class Loan:
     ) -> None:
         self._handover = handover
         self._map = mapped
+        # What a receiver needs to map the file: see `_receive`.
         self._file = (os.fspath(path or ""), inode, len(mapped), url)
-        self._expected: list[Ack] = []
+        self._expected: list[Ack] = []  # one for each message that was sent
         self._whole: weakref.ref[Buffer] | None = None
-        self._forms: list[Form] | None = None
+        self._forms: list[Form] | None = None  # of the values of each extension
         # The process that sends references: this one, if its parent can follow them.
         self._sender_pid: int | None = None
         if handover.acks.inherited and path is not None:
@@ -161,6 +162,7 @@ class Loan:
         return not self._expected
 
     def _living(self) -> Buffer | None:
+        """Return the Buffer of the whole shard, if it or any slice of it still lives."""
         if self._whole is None:
             return None
         return self._whole()
@@ -173,6 +175,7 @@ class Loan:
 
 
 def _reduce(value: Buffer) -> tuple[Any, ...]:
+    """Pickle a Buffer: a large one that was lent as a reference, any other by value."""
     place = span(value) if value.size >= WORTH_IT_BYTES else None
     if place is not None:
         whole, start, stop = place
@@ -183,6 +186,7 @@ def _reduce(value: Buffer) -> tuple[Any, ...]:
 
 
 def _cut(whole: Buffer, start: int, stop: int) -> Any:
+    """Return a Buffer in the receiving process, where its loan is unpickled as the whole file."""
     return whole[start:stop]
 
 

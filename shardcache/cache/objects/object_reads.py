@@ -94,7 +94,7 @@ class _Parts:
         return self._end
 
     def lost(self) -> None:
-        self._residency.parts.check(self._file)
+        self._residency.parts.give_up_if_removed(self._file)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

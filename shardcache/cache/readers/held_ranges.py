@@ -141,7 +141,7 @@ class HeldRanges:
         """Release a range that was read, or whose file could not be."""
         self.let_go(held)
         if not read:
-            self._parts.check(held.file)
+            self._parts.give_up_if_removed(held.file)
             return
         url = stored_url(held.file.partial.obj.url)
         self._counters.bills.add_read(url, held.size_bytes, self._client)

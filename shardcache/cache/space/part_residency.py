@@ -25,8 +25,8 @@ class PartResidency:
         allocating: is held while space is given to somebody, and so while anything is evicted.
 
     Attributes:
-        turns: what waits for the space of a range, in the order of its beginning. The others wait
-            for the first, or small ranges would forever take the space that a large one needs.
+        turns: claims that wait for the space of a range, the longest wait first. The others let
+            the first have its space, or small ranges would forever take what a large one needs.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class PartResidency:
     def retain(self, file: PartFile, parts: Iterable[int]) -> None:
         """Keep parts until `release`. They count as used."""
         file.used_at_s = time.time()
-        now = self._planner.now
+        schedule = self._planner.now
         for part in parts:
             file.leases[part] += 1
             if file.is_own:
                 key = file.key_of(part)
-                now.found(key)
-                now.held(key)
+                schedule.found(key)
+                schedule.held(key)
         if file.leases and not file.is_own:
             self._store.granted_files.add(file)
 
     @contextlib.contextmanager
     def sparing(self, file: PartFile) -> Iterator[None]:
-        """Evict no parts of a file during the block, which frees space for the others.
+        """Evict no parts of a file during the block, in which space for the whole is reserved.
 
-        Nobody is notified at its end: this is done again and again while that waits.
+        Nobody is notified at its end: it is entered again and again while the whole waits.
         """
         parts = file.kept
         file.leases.update(parts)
@@ -125,11 +125,11 @@ class PartResidency:
             self._changed.notify()
 
     def used(self, file: PartFile, parts: Iterable[int]) -> None:
-        """Count parts as used, which are read at once, and so not retained."""
+        """Count parts as used that are read immediately, so that they need not be retained."""
         file.used_at_s = time.time()
-        now = self._planner.now
+        schedule = self._planner.now
         for part in parts:
-            now.found(file.key_of(part))
+            schedule.found(file.key_of(part))
 
     def release(self, file: PartFile, parts: Iterable[int]) -> None:
         """End one `retain`."""
@@ -173,7 +173,7 @@ class PartResidency:
         if not suspects:
             return []
 
-        # Such as were evicted during the read had a hole: these are not evicted.
+        # A part that was evicted during this had a hole instead of its bytes. Now none is evicted.
         self.retain(file, suspects)
         try:
             crcs = {part: done[part] for part in suspects}
@@ -203,7 +203,7 @@ class PartResidency:
 
         Those are dropped. Raises DiskError.
         """
-        async with self._checking:  # once for all who want to know
+        async with self._checking:  # once, for all readers that wait for the same parts
             left = [part for part in parts if part in file.partial.unchecked]
             if not left or not file.is_own:
                 return []
@@ -218,7 +218,7 @@ class PartResidency:
                     self.lost(file, part)
             return damaged
 
-    def check(self, file: PartFile) -> None:
+    def give_up_if_removed(self, file: PartFile) -> None:
         """Give up a file of parts that others have removed; its parts are fetched again. Blocks."""
         if file.is_own and not file.partial.is_there():
             self.hand_over(file)
@@ -235,7 +235,8 @@ class PartResidency:
     async def evict(self, key: str, part: int) -> bool:
         """Give up a part for its space; return False if it is in use. Called while allocating.
 
-        Whoever asks for the part meanwhile has to reserve space for it, and so waits for the hole.
+        A reader that asks for the part during this has to reserve space for it, so it waits until
+        its bytes are gone.
         """
         file = self._store.part_files.get(key)
         if file is None or file.leases[part]:

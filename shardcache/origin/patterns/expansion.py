@@ -32,7 +32,9 @@ from shardcache.transport.between.flow import Flow, Received, nothing
 
 log = structlog.get_logger()
 
-_FORMATS_INDEX = "index.json"
+# Name of the file in which formats such as MDS list the shards beside it.
+_FORMAT_INDEX = "index.json"
+# Values of `wanted` for which files are taken where there is no shard.
 _SHARDS_OR_FILES = ("shards", "either")
 
 Indexes = MutableMapping[tuple[str, str], Shards]
@@ -123,14 +125,14 @@ def asks_store(pattern: str) -> bool:
     Otherwise braces alone determine its shards.
     """
     braced = in_braces(pattern)
-    if _is_asked_for(braced):
+    if _needs_request(braced):
         return True
     if "{" not in braced or braced.endswith(SUFFIXES):
         return False
-    return any(map(_is_asked_for, expand_braces(pattern)))
+    return any(map(_needs_request, expand_braces(pattern)))
 
 
-def _is_asked_for(url: str) -> bool:
+def _needs_request(url: str) -> bool:
     return url.endswith("/") or is_index(url) or is_glob(url)
 
 
@@ -144,13 +146,13 @@ async def _expand_one(
     """Return the shards of a url without braces."""
     if is_glob(url):
         found = await _matching(url, origins, received)
-        return _some(url, _listed(url, found, wanted), wanted)
+        return _not_empty(url, _listed(url, found, wanted), wanted)
     if url.endswith("/"):
         found = await origins.origin(url).list_prefix(url, received)
         listed = await _listed_beside(url, found, origins, received, indexes, wanted)
         if listed is not None:
             return listed
-        return _some(url, _listed(url, _below(url, found, wanted), wanted), wanted)
+        return _not_empty(url, _listed(url, _below(url, found, wanted), wanted), wanted)
     if is_index(url):
         return await _indexed(url, origins, received, indexes, wanted)
     return Shards.of([ShardRef(url)])
@@ -168,7 +170,7 @@ async def _listed_beside(
 
     None if there is none, or shards that no such file lists.
     """
-    index = prefix + _FORMATS_INDEX
+    index = prefix + _FORMAT_INDEX
     if wanted not in ("samples", *_SHARDS_OR_FILES) or all(obj.url != index for obj in found):
         return None
     shards = _shards_among(found, wanted)
@@ -199,21 +201,22 @@ async def _indexed(
         try:
             shards = await asyncio.to_thread(parse_index, file, data, split)
         except NotAnIndexError:
-            if wanted == "files":  # to those who want files, another program's list is one
+            if wanted == "files":  # another program's list is a file like any other then
                 raise
             listed = await _listed_by_others(file, data, split, origins, received)
             if listed is None:
                 raise
-            return _some(url, listed, wanted)
+            return _not_empty(url, listed, wanted)
     except NotAnIndexError:
         if wanted == "samples":
             raise
         return Shards.of([_ref(obj)])
-    indexes[url, obj.version] = _some(url, shards, wanted)
+    indexes[url, obj.version] = _not_empty(url, shards, wanted)
     return shards
 
 
 async def _read_list(obj: RemoteObject, origins: Origins, received: Received) -> bytes:
+    """Return the bytes of an index file. Raises NotAnIndexError for a file that is too large."""
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise NotAnIndexError(
             f"the file is too large for an index ({size(obj.size_bytes)})",
@@ -251,7 +254,7 @@ async def _entries(folder: str, origins: Origins, received: Received) -> Shards:
     """Return the files and folders directly below a folder."""
     found = await origins.origin(folder).list_prefix(folder, received, flat=True)
     inside = [obj for obj in found if obj.url != folder]
-    return _some(folder, _listed(folder, inside, "entries"), "entries")
+    return _not_empty(folder, _listed(folder, inside, "entries"), "entries")
 
 
 async def _matching(glob: str, origins: Origins, received: Received) -> list[RemoteObject]:
@@ -271,8 +274,8 @@ def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[R
     if wanted == "files" or (wanted in _SHARDS_OR_FILES and not shards):
         return files
 
-    taken = {obj.url for obj in shards}
-    left_out = [obj.url for obj in files if obj.url not in taken]
+    shard_urls = {obj.url for obj in shards}
+    left_out = [obj.url for obj in files if obj.url not in shard_urls]
     if left_out:
         log.info(
             "files below the prefix that are not shards are left out",
@@ -286,8 +289,8 @@ def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[R
 def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
     """Return the shards below a prefix.
 
-    A manifest in JSON Lines or parquet beside tars is none, but a folder of such files alone has
-    shards.
+    A manifest in JSON Lines or parquet beside tars is no shard, but in a folder of such files alone
+    each is one.
     """
     shards = [obj for obj in files if is_shard_or_file(obj.url)]
     if shards or wanted == "either":
@@ -298,7 +301,8 @@ def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteO
 def _listed(pattern: str, found: Sequence[RemoteObject], wanted: Wanted) -> Shards:
     """Return what a listing names.
 
-    Of keys that are not urls, only those of files, to be refused one by one.
+    Keys that are not valid urls are left out, unless files are wanted: each of those is refused
+    when it is requested.
     """
     odd = [obj for obj in found if not is_sound(obj.url)]
     if not odd:
@@ -308,20 +312,22 @@ def _listed(pattern: str, found: Sequence[RemoteObject], wanted: Wanted) -> Shar
         "keys below the prefix that are not valid urls cannot be fetched",
         url=pattern,
         files=len(odd),
-        first=_written(odd[0].url),
+        first=_printable(odd[0].url),
     )
     if wanted in ("files", "entries"):
-        return Shards.of(ShardRef(_written(obj.url), obj.version, obj.size_bytes) for obj in found)
+        return Shards.of(
+            ShardRef(_printable(obj.url), obj.version, obj.size_bytes) for obj in found
+        )
     left_out = {obj.url for obj in odd}
     return Shards.of(_ref(obj) for obj in found if obj.url not in left_out)
 
 
-def _written(url: str) -> str:
-    """Return a key as text: local names may hold bytes that are none."""
+def _printable(url: str) -> str:
+    """Return a key as valid text: the names of local files may hold other bytes."""
     return url.encode(errors="backslashreplace").decode()
 
 
-def _some(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
+def _not_empty(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
     """Return the shards. Raises NotFoundError if there are none."""
     if shards:
         return shards

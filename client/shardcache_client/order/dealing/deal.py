@@ -24,6 +24,7 @@ from shardcache_client.order.sequences.rounds import (
 from shardcache_client.order.sequences.scatter import EndlessOrder, lane_of, order_of
 from shardcache_client.order.sources.changes import MixtureState
 
+# The readers of one process ask for the rest of the same epoch, one after another.
 _what_is_left = lru_cache(maxsize=4)(what_is_left)
 
 
@@ -106,15 +107,16 @@ class SpanDeal(ABC):
             phases: those of the epoch that have been read.
         """
         cut = self.cut(topology)
-        first = phases[0].cut if phases else cut
+        first_cut = phases[0].cut if phases else cut
         samples = self.samples_in(epoch)
         rest = _what_is_left(samples, tuple(phases), cut)
         reader = (topology.reader + time) % cut.world_size
 
         segments = []
         for span in cut.spans(len(rest), reader):
-            for owner, start, stop in rest.between(*span):
-                lane = self.lane(epoch, first.own(samples, owner))
+            # What is left lies in the spans that readers had when the epoch began.
+            for first_reader, start, stop in rest.between(*span):
+                lane = self.lane(epoch, first_cut.own(samples, first_reader))
                 segments.append(lane.between(start, stop))
         return Share(tuple(segments), cut.size(len(rest), reader))
 

@@ -73,15 +73,15 @@ class Mix:
             step: number of the step.
             sizes: number of samples that each of these pieces gives to it.
         """
-        in_pieces_order = [nth for nth, size in enumerate(sizes) for _ in range(size)]
+        by_piece = [nth for nth, size in enumerate(sizes) for _ in range(size)]
         if len(sizes) <= 1:
-            return in_pieces_order
+            return by_piece
         # The random order of a step is that of the piece which enters in it. After the last piece
         # has entered, its steps differ by their distance from there.
         entering = self.pieces[min(step, len(self.pieces) - 1)]
         beyond = max(0, step - len(self.pieces))
         key = f"{entering.own_key}:{entering.start}+{beyond}"
-        return [in_pieces_order[drawn] for drawn in permutation(len(in_pieces_order), key)]
+        return [by_piece[drawn] for drawn in permutation(len(by_piece), key)]
 
     def _part_range(self, size: int, nth: int) -> tuple[int, int]:
         """Return the range of a piece's samples for the nth of its steps."""
@@ -105,13 +105,14 @@ class Mix:
 
     def find(self, place: int) -> tuple[int, int]:
         """Return the step that contains a place of the whole order, and the place's index in it."""
-        # Unmixed, the place would be in the piece `entry`; mixed, it is in a step of that piece:
-        # before the first of these, only samples of earlier pieces have come, at most `place` in
-        # number; at the end of the last, all of those and of the piece have, which are more.
+        # In the unmixed order, the place would be in the piece `entry`. In the mixed one, it is in
+        # one of the steps of that piece. Before the first of them, only samples of earlier pieces
+        # have come, which are `place` at most. By the end of the last, all of those have, and the
+        # piece's own, which are more than `place`.
         entry = self.pieces.holding(place)
         steps = range(min(self._steps_of_piece, self.steps - entry))
-        later = bisect_right(steps, place, key=lambda nth: self._samples_through(entry + nth))
-        step = entry + later
+        nth_step = bisect_right(steps, place, key=lambda nth: self._samples_through(entry + nth))
+        step = entry + nth_step
         return step, place - self._samples_before(step)
 
     def enters(self, piece: int) -> int:
@@ -184,10 +185,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Slice(ABC):
-    """The places `start` to `stop` of a sequence that is not a mix.
-
-    It is one of several lanes, or of some places of a lane.
-    """
+    """The places `start` to `stop` of a sequence that is made of other lanes, or parts of them."""
 
     start: int
     stop: int
@@ -246,11 +244,11 @@ class Interleaved(Slice):
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """Yield the places of each lane that are among these, counted from its beginning."""
-        at_origin = self.turns.before(self.origin)
-        at_start = self.turns.before(self.start)
-        at_stop = self.turns.before(self.stop)
-        for before, start, stop in zip(at_origin, at_start, at_stop, strict=True):
-            yield start - before, stop - before
+        before_origin = self.turns.before(self.origin)
+        before_start = self.turns.before(self.start)
+        before_stop = self.turns.before(self.stop)
+        for origin, start, stop in zip(before_origin, before_start, before_stop, strict=True):
+            yield start - origin, stop - origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +263,7 @@ class Chained(Slice):
         return any(segment.mixed for segment in self.segments)
 
     def parts(self) -> "list[Part]":
-        """Return what of each part is among these places, if there is any."""
+        """Return the parts that have some of these places, each cut to them."""
         ends = list(accumulate(segment.samples for segment in self.segments))
         found = []
         for segment, end in zip(self.segments, ends, strict=True):
@@ -281,14 +279,15 @@ class Chained(Slice):
 class Strided(Slice):
     """Places of a lane at regular distances.
 
-    They are `width` places from `first` on, and as many again after each `period`. To read them,
-    a reader passes all places of the lane between the first and the last: those of `passing`.
+    They come in rows: `width` places from `first` on, and as many again after each `period`. To
+    read them, a reader passes all places of the lane from the first to the last: those of
+    `passing`.
 
     Attributes:
         lane: the sequence that has them.
         first: place of the lane.
         width: number of places in a row.
-        period: distance, in places, from the beginning of such a row to the next one's.
+        period: distance, in places, from the beginning of a row to that of the next.
     """
 
     lane: Lane
@@ -303,8 +302,8 @@ class Strided(Slice):
 
     def _place_in_lane(self, number: int) -> int:
         """Return the lane's place of the one with this number, counted from `first` on."""
-        turn, nth = divmod(number, self.width)
-        return self.first + turn * self.period + nth
+        row, nth = divmod(number, self.width)
+        return self.first + row * self.period + nth
 
     def passed_before(self, number: int) -> int:
         """Return the number of places of `passing` before one of these, counted from 0."""
@@ -313,8 +312,8 @@ class Strided(Slice):
     def reached_by(self, passed: int) -> int:
         """Return the number of these places before the place `passed` of `passing`."""
         since_first = self._place_in_lane(self.start) + passed - self.first
-        turn, nth = divmod(max(0, since_first), self.period)
-        return turn * self.width + min(nth, self.width) - self.start
+        row, nth = divmod(max(0, since_first), self.period)
+        return row * self.width + min(nth, self.width) - self.start
 
     def passing(self) -> Part:
         """Return all samples of the lane from the first of these to the last."""

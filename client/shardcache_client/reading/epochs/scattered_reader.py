@@ -53,9 +53,11 @@ def reader_of(
     places = plans.form.scattered
     if places is None:
         return PlaceReader(plans, epoch)
-    is_all = all(map(places.has, range(len(plans.form.manifest))))
-    if is_all:
+    are_all_scattered = all(map(places.has, range(len(plans.form.manifest))))
+    if are_all_scattered:
         return ScatteredReader(session, plans, places, epoch, sessions, check)
+
+    # The session has the plan of the other shards, so ranges take one of their own.
     reader = ScatteredReader(sessions.open(), plans, places, epoch, sessions, check)
     reader.read_others_by(PlaceReader(plans, epoch))
     return reader
@@ -120,9 +122,9 @@ class ScatteredReader:
         self._epoch = epoch
         self._check = check
         self._others: PlaceReader | None = None
-        self._lone = LoneReader(sessions.open, plans.form)
+        self._lone = LoneReader(sessions.open, plans.form)  # of samples without a range
         self._ranges: SampleRanges | None = None
-        self._last_start: int | None = None
+        self._last_start: int | None = None  # of the run that was read before
         self._asked: deque[_Asked] = deque()
         self._asked_bytes = 0
         self._coming: Iterator[tuple[int, SampleId]] = iter(())  # to be requested next
@@ -131,7 +133,10 @@ class ScatteredReader:
         return f"ScatteredReader({self._epoch!r}, asked={len(self._asked)})"
 
     def read_others_by(self, others: PlaceReader) -> None:
-        """Have a reader read the samples of other shards: those of other sources of a mixture."""
+        """Have a reader read the samples of other shards: those of other sources of a mixture.
+
+        From here on, this reader closes its session, which was opened for its ranges alone.
+        """
         self._others = others
 
     def reads(self, start: int, stop: int) -> Iterator[Read]:
@@ -166,11 +171,12 @@ class ScatteredReader:
         step = size
         if self._last_start is not None:
             step = max(size, start - self._last_start)
-        is_known = self._last_start is not None or not self._is_shared
+        # Of several workers, each learns from its second run how far apart its runs are.
+        is_step_known = self._last_start is not None or not self._is_shared
         self._last_start = start
 
         runs = [range(start, stop)]
-        if is_known:
+        if is_step_known:
             ahead = [start + step * nth for nth in range(1, RUNS_AHEAD + 1)]
             runs += [range(first, min(first + size, len(self._epoch))) for first in ahead]
         return runs
@@ -188,22 +194,26 @@ class ScatteredReader:
         self._coming = chain.from_iterable(map(self._samples_in, _without_first(kept, runs)))
 
     def _drop_after(self, kept: int) -> None:
+        """Drop all requests but the first `kept`."""
         while len(self._asked) > kept:
             asked = self._asked.pop()
             self._asked_bytes -= asked.size_bytes
             if asked.request is not None:
-                self._opened().drop(asked.request)
+                self._declared().drop(asked.request)
 
     def _samples_in(self, run: range) -> Iterator[tuple[int, SampleId]]:
         return zip(run, self._epoch.samples(run.start, run.stop), strict=True)
 
     def _ask_ahead(self) -> None:
-        """Request samples until enough are, and at least one; many by one message."""
+        """Request samples until enough are requested, many by one message; at least one."""
         if self._asked and not self._is_worth_a_message:
             return
         new: list[_Asked] = []
         new_bytes = 0
-        while not (self._asked or new) or self._may_ask_more(len(new), new_bytes):
+        while True:
+            has_any = bool(self._asked or new)
+            if has_any and not self._may_ask_more(len(new), new_bytes):
+                break
             coming = next(self._coming, None)
             if coming is None:
                 break
@@ -217,13 +227,13 @@ class ScatteredReader:
 
     @property
     def _is_worth_a_message(self) -> bool:
-        """True if so few samples are requested that many can be."""
-        is_room = len(self._asked) <= MAX_ASKED - ASKED_TOGETHER
-        return is_room and self._asked_bytes <= _MAX_ASKED_BYTES * 3 // 4
+        """True if so few samples are requested that a message can ask for many more."""
+        has_room = len(self._asked) <= MAX_ASKED - ASKED_TOGETHER
+        return has_room and self._asked_bytes <= _MAX_ASKED_BYTES * 3 // 4
 
     def _may_ask_more(self, new: int, new_bytes: int) -> bool:
-        is_room = len(self._asked) + new < MAX_ASKED
-        return is_room and self._asked_bytes + new_bytes < _MAX_ASKED_BYTES
+        has_room = len(self._asked) + new < MAX_ASKED
+        return has_room and self._asked_bytes + new_bytes < _MAX_ASKED_BYTES
 
     def _request(self, new: Iterable[_Asked]) -> None:
         """Request those of some samples that are read by their ranges."""
@@ -231,12 +241,12 @@ class ScatteredReader:
         ranges = [asked.range for asked in by_range if asked.range is not None]
         if not ranges:
             return
-        requests = self._opened().ask(ranges, needed=False)
+        requests = self._declared().ask(ranges, needed=False)
         for asked, request in zip(by_range, requests, strict=True):
             asked.request = request
 
-    def _opened(self) -> SampleRanges:
-        """Declare the plan, unless it is declared."""
+    def _declared(self) -> SampleRanges:
+        """Return the session's ranges, whose plan is declared by the first call."""
         if self._ranges is None:
             form = self._form
             self._ranges = SampleRanges(
@@ -252,7 +262,7 @@ class ScatteredReader:
         if asked.request is None:
             return self._read_from_shard(asked)
         try:
-            sample = self._opened().take(asked.request)
+            sample = self._declared().take(asked.request)
         except (SampleError, *SHARD_ERRORS) as exn:
             # Its traceback would keep the session of a reader that is gone.
             return exn.with_traceback(None)
