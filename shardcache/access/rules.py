@@ -35,6 +35,7 @@ class Peer:
 
 
 _RULE_KEYS = ("prefix", "users", "groups")
+_NO_RULE = "an entry must be a url prefix, or a table with prefix and, optionally, users and groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,8 @@ class AllowRule:
         return cls(prefix, users, groups)
 
 
-_NO_RULE = "an entry must be a url prefix, or a table with prefix and, optionally, users and groups"
-
-
 def _ids(names: object, kind: str) -> frozenset[int]:
+    """Return the ids of users or groups, as `kind` says. Raises ValueError."""
     if not isinstance(names, (list, tuple)):
         # Not a TypeError, which pydantic ignores.
         raise ValueError(f"{kind} must be a list of names or numbers")  # noqa: TRY004
@@ -142,6 +141,7 @@ class _Rule:
         return other.uids <= self.uids and other.gids <= self.gids
 
     def is_for(self, peer: Peer) -> bool:
+        """Return whether the rule applies to a user."""
         if self.is_for_all or peer.is_trusted or peer.uid in self.uids:
             return True
         return not self.gids.isdisjoint(peer.gids)
@@ -187,8 +187,8 @@ class AllowList:
         if not self._rules:
             _check_default(url, peer)
             return
-        place = canonical(url)
-        if not any(rule.covers(place) and rule.is_for(peer) for rule in self._rules):
+        found = canonical(url)
+        if not any(rule.covers(found) and rule.is_for(peer) for rule in self._rules):
             raise NotAllowedError(
                 "the daemon's allow rules do not permit you to fetch the url",
                 url=url,
@@ -244,14 +244,19 @@ class AllowList:
             )
 
     def _rules_allow_hop(self, source: str, target: str) -> bool:
+        """Return whether the rules allow a target to everyone to whom they allow its source."""
         of_source = self._covering(canonical(source))
         of_target = self._covering(canonical(target))
         if not of_source:
             return False
-        return all(any(there.includes(here) for there in of_target) for here in of_source)
+        return all(
+            any(target_rule.includes(source_rule) for target_rule in of_target)
+            for source_rule in of_source
+        )
 
-    def _covering(self, place: str) -> list[_Rule]:
-        return [rule for rule in self._rules if rule.covers(place)]
+    def _covering(self, url: str) -> list[_Rule]:
+        """Return the rules that cover a canonical url."""
+        return [rule for rule in self._rules if rule.covers(url)]
 
 
 def _check_default(url: str, peer: Peer) -> None:

@@ -41,7 +41,7 @@ from shardcache.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Parts from outside of which a cache is made.
+    """Parts that a cache is given, and that its services share.
 
     Attributes:
         group: in which its tasks run.
@@ -92,6 +92,7 @@ def assemble_kept(given: Given) -> Kept:
 
     history = History(store)
     planner = Planner(store.shards)
+    # Lists that are in no plan may take half as much memory as plans.
     listing_limits = ListingLimits(ttl_s, memory_bytes=settings.plan_memory // 2)
     revalidation = Revalidation(store, origins, planner, counters, given.group, ttl_s)
     manifests = Manifests(
@@ -182,8 +183,8 @@ def assemble_fetching(given: Given, kept: Kept) -> Fetching:
     reconsider = downloader.scheduler.reconsider
     transfers = Transfers(fetcher.fetch, reconsider, planner, counters, changed, given.group)
 
-    at_once = settings.max_transfers
-    prefetcher = Prefetcher(store, planner, residency, health, transfers, at_once, changed)
+    max_transfers = settings.max_transfers
+    prefetcher = Prefetcher(store, planner, residency, health, transfers, max_transfers, changed)
     revalidation = kept.revalidation
     leasing = Leasing(
         store,
@@ -236,8 +237,8 @@ def assemble_uses(given: Given, kept: Kept, fetching: Fetching) -> Uses:
         kept.changed,
     )
     readers = Readers(shared, settings.plan_memory)
-    at_once = settings.max_transfers
-    warming = Warming(store, transfers, leasing, origins, downloader, at_once)
+    max_transfers = settings.max_transfers
+    warming = Warming(store, transfers, leasing, origins, downloader, max_transfers)
     counting = Counting(
         store,
         transfers,
@@ -246,7 +247,7 @@ def assemble_uses(given: Given, kept: Kept, fetching: Fetching) -> Uses:
         origins,
         downloader,
         given.indexers,
-        at_once,
+        max_transfers,
     )
     return Uses(readers, _objects(given, kept, leasing), warming, counting)
 

@@ -140,9 +140,10 @@ class PartReplay:
             self._release(asked.file, asked.parts)
         elif asked.number not in self._whole:
             part_bytes = self._rules.part_bytes
+            start = asked.parts.start * part_bytes
             stop = min(asked.parts.stop * part_bytes, self._sizes[asked.number])
-            self.asked -= 1
-            self.read(self.ask(asked.number, asked.parts.start * part_bytes, stop))
+            self.asked -= 1  # it is the same range, which counts once
+            self.read(self.ask(asked.number, start, stop))
 
     def _open(self, number: int) -> _ObjectParts:
         """Ask the store for an object's version, and begin a file for its parts."""
@@ -186,7 +187,7 @@ class PartReplay:
         cached = list(file.done)
         cached_bytes = file.bytes_of(cached)
         kept_bytes = self._rules.file_bytes + cached_bytes
-        self._retain(file, cached)  # and so not evicted for the others
+        self._retain(file, cached)  # so that none of them is evicted for the other parts
         is_reserved = self._reserve(self._rules.reserved_bytes(file.size_bytes) - kept_bytes)
         self._release(file, cached)
         if not is_reserved:
@@ -205,6 +206,7 @@ class PartReplay:
         return True
 
     def _bytes_of_whole(self, number: int) -> int:
+        """Return the space that a whole object takes."""
         return self._sizes[number] + self._rules.whole_bytes
 
     # Parts that are kept until they are read
@@ -238,6 +240,7 @@ class PartReplay:
         return True
 
     def _evict(self, key: str) -> None:
+        """Evict a part, whose key is that of its object, a slash and its number; or an object."""
         self._schedule.gone(key)
         name, slash, part = key.partition("/")
         number = int(name)

@@ -120,6 +120,7 @@ class ReaderPlan:
         if first is None:
             self._last.pop(name, None)
         else:
+            # The shard's last position so far gets this one as its next.
             self._again[self._last.get(name, first)] = position
             self._last[name] = position
         return position
@@ -186,6 +187,7 @@ class ReaderPlan:
             self._learn(max(took_s, _MIN_S))
 
     def _learn(self, took_s: float) -> None:
+        """Add a measurement to the moving average, in which the first few weigh the same."""
         self.measures += 1
         weight = max(_NEWEST, 1 / self.measures)
         self.seconds_per_shard += weight * (took_s - self.seconds_per_shard)

@@ -32,9 +32,10 @@ from shardcache.writing.sources import HUB, fact_of, open_unchanged, unreadable
 if TYPE_CHECKING:
     import datasets
 
-_BLOCK_ROWS = 1024
-_KEY = "%09d"
-_TYPICAL_NUMBER_BYTES = 8
+_BLOCK_ROWS = 1024  # rows that are read at a time
+_KEY = "%09d"  # of a sample, made of its row's number
+_TYPICAL_NUMBER_BYTES = 8  # of an integer as text
+# Of files in these formats: an offset, the bytes there, and the extension.
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xff\xd8\xff", "jpg"),
     (0, b"\x89PNG\r\n\x1a\n", "png"),
@@ -66,7 +67,7 @@ class MemberColumn:
     Attributes:
         name: of the column.
         kind: of its values.
-        extension: of the member; None if it is found out by the first bytes of a value.
+        extension: of the member; None if each value's first bytes tell it.
         dtype: type of the integers in a column of lists; None for other columns.
     """
 
@@ -187,6 +188,7 @@ def samples(
 def _sizes(rows: pa.Table, columns: Sequence[MemberColumn]) -> Iterator[int]:
     """Yield the size of each row's sample in a tar, in bytes; JSON's is estimated by Arrow's."""
     lengths = [column.lengths(rows.column(column.name)) for column in columns]
+    # No extension that values' first bytes tell is longer than this one.
     names = [column.extension or f"{column.name}.jpeg" for column in columns]
     name_bytes = [len(f"{_KEY % 0}.{name}") for name in names]
     for row in zip(*lengths, strict=True):
@@ -198,6 +200,7 @@ def _sizes(rows: pa.Table, columns: Sequence[MemberColumn]) -> Iterator[int]:
 
 
 def _kind(type_: pa.DataType) -> ColumnKind:
+    """Return the kind of a column of Arrow's type."""
     types = pa.types
     if types.is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}:
         return "file"
@@ -209,6 +212,7 @@ def _kind(type_: pa.DataType) -> ColumnKind:
 
 
 def _dtype(type_: pa.DataType) -> str | None:
+    """Return the type of the integers in a column of lists; None for any other column."""
     types = pa.types
     is_list = types.is_list(type_) or types.is_large_list(type_)
     if not is_list and not types.is_fixed_size_list(type_):
@@ -248,13 +252,13 @@ class _RowBlocks(ABC):
         """Yield the rows of a block, in their order, a few at a time if not `at_once`."""
 
     def _batches(self, place: int) -> Iterator[tuple[list[MemberColumn], pa.Table, Sequence[int]]]:
-        """Yield columns, rows, and the numbers of these, of a block in its order."""
+        """Yield the columns, some rows, and the rows' numbers: those of a block, in its order."""
         block = self._blocks[place]
         if self._seed is None:
-            at = block.start
+            first = block.start
             for columns, rows in self._rows(block, at_once=False):
-                yield columns, rows, range(at, at + rows.num_rows)
-                at += rows.num_rows
+                yield columns, rows, range(first, first + rows.num_rows)
+                first += rows.num_rows
             return
         order = list(range(len(block)))
         random.Random(f"{self._seed}/{block.start}").shuffle(order)
@@ -274,9 +278,13 @@ class _RowBlocks(ABC):
 
     def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
         """As `Source.read`."""
-        for place in range(first[0], last[0] + 1):
-            skip = first[1] if place == first[0] else 0
-            left = last[1] + 1 if place == last[0] else len(self._blocks[place])
+        first_place, first_row = first
+        last_place, last_row = last
+        for place in range(first_place, last_place + 1):
+            # Rows of the block to skip, and those up to the last to be read: both counted from the
+            # rows that come next.
+            skip = first_row if place == first_place else 0
+            left = last_row + 1 if place == last_place else len(self._blocks[place])
             for columns, rows, numbers in self._batches(place):
                 begin = min(skip, len(numbers))
                 end = min(left, len(numbers))
@@ -297,7 +305,7 @@ class Parquet(_RowBlocks):
         seed: int | None,
     ) -> None:
         self._wanted = columns
-        # By the numbers of the rows, file and row group.
+        # The file's facts and the number of the row group, by the numbers of its rows.
         self._groups: dict[range, tuple[Sequence[Any], int]] = {}
         number = 0
         for fact in files:
@@ -324,6 +332,7 @@ class Parquet(_RowBlocks):
 
 @contextmanager
 def _opened(fact: Sequence[Any]) -> Iterator[pq.ParquetFile]:
+    """Open a parquet file that is still as its facts say. Raises InputError."""
     with open_unchanged(fact) as file:
         try:
             with pq.ParquetFile(file) as parquet:

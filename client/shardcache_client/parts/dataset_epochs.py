@@ -53,18 +53,21 @@ class DatasetEpochs:
 
     @property
     def deal(self) -> Deal:
-        """The deal of samples.
-
-        Of whole shards, unless all ranks are sure to have the same sample counts.
-        """
+        """The deal of samples, or of whole shards if ranks may not have the same sample counts."""
         samples = self._parts.samples
         group = self._parts.group
+
+        # 1. What other ranks know makes no difference, or they know the same for sure.
         is_selection = samples.manifest.choices is not None
         needs_counts = samples.dealing.needs_counts or is_selection
         if not samples.deal.counted or needs_counts or group.alone:
             return samples.deal.for_ranks(group.ranks.world_size)
+
+        # 2. All have rank 0's counts, or those of an index file.
         if group.settled or samples.manifest.counts_listed:
             return samples.deal
+
+        # 3. Another rank's node may have counted fewer shards.
         return samples.deal_of(counted=False)
 
     def why_not_counted(self) -> str:
@@ -202,8 +205,10 @@ class DatasetEpochs:
         parts = self._parts
         pipeline = parts.pipeline
         manifest = parts.manifest
-        sources, firsts = pipeline.named_sources
-        form = SampleForm(manifest, pipeline.view, parts.handover, sources, firsts, parts.places)
+        sources, first_shards = pipeline.named_sources
+        form = SampleForm(
+            manifest, pipeline.view, parts.handover, sources, first_shards, parts.places
+        )
         loader = self._runtime.loader_name()
         identity = ReaderIdentity(parts.job, topology, loader, parts.batch_size)
         sessions = ReaderSessions(parts.sessions, identity)
@@ -241,9 +246,12 @@ class DatasetEpochs:
 
         It may be of another rank, if ranks are in step.
         """
-        if state.part is None or state.rank is None or state.rank[1] != topology.world_size:
+        if state.part is None or state.rank is None:
             return False
-        if state.rank[0] != topology.rank and self._parts.samples.dealing.even is None:
+        rank, world_size = state.rank
+        if world_size != topology.world_size:
+            return False
+        if rank != topology.rank and self._parts.samples.dealing.even is None:
             return False
         return (state.part.worker, state.part.workers) == (topology.worker, topology.workers)
 
@@ -263,8 +271,8 @@ class DatasetEpochs:
         reading = self.reading(rank, self.deal)
         return RankBatches(reading, progress, rank, form, is_read=are_over(states))
 
-    # Any others: those of which a filter leaves some out, uncounted ones, and those that a stage
-    # regroups
+    # Samples without numbers: a filter leaves some out, they are not counted, or a stage regroups
+    # them
 
     def staged_form(self, states: Sequence[Saved] = ()) -> StagedForm:
         """Return the facts of epochs without numbers; `states` are those to resume from."""

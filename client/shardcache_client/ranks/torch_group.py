@@ -93,9 +93,9 @@ class TorchRankGroup(RankGroup):
         self._timeout_s = timeout_s
         self._place = MeetingPlace()
         self._inherited: Topology | None = None  # of the process that pickled this
-        # By what was compared, options by their names, the process that has done so.
+        # The process that has compared the shards, and options, which go by their names.
         self._compared: dict[str, int] = {}
-        self._copies = 0  # without a name, made of this copy
+        self._copies = 0  # number of copies without a name that were made of this one
 
     # This process's place in the job, determined at each call, as datasets are created before their
     # worker processes
@@ -183,7 +183,8 @@ class TorchRankGroup(RankGroup):
             )
 
     def _compare_shards(self, store: KeyValueStore, mine: Manifest) -> None:
-        # Before its fingerprint, by which another rank finds it to say what differs.
+        # The manifest comes before its fingerprint, by which another rank finds it to say what
+        # differs.
         upload(store, mine)
         rank, fingerprint = self._first_value(store, "compare", self._dataset, mine.fingerprint)
         if fingerprint != mine.fingerprint:
@@ -256,7 +257,7 @@ class TorchRankGroup(RankGroup):
         return group
 
     def rename(self, name: str) -> None:
-        """Take a name of its own among the copies of the dataset."""
+        """Take another name among the copies of the dataset."""
         self._name = name
         self._copies = 0
 

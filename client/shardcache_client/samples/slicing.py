@@ -48,8 +48,12 @@ def chosen(
     columns: Iterable[SlicedColumn], reads: Reads | None, prefix: str = ""
 ) -> list[SlicedColumn | None]:
     """Return the columns, with a prefix to their extensions, and None for those left out."""
-    named = ((prefix + name, tar, decode) for name, tar, decode in columns)
-    return [column if reads is None or reads(column[0]) else None for column in named]
+    found: list[SlicedColumn | None] = []
+    for extension, tar, decode in columns:
+        name = prefix + extension
+        is_read = reads is None or reads(name)
+        found.append((name, tar, decode) if is_read else None)
+    return found
 
 
 def as_bytes(extensions: Iterable[str], tar: Slices) -> list[SlicedColumn]:
@@ -131,23 +135,23 @@ def cutter(
         if number in faults:
             raise _sample_error(tables, number, url)
         if number:
-            member = member_ends[number - 1]
-            key = key_ends[number - 1]
+            first = member_ends[number - 1]
+            key_start = key_ends[number - 1]
         else:
-            member = 0
-            key = 0
+            first = 0
+            key_start = 0
 
         if sample is None:
             sample = {
-                "__key__": str(keys[key : key_ends[number]], "utf-8", "surrogateescape"),
+                "__key__": str(keys[key_start : key_ends[number]], "utf-8", "surrogateescape"),
                 "__url__": url,
             }
-        for each in range(member, member_ends[number]):
-            column = columns[extension_ids[each]]
+        for member in range(first, member_ends[number]):
+            column = columns[extension_ids[member]]
             if column is None:
                 continue
             extension, tar, decode = column
-            value = tar[starts[each] : ends[each]]
+            value = tar[starts[member] : ends[member]]
             if decode is not None:
                 try:
                     value = decode(value)
@@ -196,8 +200,8 @@ def row_cutter(
             sample = decode_row(extension_ids[first], data[start:end])
         except _FAILURES:
             return cut_one(number)  # which names the column
-        key = key_ends[number - 1] if number else 0
-        sample["__key__"] = str(keys[key : key_ends[number]], "utf-8", "surrogateescape")
+        key_start = key_ends[number - 1] if number else 0
+        sample["__key__"] = str(keys[key_start : key_ends[number]], "utf-8", "surrogateescape")
         sample["__url__"] = url
         return sample
 
@@ -209,9 +213,12 @@ def runs_of(
     columns: Sequence[SlicedColumn | None],
     places: Sequence[int | None],
 ) -> list[ColumnSpans] | None:
-    """Return the runs of the samples at `places`, in this order.
+    """Return the spans of each column's values in the samples at `places`, in this order.
 
     None unless all samples have the same members.
+
+    Args:
+        places: numbers of samples, None where there is none.
     """
     width = len(columns)
     count = len(tables)

@@ -56,7 +56,7 @@ class _CachedObject:
 
 @dataclass(frozen=True, slots=True)
 class _ArrivingObject:
-    """An object of which there is more and more."""
+    """An object that is arriving: its beginning, of which there is more and more."""
 
     _arrival: Arrival
     _client: JobKey
@@ -126,7 +126,7 @@ class ObjectReads:
         if isinstance(found, PartFile):
             self._residency.parts.used(found, found.parts_of(span))
             return found.partial.path
-        self._counters.hit_bytes += found.size_bytes
+        self._counters.hit_bytes += found.size_bytes  # parts have none: those of whole files count
         return _tar_of(self._layout, found.key)
 
     @asynccontextmanager
@@ -162,7 +162,8 @@ class ObjectReads:
 
         Args:
             ahead: the range that will be read next, if that is known.
-            in_order: whether its beginning will do, as far as it is there once the first byte is.
+            in_order: True to read it in order: once its first byte is there, it may be held as far
+                as it goes.
         """
         wait = Wait(
             client,
@@ -188,7 +189,7 @@ class ObjectReads:
             self._residency.parts.release(found, parts)
 
     def sent(self, obj: RemoteObject, size_bytes: int, client: JobKey) -> None:
-        """Count bytes of an object that somebody was given."""
+        """Count bytes of an object that were sent to a client."""
         self._counters.s3_bytes += size_bytes
         self._counters.bills.add_read(redact(obj.url), size_bytes, client)
 
@@ -201,6 +202,7 @@ class ObjectReads:
             await self._leasing.release(shard)
 
     async def _leave(self, arrival: Arrival, client: JobKey) -> None:
+        """End a read of an arriving object, which may be published by now."""
         if arrival.shard is not None:
             await self._leasing.release(arrival.shard)
         else:

@@ -27,8 +27,9 @@ class KeyClaim:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     transfers: list[Transfer] = field(default_factory=list)
-    moved: Signal = field(default_factory=Signal)  # that of all its transfers
-    part_file: PartFile | None = None  # that of all its transfers, once there is one
+    # Notified when anything changes for one of the transfers: they all share it.
+    moved: Signal = field(default_factory=Signal)
+    part_file: PartFile | None = None  # with the parts of the object, once some are fetched
     reservation: Reservation | None = None
     has_range_readers: bool = False  # True if ranges of the object were read before the whole of it
     wanted_bytes: int = 0  # further space that it waits for; 0 while it does not wait
@@ -53,7 +54,7 @@ class KeyClaim:
         self.moved.notify()
 
     def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
-        """End all that is wanted of the object but ranges."""
+        """End the waits for the whole object. Those for ranges of it go on."""
         for transfer in self.transfers:
             transfer.give_up_whole(exn)
         self.moved.notify()
@@ -80,7 +81,7 @@ class KeyClaim:
 
     @property
     def range_waits(self) -> list[Wait]:
-        """The waits that ranges of the object will do for."""
+        """The waits for ranges of the object, if these can be fetched by themselves."""
         if not self._is_divisible:
             return []
         return [wait for wait in self.waits if wait.bytes is not None]
@@ -194,7 +195,8 @@ class KeyClaim:
             yield
         finally:
             self.wanted_bytes, self.serves_ranges, self.waits_since_s = before
-            for transfer in self.transfers:  # those that have joined ask for the version as well
+            # One that has joined since was asking for the object's version.
+            for transfer in self.transfers:
                 transfer.stages.enter(stages.get(transfer, Stage.ASKING))
 
     @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""Watch over one request to the tier: has its owner it in hand, and would the store be quicker?
+"""Watch over one request to the tier: its owner may have lost it, or the store may be quicker.
 
-nginx sends a part that another node has requested as well only when it is whole. A node that
-requested it from the object store for that would make both slower. So the request waits as long as
-the owner has the part in hand, and only what takes much longer than the tier's other parts is
-requested from the store.
+If several nodes request a part, nginx sends it to the later ones only once it is whole. A node that
+turned to the object store because of that would make all of them slower. So the request waits as
+long as the owner has the part in hand, and only a part that takes much longer than the tier's
+others is requested from the store.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class OwnerState(Enum):
     """Answer of the parts' owner to the question whether it has a request for them in hand."""
 
     HAS_THEM = auto()
-    # It has none, or only such that a worker holds which does not run.
+    # It has none, or only one that is held by a worker that does not run.
     LOST_THEM = auto()
     # This node's nginx answers in its place, and has the next owner on the ring from now on.
     UNREACHABLE = auto()
@@ -129,7 +129,8 @@ class WatchedRequest:
         self._size_bytes = span.parts.size_bytes
         # Reading time when the owner was last asked about the request.
         self._asked_s = -math.inf
-        # That of its last answer, if it was that it has none in hand.
+        # Reading time of the first question since the last bytes that it answered with having no
+        # request in hand; None unless that was its last answer.
         self._denied_s: float | None = None
 
     async def send(self) -> list[PartSums] | None:
@@ -204,25 +205,27 @@ class WatchedRequest:
         Args:
             left_s: time that the request will still take; None if not much more than usual.
         """
+        # 1. Does the owner answer promptly, or send?
         self._asked_s = self._read.worked.elapsed_s
         await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
         if not asking.done():
             if not self._sends:
-                left_s = None
+                left_s = None  # it may be dead
             elif left_s is None:
-                left_s = self._stall_timeout_s
+                left_s = self._stall_timeout_s  # it sends, but is too slow to answer
 
+        # 2. The object store may be sooner, 3. or the owner's answer counts.
         if left_s is not None:
-            sums = await self._sooner(left_s, asking, end_first)
+            sums = await self._fetch_sooner(left_s, asking, end_first)
             if sums is not None:
                 return sums
         await self._judge(await asking, end_first)
         return None
 
     async def _judge(self, answer: OwnerState, end_first: Commit) -> None:
-        """Go on or end the request.
+        """Go on or end the request, by the owner's answer.
 
-        Bytes are a sign of life, and an answer only if it is about these parts.
+        Bytes show that the owner lives. An answer shows it only if it is about these parts.
         """
         if answer is OwnerState.LOST_THEM:
             await self._judge_denial(end_first)
@@ -244,15 +247,15 @@ class WatchedRequest:
         )
 
     async def _judge_denial(self, end_first: Commit) -> None:
-        """Decide whether the owner has answered the request, or has lost it.
+        """Decide whether the owner has lost the request, or has just answered it.
 
-        Bytes that came since the last denial tell which.
+        It has answered if bytes have come since it last said that it has none in hand.
         """
         denied_s = self._denied_s
         if denied_s is None or self._read.last_byte_s > denied_s:
             self._denied_s = self._asked_s
             if denied_s is not None and self._sends_slowly:
-                await self._leave_out(end_first)
+                await self._end_if_slow(end_first)
             return
 
         silent_s = self._asked_s - denied_s
@@ -279,7 +282,7 @@ class WatchedRequest:
         whole_s = sending_s * self._size_bytes / read.received_bytes
         return whole_s >= _SLOWNESS * self._usual_s
 
-    async def _leave_out(self, end_first: Commit) -> None:
+    async def _end_if_slow(self, end_first: Commit) -> None:
         """Record that the owner is slow by itself, and end the request once that is certain."""
         slow_owners = self._tier.slow_owners
         owner = await self._questions.address(self._route)
@@ -288,7 +291,7 @@ class WatchedRequest:
         if slow_owners.has(owner, time.monotonic()) and await end_first():
             raise SlowOwnerError
 
-    async def _sooner(
+    async def _fetch_sooner(
         self,
         left_s: float,
         asking: asyncio.Future[OwnerState],

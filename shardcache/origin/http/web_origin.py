@@ -174,10 +174,10 @@ class HttpOrigin(Origin):
     ) -> Answer | None:
         """Return the answer to a GET, after all redirects, which the guard may reject.
 
-        None if `commit` refused.
+        None if the commit of the reading refused.
 
         Args:
-            reading: None to take no body.
+            reading: takes the body; None to take none.
             first_bytes: number of the file's first bytes to request ahead.
         """
         home = parsed(url)
@@ -201,8 +201,9 @@ class HttpOrigin(Origin):
         """Return a request to the tier; None for a url with secrets that the tier would keep."""
         all_headers = {**headers, **route.headers}
         request = self._request(parsed(url), all_headers, at_home=True)
-        bare = request.url.replace("X-Amz-", ".")
-        if redact(bare) != bare:
+        # The tier leaves AWS's signatures out of what it keeps: they are no reason to avoid it.
+        without_signature = request.url.replace("X-Amz-", ".")
+        if redact(without_signature) != without_signature:
             return None
         return replace(request, via=route.address, proxy=None, far_only=False)
 
