@@ -11,7 +11,8 @@ node. A file that is read in order is fetched ahead, and a file of which more th
 write `shardcache://s3://bucket/table.parquet`.
 
 Paths are literal: only `glob` takes patterns. The daemon keeps what it has found out about a path
-for `--listing-ttl-s`; `invalidate_cache` makes it ask the object store again.
+for `--listing-ttl-s`; `invalidate_cache` makes it ask the object store again, and so does the error
+that a file was replaced.
 """
 
 import errno
@@ -26,7 +27,7 @@ from typing import Any, NoReturn
 from fsspec.implementations.chained import ChainedFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from shardcache.errors import ConfigError, NotFoundError
+from shardcache.errors import ConfigError, NotFoundError, OutdatedError, ShardChangedError
 from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.urls.local_urls import from_here, local_path
 from shardcache_client.arguments.other_words import OTHER_WORDS
@@ -369,7 +370,12 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
                 session = held.enter_context(planned)
                 self._ranges = held.enter_context(closing(RangeFile(session, 0)))
                 self._held = held.pop_all()
-        return self._ranges.read(start, end)
+        try:
+            return self._ranges.read(start, end)
+        except (OutdatedError, ShardChangedError):
+            # The daemon's word about the file is out of date: opened again, it is the new one.
+            self.fs.invalidate_cache()
+            raise
 
     def close(self) -> None:
         """Close the file, and release it in the cache."""
