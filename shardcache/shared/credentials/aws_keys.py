@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from shardcache.shared.credentials.sendable import is_sendable
+
 _ACCESS_KEY = "AWS_ACCESS_KEY_ID"
 _SECRET = "AWS_SECRET_ACCESS_KEY"
 _TOKEN = "AWS_SESSION_TOKEN"
@@ -43,13 +45,18 @@ class AwsKeys:
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
-        """Return the keys in an environment, or in a message with its names; None without any."""
+        """Return the keys in an environment, or in a message with its names.
+
+        None without any, and for keys that no request can have.
+        """
         access_key, secret, token = (
             variables.get(name) or "" for name in (_ACCESS_KEY, _SECRET, _TOKEN)
         )
         if not all(isinstance(value, str) for value in (access_key, secret, token)):
             return None
         if not access_key or not secret:
+            return None
+        if not all(map(is_sendable, (access_key, secret, token))):
             return None
         return cls(access_key, secret, token)
 

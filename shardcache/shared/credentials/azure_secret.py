@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from shardcache.shared.credentials.sendable import is_sendable
+
 _CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 # In connection strings; all of their other fields say where the account is.
 _SECRET_FIELDS = ("accountkey", "sharedaccesssignature")
@@ -38,12 +40,17 @@ class AzureSecret:
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
-        """Return the secret in an environment, or in a message with its names; None without one."""
+        """Return the secret in an environment, or in a message with its names.
+
+        None without one, and for one that no request can have.
+        """
         values: list[tuple[str, str]] = []
         for name in cls.names:
             value = variables.get(name)
             if isinstance(value, str) and value:
                 values.append((name, value))
+        if not all(is_sendable(value) for _, value in values):
+            return None
         return cls(tuple(values)) if values else None
 
     @property

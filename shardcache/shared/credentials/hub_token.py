@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from shardcache.shared.credentials.sendable import is_sendable
+
 _TOKEN = "HF_TOKEN"
 _OLDER_NAME = "HUGGING_FACE_HUB_TOKEN"
 _IS_NOT_SENT = "HF_HUB_DISABLE_IMPLICIT_TOKEN"
@@ -35,7 +37,8 @@ class HubToken:
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
         """Return the token in an environment, or in a message with its names.
 
-        None without one, and where the user has forbidden that it is sent.
+        None without one, for one that no request can have, and where the user has forbidden that
+        it is sent.
         """
         if str(variables.get(_IS_NOT_SENT, "")).upper() in _TRUE:
             return None
@@ -43,7 +46,7 @@ class HubToken:
         if not isinstance(value, str):
             return None
         cleaned = value.replace("\r", "").replace("\n", "").strip()  # as huggingface_hub does
-        return cls(cleaned) if cleaned else None
+        return cls(cleaned) if cleaned and is_sendable(cleaned) else None
 
     @property
     def variables(self) -> dict[str, str]:

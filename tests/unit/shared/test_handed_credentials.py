@@ -106,6 +106,23 @@ def test_file_without_a_key_counts_by_its_path(text: str | None, tmp_path: Path)
     assert handed_kinds(environment) == {}
 
 
+@pytest.mark.parametrize("bad", ["line break\n", "two\r\nlines", "t\u00f6ken", "\udcff", "nul\0", "t" * 8193])
+@pytest.mark.parametrize("name", [*_AWS, "AZURE_STORAGE_SAS_TOKEN"])
+def test_secret_that_no_request_can_have_is_not_handed_over(name: str, bad: str) -> None:
+    """Requests with it would fail for the jobs of other secrets, too."""
+    assert handed_over({**_AWS, name: "good"})
+    environment = {name: bad} if name not in _AWS else {**_AWS, name: bad}
+    assert handed_over(environment) == {}
+    assert handed_kinds(environment) == {}, "it names a daemon of its own"
+
+
+@pytest.mark.parametrize("bad", ["t\u00f6ken", "\udcff", "nul\0", "t" * 8193])
+def test_token_of_the_hub_that_no_request_can_have_is_not_handed_over(bad: str) -> None:
+    """Line breaks are not among these: the Hub's package removes them."""
+    assert handed_over({"HF_TOKEN": bad}) == {}
+    assert handed_over({"HF_TOKEN": "one\n"}) == {"HF_TOKEN": "one"}
+
+
 def test_secrets_are_not_shown() -> None:
     """Neither the daemon's name nor a `repr` has one."""
     environment = {**_AWS, "HF_TOKEN": "secret", "AZURE_STORAGE_CONNECTION_STRING": _STRING.replace("one", "secret")}
