@@ -1,5 +1,6 @@
 """Azure Blob Storage."""
 
+import binascii
 import os
 import time
 from datetime import UTC, datetime
@@ -7,7 +8,7 @@ from typing import Any, ClassVar
 
 import fsspec
 
-from shardcache.errors import OriginError
+from shardcache.errors import AccessDeniedError, OriginError
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
 from shardcache.shared.credentials.azure_secret import AzureSecret
@@ -131,15 +132,24 @@ def _split_query(url: str) -> tuple[str, str]:
 
 
 def _signed_query(account: str, account_key: str, expiry: datetime) -> str:
-    """Return a query that permits an account's objects to be read."""
+    """Return a query that permits an account's objects to be read.
+
+    Raises AccessDeniedError for a key that is none.
+    """
     from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 
     permissions = AccountSasPermissions(read=True)
-    query: str = generate_account_sas(
-        account,
-        account_key,
-        ResourceTypes(object=True),
-        permissions,
-        expiry,
-    )
+    try:
+        query: str = generate_account_sas(
+            account,
+            account_key,
+            ResourceTypes(object=True),
+            permissions,
+            expiry,
+        )
+    except binascii.Error as exn:
+        raise AccessDeniedError(
+            f"the key of Azure's account {account} is not in base64: {exn}",
+            remedy="copy the whole key to AZURE_STORAGE_ACCOUNT_KEY, or to the connection string",
+        ) from exn
     return query

@@ -144,6 +144,19 @@ async def test_unusable_secret_does_no_harm(azure: AzureServer, monkeypatch: pyt
         assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
 
 
+async def test_account_key_that_is_none_is_denied(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can sign nothing. That is final for it, and objects are read with the others."""
+    key = f"BlobEndpoint={azure.endpoint_url}/;AccountName=account;AccountKey=abc"
+    monkeypatch.setenv(CONNECTION, key)
+    async for origins in origins_of("az://"):
+        url = "az://one/a.tar"
+        with pytest.raises(AccessDeniedError, match="base64"):
+            await origins.origin(url).stat(url)
+        for variables in (connection(azure, "one"), {CONNECTION: key.replace("abc", "def")}):
+            origins.handed.take(variables)
+        assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
+
+
 async def test_malformed_key_file_is_denied(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says so, and shows nothing of the file."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "none.json")
