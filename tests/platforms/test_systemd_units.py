@@ -45,7 +45,7 @@ def test_systemd_understands_every_line(names: tuple[str, ...], tmp_path: Path) 
 
 def test_the_exposure_is_what_the_docs_say(tmp_path: Path) -> None:
     """The score in the docs is the one that systemd gives the daemon, or worse; the tier is as well locked up."""
-    match = re.search(r"exposure \*\*([\d.]+)\*\*", (ROOT / "docs" / "deploy-systemd.md").read_text())
+    match = re.search(r"exposure of \*\*([\d.]+)\*\*", (ROOT / "docs" / "deploy-systemd.md").read_text())
     assert match is not None
     for name, threshold in ((DAEMON[0], round(float(match[1]) * 10)), (TIER[0], 20)):
         said = analyze(f"security --offline=true --threshold={threshold}", [f"./{name}"], tmp_path)

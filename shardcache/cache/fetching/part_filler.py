@@ -153,6 +153,8 @@ class _FillRun:
             # 2. The whole object, as soon as there is space for it.
             if self._claim.wants_whole:
                 self._transfer.want_whole()
+                if self._transfer.stages.present is Stage.ASKING:  # no ranges are being fetched
+                    self._transfer.stages.enter(Stage.SPACE)
                 if await self._whole.try_reserve():
                     return True
 

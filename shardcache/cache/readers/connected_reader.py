@@ -236,8 +236,8 @@ class Reader:
         else:
             lease.granted = found
             self._of_shards[lease.number] = lease
-            if isinstance(found, Arrival) and lease.wait.unpublished:
-                lease.files = found.files
+            if isinstance(found, Arrival):
+                lease.files = found.files_for(lease.wait)
         if lease.state is LeaseState.AWAITED:
             self._use(lease)
         else:
@@ -314,8 +314,7 @@ class Reader:
             if arrival.refused is not None and not wait.is_file:
                 raise arrival.refused
             await self._index(lease, wait)
-            if wait.unpublished:
-                lease.files = arrival.files
+            lease.files = lease.files or arrival.files_for(wait)
         except ShardcacheError:
             if self._leases.get(number) is lease:  # not released since, nor its number used again
                 self._drop(number)

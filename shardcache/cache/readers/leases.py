@@ -61,7 +61,13 @@ class Lease:
 
     @property
     def is_whole(self) -> bool:
-        """True if the whole shard is granted, published or not."""
+        """True if the whole shard is granted, published or not.
+
+        False while a shard that was published as a file has yet to be indexed for this reader.
+        """
+        lacks_samples = self.facts is not None and self.facts.samples is None
+        if isinstance(self.granted, Arrival) and lacks_samples and not self.wait.is_file:
+            return False
         return self.shard is not None or self.files is not None
 
     @property

@@ -72,14 +72,20 @@ class Arrival:
         """Return True if the caller can read what it needs first before the shard is published."""
         if self._failure is not None:
             return False
-        if self._is_checked_for(wait):
+        if self.files_for(wait) is not None:
             return True
         if not wait.partial or self.partial.may_be_copied:
             return False
         return 0 < self.ready_bytes < self.partial.obj.size_bytes
 
-    def _is_checked_for(self, wait: Wait) -> bool:
-        return wait.unpublished and self.files is not None and self.files.facts.samples is not None
+    def files_for(self, wait: Wait) -> Unpublished | None:
+        """Return the checked files, if a caller may have them before they are published.
+
+        Without samples, the shard was fetched as a file: whoever wants samples has it indexed then.
+        """
+        if not wait.unpublished or self.files is None or self.files.facts.samples is None:
+            return None
+        return self.files
 
     async def beyond(self, count_bytes: int, wait: Wait) -> None:
         """Wait for more than `count_bytes`, or the whole shard.
@@ -96,7 +102,7 @@ class Arrival:
             self._waits.discard(wait)
 
     def _serves(self, wait: Wait, count_bytes: int) -> bool:
-        if self.shard is not None or self._is_checked_for(wait):
+        if self.shard is not None or self.files_for(wait) is not None:
             return True
         if self.partial.may_be_copied:  # a reader counts the bytes of another file
             return False

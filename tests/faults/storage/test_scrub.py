@@ -71,7 +71,7 @@ class Notes(DiskHealth):
         super().__init__(store, kept.residency, kept.changed)
         self.keys: list[str] = []
 
-    async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
+    async def take_out(self, shard: Shard, exn: CorruptShardError) -> bool:
         """Note a shard."""
         assert exn.url is not None
         self.keys.append(shard.key)

@@ -2,10 +2,12 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from shardcache.cache.readers.leases import Lease
 from shardcache.cache.readers.recent_waits import RecentWaits
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.claims import KeyClaim
@@ -20,7 +22,7 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial
-from shardcache.store.shard import Shard
+from shardcache.store.shard import Facts, Shard, Unpublished
 from shardcache.transport.between.parts import PartSums
 
 URL, PART, SIZE = "s3://bucket/a.tar", 1000, 2500
@@ -99,6 +101,21 @@ async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfe
     coming.begin(2, last)
     last.written(500)
     assert (arrival.ready_bytes, arrival.is_worth(Wait(partial=True))) == (SIZE, False)
+
+
+async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_path: Path) -> None:
+    """A shard that was fetched as a file is indexed before such a reader has it; one with samples it has at once."""
+    wait = Wait(JOB, since_s=0.0, partial=True, unpublished=True)
+    lease = Lease(1, 0, wait, granted=arrival, task=None)
+    facts = Facts(URL, "1", SIZE, SIZE, PART, (1, 2, 3), samples=None)
+    arrival.check(Unpublished(tmp_path / "tar", tmp_path / "sidecar", 1, facts))
+    assert arrival.files_for(wait) is None
+    arrival.publish(Shard("key", SIZE, 0, used_at_s=0.0, facts=facts), None)
+    assert not lease.is_whole
+
+    indexed = Unpublished(tmp_path / "tar", tmp_path / "sidecar", 1, replace(facts, samples=40))
+    arrival.check(indexed)
+    assert arrival.files_for(wait) is indexed
 
 
 async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
