@@ -114,9 +114,12 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._window = window
         self._mesh = mesh
         self._tables = tables
-        self._ends = list(accumulate(counts_of(manifest)))
-        self._chosen: dict[int, array[int]] = {}  # numbers of a shard's samples in the tar
-        self._keys: SampleKeys | None = None
+        self._ends = list(
+            accumulate(counts_of(manifest))
+        )  # number of samples up to each shard's end
+        # Numbers in the tar of a shard's samples that were selected.
+        self._chosen: dict[int, array[int]] = {}
+        self._keys: SampleKeys | None = None  # read once a sample is asked for by its key
         self._places = SamplePlaces(manifest, tables, sessions, pipeline)
         self._open_none()
 
@@ -168,10 +171,10 @@ class IndexedShards(Divisible, Generic[T_co]):
         """Return several samples, in the order asked for, as a DataLoader asks for a batch."""
         self._leave_parent()
         asked = [self._asked(number) for number in numbers]
+        # All samples that may have a key are read. A sample that is asked for twice is read twice.
         owners = [nth for nth, each in enumerate(asked) for _ in each.numbers]
         places = [self._place_of(number) for each in asked for number in each.numbers]
         items: dict[int, T_co] = {}
-        # Each is read by itself, also if it is asked for twice.
         for nth, sample in self._read(places):
             owner = owners[nth]
             if not asked[owner].is_key_of(sample):
@@ -208,23 +211,27 @@ class IndexedShards(Divisible, Generic[T_co]):
             self._places.close()
 
     def _asked(self, number: SupportsIndex | str) -> _Asked:
+        """Return what a number or key asks for. Raises IndexError, and what the tables raise."""
         if isinstance(number, str):
             with self._lock:
                 if self._keys is None:
-                    self._keys = SampleKeys(self._checks(), self._ends[-1])
+                    self._keys = SampleKeys(self._key_checks(), self._ends[-1])
             return _Asked(number, self._keys.numbers(number))
-        place = operator.index(number)
+        index = operator.index(number)
         samples = self._ends[-1]
-        if not -samples <= place < samples:
-            raise IndexError(f"sample {shown(place)} of a dataset with {samples} samples")
-        return _Asked("", [place % samples])
+        if not -samples <= index < samples:
+            raise IndexError(f"sample {shown(index)} of a dataset with {samples} samples")
+        return _Asked("", [index % samples])
 
-    def _place_of(self, place: int) -> tuple[int, int]:
+    def _place_of(self, number: int) -> tuple[int, int]:
         """Return the shard of a sample, and its number in the tar."""
-        shard = bisect_right(self._ends, place)
-        number = place - (self._ends[shard - 1] if shard else 0)
+        shard = bisect_right(self._ends, number)
+        first = self._ends[shard - 1] if shard else 0
         chosen = self._numbers_in(shard)
-        return shard, number if chosen is None else chosen[number]
+        in_tar = number - first
+        if chosen is not None:
+            in_tar = chosen[in_tar]
+        return shard, in_tar
 
     def _numbers_in(self, shard: int) -> array[int] | None:
         """Return the numbers in the tar of a shard's samples; None for all of them."""
@@ -234,7 +241,7 @@ class IndexedShards(Divisible, Generic[T_co]):
             self._chosen[shard] = array("I", self._manifest.chosen(shard) or ())
         return self._chosen[shard]
 
-    def _checks(self) -> Iterator[int]:
+    def _key_checks(self) -> Iterator[int]:
         """Yield what is kept of each sample's key, by its number."""
         for shard in range(len(self._manifest)):
             checks = self._places.checks(shard)
@@ -264,6 +271,7 @@ class IndexedShards(Divisible, Generic[T_co]):
         Args:
             places: shards, and numbers in their tars.
         """
+        # 1. Those that are best read by their ranges, all at the same time.
         ranged: dict[int, SamplePlace] = {}
         by_shard = sorted(range(len(places)), key=places.__getitem__)
         with self._lock:
@@ -273,6 +281,7 @@ class IndexedShards(Divisible, Generic[T_co]):
                     ranged[nth] = place
         yield from self._read_ranges(ranged)
 
+        # 2. The others from their shards, one shard after another.
         unheld: dict[int, SamplePlace] = {}
         for nth in by_shard:
             if nth in ranged:
@@ -285,6 +294,8 @@ class IndexedShards(Divisible, Generic[T_co]):
                 yield nth, sample
             else:
                 unheld[nth] = place
+
+        # 3. By their ranges after all: the cache had no space for their shards.
         yield from self._read_ranges(unheld)
 
     def _read_ranges(self, ranged: dict[int, SamplePlace]) -> Iterator[tuple[int, Sample]]:

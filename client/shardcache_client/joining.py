@@ -31,18 +31,16 @@ from shardcache_client.table import Table, TableAccess, row_stages
 _WORDS = OTHER_WORDS | dict.fromkeys(
     ARGUMENTS, "give it to the first source: ShardDataset(urls, {}=...)"
 )
-_NO_TABLE = (
-    ConfigError,
-    AccessDeniedError,
-    NotAllowedError,
-)  # S3 denies what is missing to those who may not list
-_ALIKE = "zero_copy", "socket, daemon, fallback, timeout_s or partial_reads"
-
+# Errors of a missing table: S3 denies what is missing to those who may not list.
+_NO_TABLE = (ConfigError, AccessDeniedError, NotAllowedError)
+# Options of `shared_options` that all sources must have alike.
+_ALIKE = ("zero_copy", "socket, daemon, fallback, timeout_s or partial_reads")
 
 Source = ShardReader[Any] | Table
 
 
 def _sources(value: Any) -> dict[str, Source]:
+    """Return the sources by name. Raises TypeError for anything else."""
     named = value.items() if isinstance(value, Mapping) else ()
     if not named or not all(
         isinstance(each, ShardReader | Table) and isinstance(name, str) for name, each in named
@@ -80,10 +78,9 @@ class JoinedReader(ShardReader[T_co]):
         tables = {f"{name}.": each for name, each in sources.items() if isinstance(each, Table)}
         readers = {name: each for name, each in sources.items() if isinstance(each, ShardReader)}
         parts = {name: reader.parts for name, reader in readers.items()}
-        name = next(iter(sources))
-        (_, first), *others = parts.items()
-        for each, source in parts.items():
-            _check(each, source, first)
+        (first_name, first), *others = parts.items()
+        for name, source in parts.items():
+            _check(name, source, first)
         if first.places is not None:
             raise ConfigError(
                 'shuffle="global" reads samples one by one, and a join reads the shards of all '
@@ -100,20 +97,20 @@ class JoinedReader(ShardReader[T_co]):
             if members is None or _are_any_of(f"{prefix}.", members)
         )
         manifest = replace(first.manifest, columns=columns)
-        own_prefix = name and f"{name}."
-        own = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
+        own_prefix = f"{first_name}." if first_name else ""
+        own_decode = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
         joined = replace(
             first,
             samples=replace(first.samples, manifest=manifest),
             sessions=copy(first.sessions),
-            pipeline=replace(pipeline, decode=own, stages=(*rows, *pipeline.stages)),
+            pipeline=replace(pipeline, decode=own_decode, stages=(*rows, *pipeline.stages)),
             group=self._runtime.rank_group(first.group.given, first.urls, first.sessions.timeout_s),
         )
         joined.group.settled = first.group.settled
         self._others = dict(others)
         self._rows = rows
         self.epoch_reader = EpochReader(joined, self._runtime)
-        self.epoch_reader.bookmark.follow(readers[name].epoch_reader.bookmark)
+        self.epoch_reader.bookmark.follow(readers[first_name].epoch_reader.bookmark)
 
     @arguments.checked(predicate=arguments.FUNCTION)
     def select(self, predicate: Callable[[IndexEntry], object]) -> Self:
@@ -142,6 +139,7 @@ def _are_any_of(prefix: str, members: Iterable[str]) -> bool:
 
 
 def _prefixed(prefix: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes by extension, with a prefix to each."""
     return {prefix + name: size_bytes for name, size_bytes in sizes.items()}
 
 
@@ -154,7 +152,8 @@ def _sizes(first: DatasetParts, other: DatasetParts) -> Callable[[IndexEntry], M
 
     def note(entry: IndexEntry) -> None:
         place = (entry.url, entry.key)
-        found[place] = {} if place in found else entry.sizes
+        is_repeated = place in found  # then none of the samples with this key is a partner
+        found[place] = {} if is_repeated else entry.sizes
 
     select(other.manifest, table_rows(other), note)
 
@@ -240,11 +239,11 @@ def _column(
         others = len(other.manifest)
         is_missing = not isinstance(exn, ConfigError) or isinstance(exn.__cause__, NotFoundError)
         is_missing = is_missing or not all(map(is_index, (*first.urls, *other.urls)))
-        is_silent = pipeline.view(0, prefix).unmatched != "error"
-        if is_missing and own == others and not is_silent:
-            return JoinedManifest(prefix, other.manifest)
+        would_raise = pipeline.view(0, prefix).unmatched == "error"
         reason = f"{own} shards are joined with {others} by the tables of their keys"
         if is_missing and own == others:
+            if would_raise:  # reading shows if the nth shards do not belong together
+                return JoinedManifest(prefix, other.manifest)
             reason = (
                 f"missing={pipeline.decode.missing!r} needs the tables of keys, as partners may be "
                 "in any shard"
@@ -258,8 +257,11 @@ def _column(
 
 
 def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedManifest:
+    """Return another source's shards as its table and the first's show; see `_column`."""
     if len(first.manifest) == len(other.manifest) and _are_paired(first, other):
         return JoinedManifest(prefix, other.manifest)
+
+    # Keys that only one shard has share its tuple.
     alone = {url: (number,) for number, url in enumerate(other.manifest.shards.urls)}
     shards_of: dict[str, tuple[int, ...]] = {}  # of the other source, with samples of a key
 

@@ -51,27 +51,28 @@ Splitter = Callable[..., Any] | None
 
 _NAMES = ("__key__", "__url__", "__local_path__")  # keys of a sample that are not members
 _ITEM_BY_ITEM = (
-    *(
-        "associate",
-        "decode",
-        "extract_keys",
-        "info",
-        "log_keys",
-        "map",
-        "map_dict",
-        "map_tuple",
-        "rename",
-    ),
-    *("rename_keys", "rsample", "select", "slice", "to_tuple", "xdecode"),
+    "associate",
+    "decode",
+    "extract_keys",
+    "info",
+    "log_keys",
+    "map",
+    "map_dict",
+    "map_tuple",
+    "rename",
+    "rename_keys",
+    "rsample",
+    "select",
+    "slice",
+    "to_tuple",
+    "xdecode",
 )
 """webdataset's stages that yield at most one item per item taken, before they take the next."""
 
-_OURS = (
-    wds.single_node_only,
-    wds.split_by_node,
-)  # ShardDataset does to samples what these do to shards
+# ShardDataset does to samples what these do to shards.
+_OURS = (wds.single_node_only, wds.split_by_node)
 
-
+# Arguments of ShardDataset, and what to write in place of each here.
 _WORDS = {
     "shuffle": "write shardshuffle=True",
     "on_error": "write handler=...",
@@ -84,6 +85,7 @@ def _parts_or_urls(value: Any) -> Any:
     return value if isinstance(value, Mapping) else URLS.converted(value)
 
 
+# ShardDataset's further arguments.
 _OPTIONS = {
     name: rule for name, rule in ARGUMENTS.items() if name not in ("urls", "shuffle", "on_error")
 }
@@ -168,10 +170,13 @@ class WebDataset(Theirs):  # type: ignore[misc]
             )
         options = {"shuffle_window": 0} | _deal(nodesplitter, workersplitter, endless) | options
         patterns = _patterns(urls)
-        self.source = (_Endless if endless else ShardDataset)(
+        if seed is None:
+            seed = int(os.environ.get("WDS_SEED", "0"))
+        dataset_class = _Endless if endless else ShardDataset
+        self.source = dataset_class(
             patterns,
             shuffle=bool(shardshuffle) or endless,
-            seed=int(os.environ.get("WDS_SEED", "0")) if seed is None else seed,
+            seed=seed,
             on_error=handler,
             **options,
         )
@@ -206,8 +211,10 @@ class WebDataset(Theirs):  # type: ignore[misc]
     def _check_stages(self) -> None:
         """Raise ConfigError if the source's position does not tell what the last stage yields."""
         for stage in self.pipeline:
+            is_source = isinstance(stage, _Begin)
+            is_exact = is_source or _is_item_by_item(stage) or _holds_samples(stage)
             _refuse(
-                not (isinstance(stage, _Begin) or _is_item_by_item(stage) or _holds_samples(stage)),
+                not is_exact,
                 f"a state with the stage {_named(stage)}, which may yield several items per sample",
                 "write a stage that yields one item per sample as .map() or .select(); split "
                 "samples after the "
@@ -309,12 +316,16 @@ def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> di
         "omit it: ranks get equal shares; or pass each rank its own urls, with nodesplitter=None",
     )
     # In an endless stream, it makes no difference to the job if workers share the shards.
+    is_default = workersplitter is wds.split_by_worker
+    is_harmless = endless and not workersplitter
     _refuse(
-        workersplitter is not wds.split_by_worker and not (endless and not workersplitter),
+        not (is_default or is_harmless),
         "a workersplitter of your own",
         "omit it: workers get equal shares, divided by samples, however few shards there are",
     )
-    return {"rank": 0, "world_size": 1} if nodesplitter is None and not endless else {}
+    if nodesplitter is None and not endless:  # each rank reads everything
+        return {"rank": 0, "world_size": 1}
+    return {}
 
 
 def _locate(samples: Iterable[Any]) -> Iterator[Any]:
@@ -340,17 +351,25 @@ def _select(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> Iterat
 
 
 def _is_item_by_item(stage: Any) -> bool:
-    function = stage.func if isinstance(stage, functools.partial) else getattr(stage, "f", stage)
-    return function in (_locate, _select) or any(
-        function is getattr(getattr(wds.filters, name, None), "f", ()) for name in _ITEM_BY_ITEM
-    )
+    """Return whether a stage is one of this module, or of `_ITEM_BY_ITEM`."""
+    # webdataset's stages keep their function as `f`; the partial of a function, as `func`.
+    function = getattr(stage, "f", stage)
+    if isinstance(stage, functools.partial):
+        function = stage.func
+    if function in (_locate, _select):
+        return True
+    known = (getattr(wds.filters, name, None) for name in _ITEM_BY_ITEM)
+    return any(function is getattr(each, "f", ()) for each in known)
 
 
 def _named(stage: Any) -> str:
-    return str(getattr(getattr(stage, "f", stage), "__name__", type(stage).__name__)).lstrip("_")
+    """Return the name of a stage, for messages."""
+    function = getattr(stage, "f", stage)
+    return str(getattr(function, "__name__", type(stage).__name__)).lstrip("_")
 
 
 def _holds_samples(stage: Any) -> bool:
+    """Return whether a stage takes samples that it yields later: it shuffles, or makes batches."""
     return isinstance(stage, wds.detshuffle) or getattr(stage, "f", None) in (
         wds.shuffle.f,
         wds.batched.f,

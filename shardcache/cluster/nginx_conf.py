@@ -25,15 +25,16 @@ _LEASES_MIB = 16  # room for some 50,000 parts that are in hand at the same time
 # Share of the time that a permission is good in which the owners of parts have it from another
 # node.
 _COPIED = 10
-_WAIT = 180
+_WAIT = 180  # stall time-outs for which an owner may send nothing
 _MAX_S = 30 * 86400
 _PART_BYTES = 8 * MIB
-_KEYS_PER_MIB = 8000
+_KEYS_PER_MIB = 8000  # keys of cached parts in a MiB of nginx's memory
 _MIN_KEYS_MIB = 16
 # nginx needs 0.9 KiB for each.
 _KIB_PER_OWNER = 2
 _MIN_OWNERS_KIB = 256
-_SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")
+_SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")  # characters that nginx would not take literally
+# A parameter of AWS's signatures, which is left out of the names of parts.
 _SIGNATURE = (
     r"X-Amz-(Algorithm|Content-Sha256|Credential|Date|Expires|Security-Token|Sign\w+)=[\w%/+=.~-]*"
 )
@@ -42,7 +43,7 @@ _SIGNATURE = (
 _SAME_RIGHTS = "$http_host$object"
 _OWN_RIGHTS = "$http_host$request_uri|$http_authorization|$http_cookie"
 _OWN_KEY = "$access_key|$http_authorization|$http_cookie|$http_host$object"
-_LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
+_LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")  # of the template: indent, name of its rows, text
 
 Rows = list[Mapping[str, object]]
 
@@ -57,11 +58,13 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
     Args:
         stall_timeout_s: the daemon's option of that name.
     """
-    asked_ms = 1000 * QUESTION * stall_timeout_s
+    question_ms = 1000 * QUESTION * stall_timeout_s
     store_ms = round(1000 * stall_timeout_s)
-    connect_ms = round(0.8 * asked_ms)
+    connect_ms = round(0.8 * question_ms)
     front_ms = round(_WAIT * 1000 * stall_timeout_s)
-    is_possible = 0 < connect_ms < asked_ms and 2 * asked_ms < store_ms < front_ms < 1000 * _MAX_S
+    is_possible = (
+        0 < connect_ms < question_ms and 2 * question_ms < store_ms < front_ms < 1000 * _MAX_S
+    )
     if not is_possible:
         raise ConfigError(
             "the tier cannot derive its time limits from a stall time-out of "
@@ -79,6 +82,7 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
         "answer_ms": connect_ms,
         # For the object store to send the next bytes.
         "store_ms": store_ms,
+        # For an owner to answer whether a node may have an object: it may have to ask the store.
         "asked_ms": 2 * store_ms,
         "lease_ms": connect_ms,
         # For the next bytes from an owner, which sends none while it waits: it only ends what the
@@ -115,6 +119,7 @@ def _template() -> list[str]:
 
 
 def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows]) -> Iterator[str]:
+    """Yield the lines that a line of the template stands for."""
     found = _LINE.fullmatch(source)
     assert found is not None
     indent, name, text = found.groups()
@@ -236,12 +241,14 @@ def _names(tier: Tier) -> Iterable[str]:
 
 
 def _host_pattern(store: Upstream) -> str:
+    """Return nginx's pattern of a store's host, and of the buckets' hosts below it."""
     host = re.escape(store.authority).replace("\\-", "-")
     below = "" if store.is_address else "([a-z0-9_-]+[.])*"
     return f"~*^{below}{host}$"
 
 
 def _socket_path(path: Path) -> str:
+    """Return the path of a Unix socket as text. Raises ConfigError if nginx cannot use it."""
     text = _path(path)
     if len(os.fsencode(text)) > MAX_SOCKET_BYTES or ":" in text:
         raise ConfigError(
@@ -254,6 +261,7 @@ def _socket_path(path: Path) -> str:
 
 
 def _path(path: Path) -> str:
+    """Return a path as text. Raises ConfigError if nginx cannot use it."""
     text = str(path)
     if _SPECIAL.search(text):
         raise ConfigError(

@@ -37,8 +37,8 @@ from shardcache.shared.socket_paths import (
 )
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, credentials
 
-_KEY_BYTES = 32
-_MAX_PLACES = 16
+_KEY_BYTES = 32  # of the key with which names are hashed
+_MAX_PLACES = 16  # of daemons of one environment that do not see each other's caches
 _NAME_CHARS = 16
 _SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS
 _LOCK_POLL_S = 0.02
@@ -247,6 +247,7 @@ def digest(folder: Path, python: str = "") -> str:
 
 
 def _is_credential(variable: str) -> bool:
+    """Return True if an environment variable may decide which credentials are used."""
     # Clients also find credentials in files below the home folder.
     return variable == "HOME" or reaches_stores(variable)
 
@@ -269,6 +270,7 @@ def is_digest(name: str) -> bool:
 
 
 def _key(folder: Path) -> bytes:
+    """Return the key in a folder, which is created if it is missing. Raises OSError."""
     path = folder / "key"
     with suppress(FileNotFoundError):
         return path.read_bytes()
@@ -287,9 +289,13 @@ def locked(path: Path, limit_s: float = 60.0, *, is_inherited: bool = False) -> 
 
     A folder is locked for moments only: the folders of sockets and of caches may be the same one.
 
-    It ends here, though another thread may have forked a process that has the descriptor as well,
-    such as a worker of a DataLoader; if it is inherited, with the last process that has the
-    descriptor. Raises DaemonError if another holds it for `limit_s`, or it cannot be created.
+    The lock ends with the block, even if another thread has forked a process that has the
+    descriptor as well, such as a worker of a DataLoader. Raises DaemonError if another process
+    holds it for `limit_s`, or the file cannot be created.
+
+    Args:
+        limit_s: of the wait for the lock.
+        is_inherited: True to keep the lock until the last process with the descriptor closes it.
     """
     flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT | os.O_NOFOLLOW
     try:

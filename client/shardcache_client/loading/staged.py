@@ -154,6 +154,7 @@ class StagedBatches:
     def _batches_of_items(
         self, staged: Staged, chunks: _Chunks, check: Callable[[], None]
     ) -> Generator[_Items]:
+        """Yield the items of each batch, which are not put together yet."""
         made = self._workers.made(staged.task, staged.chunks, 0)
         with closing(made):
             items = staged.epoch.items(chunks.samples(made, check))
@@ -170,6 +171,7 @@ class StagedBatches:
                 yield self._made(items)
 
     def _made(self, read: _Items) -> tuple[Any, BatchEnd, Made]:
+        """Put a batch together."""
         begun_s = monotonic()
         items = read.items
         samples = items[0] if self._form.size is None else items
@@ -232,16 +234,17 @@ class _Chunks:
         """
         staged = self._staged
         begun = staged.epoch.begun
-        last = Spot(staged.task.resume.reached.mark.place, staged.task.resume.reached.step.share)
+        reached = staged.task.resume.reached
+        last = Spot(reached.mark.place, reached.step.share)
         for each in made:
             check()
             chunk: Chunk = each.batch
             self.skipped += each.skipped
             self.lost |= each.lost
             self._note(each.times)
-            begun.extend(
-                step for step in chunk.steps if not begun or step.before > begun[-1].before
-            )
+            for step in chunk.steps:
+                if not begun or step.before > begun[-1].before:
+                    begun.append(step)
             share = begun[-1].share if begun else 0
             if chunk.items:
                 last = Spot(chunk.items[-1].place, share)
@@ -252,6 +255,7 @@ class _Chunks:
                 return
 
     def _note(self, times: Made) -> None:
+        """Add the times of a chunk."""
         begun_s, waited_s, decoding_s = self._times
         first_s = times.begun_s if begun_s is None else begun_s
         self._times = _Times(first_s, waited_s + times.waited_s, decoding_s + times.decoding_s)

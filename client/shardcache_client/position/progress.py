@@ -1,6 +1,4 @@
-"""The progress of a job in its epochs, as numbers of batches. Pure.
-
-It is the state in which checkpoints hold it.
+"""The progress of a job in its epochs, as numbers of batches: checkpoints hold it. Pure.
 
 All ranks take their batches in step, so that a few numbers say what each of them has read: an
 epoch, and for each group of ranks that has read a part of it, how many batches of which size each
@@ -149,7 +147,12 @@ class Progress:
             dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends
                 on.
         """
-        phases = [list(each if each.beyond else each[:-1]) for each in self.phases]
+        phases = []
+        for phase in self.phases:
+            values = list(phase)
+            if not phase.beyond:  # the last field
+                values.pop()
+            phases.append(values)
         return {MARK: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": phases}
 
     @classmethod
@@ -184,6 +187,7 @@ class Start(NamedTuple):
 
 
 def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
+    """Return a phase and a further one of the same ranks as one."""
     if isinstance(phase.batches, int) and isinstance(further.batches, int):
         if phase.batch_size == further.batch_size:
             return phase._replace(batches=phase.batches + further.batches)
@@ -193,7 +197,7 @@ def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
 
 
 def divided(phase: BatchPhase, even: Even) -> Phase:
-    """Return a phase that is not continued, as what is left of it is divided anew."""
+    """Return a phase after which what is left of the epoch is divided among other ranks."""
     taken: tuple[int, ...] = (phase.samples(0),)
     if not isinstance(phase.batches, int):
         taken = tuple(map(phase.samples, range(phase.ranks)))

@@ -1,8 +1,6 @@
-"""The daemon's options on the command line: `shardcache serve`, `config show` and `config check`.
+"""The commands `serve`, `stop`, `config show` and `config check`.
 
-And `stop`.
-
-The options are the fields of `Settings`, imported only when needed.
+The daemon's options are the fields of `Settings`, which is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ if TYPE_CHECKING:
     from shardcache.config.settings import Settings
 
 
-_ANSWER_S = 10.0
-_STOP_S = 60.0
+_ANSWER_S = 10.0  # limit for connecting to a daemon
+_STOP_S = 60.0  # limit for its end after SIGTERM
 
 
 class SettingsCommand(click.Command):
@@ -46,8 +44,11 @@ class SettingsCommand(click.Command):
         """Return the declared parameters and those of `Settings`."""
         from shardcache.config.settings import Settings
 
-        declared = super().get_params(ctx)
-        return [_option(n, f) for n, f in Settings.model_fields.items() if _fits_flag(f)] + declared
+        options: list[click.Parameter] = []
+        for name, field in Settings.model_fields.items():
+            if _fits_flag(field):
+                options.append(_option(name, field))
+        return options + super().get_params(ctx)
 
 
 config_option = click.option(
@@ -154,10 +155,8 @@ def serve(config: Path | None, *, private: bool, as_json: bool, **flags: Any) ->
     if as_json:
         common.print_json(place)
     else:
-        click.echo(
-            f"{'ready' if place['started'] else 'runs already'}: {place['socket']}; to stop it: "
-            "shardcache stop",
-        )
+        state = "ready" if place["started"] else "runs already"
+        click.echo(f"{state}: {place['socket']}; to stop it: shardcache stop")
 
 
 @common.examples("stop", "stop --socket /run/shardcache/shardcache.sock")
@@ -209,11 +208,15 @@ def _attached(page: Json, *, is_private: bool) -> str:
     return f"{attached}; {they} will wait for the next one"
 
 
-def _stop(path: Path, running: int) -> None:
-    """Send SIGTERM to the daemon of pid `running` that listens at a socket; wait for its end."""
+def _stop(path: Path, reported_pid: int) -> None:
+    """Send SIGTERM to the daemon that listens at a socket, and wait for its end.
+
+    Args:
+        reported_pid: as the daemon's status has it.
+    """
     with connected(path, _ANSWER_S) as sock:
         pid, _, _ = credentials(sock)
-    if pid != running:
+    if pid != reported_pid:
         # The socket is a service manager's, or the daemon runs in another PID namespace.
         raise DaemonError(
             "the daemon's socket was opened by another process",
@@ -284,10 +287,16 @@ def show(config: Path | None, as_json: bool, **flags: Any) -> None:
 
 
 def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
+    """Yield name, value, kind of source and place of each option, as JSON."""
     for name in type(settings).model_fields:
-        value = socket_path(settings.socket) if name == "socket" else getattr(settings, name)
-        is_set = name in settings.model_fields_set
-        kind, place = (sources.kind(name), sources.place((name,))) if is_set else ("default", None)
+        value = getattr(settings, name)
+        if name == "socket":
+            value = socket_path(settings.socket)
+        kind: str = "default"
+        place: str | None = None
+        if name in settings.model_fields_set:
+            kind = sources.kind(name)
+            place = sources.place((name,))
         yield {"name": name, "value": _json(value), "source": kind, "place": place}
 
 
@@ -358,6 +367,7 @@ def _texts(value: Any, field: FieldInfo) -> list[str]:
     """Return a value as people write it, one line per table."""
     match value:
         case None | []:
+            # Such options describe in words what the daemon does without a value.
             _, _, default = (field.description or "").partition("[default: ")
             return [default.rstrip("]") or "none"]
         case list():

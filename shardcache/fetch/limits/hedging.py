@@ -24,13 +24,14 @@ _PERCENTILE = 0.99
 # useless as a limit.
 _MEDIANS = 5
 _MIN_OBSERVED = 100  # with fewer, the 99th percentile is the slowest of all
-_OBSERVED = 1000
+_OBSERVED = 1000  # times of a size that are kept: the latest
 # A part that takes this many times its patience is late, however slow the others are.
 _MAX_PATIENCE = 5
 # Shorter times are not worth a second request: it would cost more than it could save.
 _MIN_PATIENCE_S = 0.05
 _MAX_CREDIT = 8.0  # in parts
-# So that a slow owner in a cluster's tier is found before a hundred parts have come.
+# Requests to a tier that may be hedged without credit, so that a slow owner is found before a
+# hundred parts have come.
 _TRIES = 2
 # Expected time of a part from a tier that nothing is known of, as a share of the stall time-out.
 _UNKNOWN = 0.2
@@ -183,9 +184,9 @@ class Hedging:
         return True
 
     def tries(self) -> bool:
-        """Return whether a request to a tier whose owner seems slow may be hedged.
+        """Return whether a request to a tier whose owner seems slow may be hedged, and count it.
 
-        It counts until it has `won`.
+        One that has `won` is given back.
         """
         if not self._share or not self._tries:
             return self.spend()

@@ -30,7 +30,7 @@ _DRAIN_S = 1.0
 # over.
 _BLOCK_BYTES = 1024 * 1024
 
-_memory = threading.local()
+_memory = threading.local()  # each thread has a block, which all of its bodies pass through
 
 AnyReader: TypeAlias = BodyReader | ChunksReader
 
@@ -137,7 +137,7 @@ class Exchange:
             headers = {name: headers[name] for name in KEPT & headers.keys()}
         return Answer(response.status, headers, sums)
 
-    # the head
+    # The head of the answer
 
     def _response(self, pool: Pool, connection: HttpConnection) -> Response:
         """Send the request and read the answer's head.
@@ -155,6 +155,7 @@ class Exchange:
             raise
 
     def _response_over_idle(self, pool: Pool, connection: HttpConnection) -> Response:
+        """As `_response`, over a connection that has been idle: it may be dead, without a word."""
         asked_s = time.monotonic()
         patience_s = pool.patience_s
         if self._request.via is None:
@@ -173,6 +174,11 @@ class Exchange:
         return response
 
     def _head(self, connection: HttpConnection, patience_s: float | None) -> Response:
+        """Send the request, unless it was sent ahead, and read the answer's head.
+
+        Args:
+            patience_s: longest silence of the server before the head; None for any.
+        """
         response = Response(connection.socket, method=self._request.method)
         try:
             wait_without_limit(connection.socket)
@@ -187,7 +193,7 @@ class Exchange:
             raise
         return response
 
-    # the body
+    # The body
 
     def _take(
         self,
@@ -235,7 +241,7 @@ class Exchange:
         while gate.written_bytes < size_bytes:
             at = gate.written_bytes
             wanted_bytes = min(_BLOCK_BYTES, size_bytes - at)
-            # At the same place of a page as in the file.
+            # The block begins at the same place of a page as the bytes in the file.
             block = _memory.block[at % mmap.PAGESIZE :][:wanted_bytes]
             count = self._receive(block, read)
             with gate.writing():
@@ -273,6 +279,7 @@ def _is_expected(body: Body, response: Response, headers: dict[str, str]) -> boo
 
 
 def _has_right_size(body: Body, response: Response, headers: dict[str, str]) -> bool:
+    """Return whether the size is the expected one, or a chunked body may turn out to have it."""
     size_bytes = body.parts.size_bytes
     if not response.chunked:
         return set(response.headers.get_all("content-length", [])) == {str(size_bytes)}
@@ -284,8 +291,8 @@ def _has_right_size(body: Body, response: Response, headers: dict[str, str]) -> 
 
 def _drain(response: Response, headers: dict[str, str], sock: socket.socket) -> bool:
     """Read a short unwanted body, such as an error's; return whether its end was reached."""
-    is_odd = number_in(headers.get("content-length", "0")) is None
-    if is_odd or response.length is None or response.length > _SHORT_BYTES:
+    is_length_invalid = number_in(headers.get("content-length", "0")) is None
+    if is_length_invalid or response.length is None or response.length > _SHORT_BYTES:
         return False
     sock.settimeout(_DRAIN_S)
     try:

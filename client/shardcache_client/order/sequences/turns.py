@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TypeAlias
 
-_GOLDEN_BILLIONTHS = 618_033_989
+_GOLDEN_BILLIONTHS = 618_033_989  # the golden section, in units of 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,13 @@ class _Split:
 
     def before(self, place: int) -> int:
         """Return the number of the first group's places before a place."""
+        # share * place / samples, rounded
         return (2 * self.share * place + self.samples) // (2 * self.samples)
 
     def place(self, number: int, *, of_first: bool) -> int:
         """Return the place of the turn of this number of the first group, or of the second."""
-        # The inverse of `before`: the place with which the group's count grows to `number + 1`.
+        # The inverse of `before`: the place with which the group's count grows to `number + 1`. For
+        # the first group, the division is rounded up.
         if of_first:
             return -((2 * number + 1) * self.samples // (-2 * self.share)) - 1
         return (2 * number + 1) * self.samples // (2 * (self.samples - self.share))
@@ -177,6 +179,7 @@ class Rotated:
         """Return the number of each lane's places before a place."""
         begin, first, number = self._span(place)
         end = begin + self.length
+        # Turns of earlier spans, of this one from `first` to its end, and of its beginning.
         runs = [
             (0, begin),
             (first, min(first + number, end)),

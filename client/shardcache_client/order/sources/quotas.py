@@ -125,7 +125,7 @@ class WeightSchedule:
 
         Args:
             turns: number of turns of an epoch.
-            rest: an epoch of another number of turns, and that number: it is the first.
+            rest: the first epoch, and its number of turns, if it is only what was left of one.
         """
         first, first_turns = rest or (0, turns)
         due_from = {epoch: _due(weights, turns) for epoch, weights in self.steps if epoch > first}
