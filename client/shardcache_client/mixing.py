@@ -28,11 +28,11 @@ from shardcache_client.stages.pipeline import PipelineBySource
 
 
 def _named(sources: Any) -> dict[str, ShardReader[Any]]:
+    """Return datasets by name; those of a list by their numbers. Raises TypeError for any other."""
     named = sources.items() if isinstance(sources, Mapping) else enumerate(sources)
     found = arguments.by_name(named, "sources")
-    if isinstance(sources, ShardReader) or not all(
-        isinstance(source, ShardReader) for source in found.values()
-    ):
+    are_readers = all(isinstance(source, ShardReader) for source in found.values())
+    if isinstance(sources, ShardReader) or not are_readers:
         raise TypeError
     return found
 
@@ -135,12 +135,12 @@ def _assignment(
     first = next(iter(parts.values())).samples.dealing
     _check_batches(batches, first)
     return MixtureAssignment(
-        None,
-        first.even,
-        first.batch_size,
-        samples,
-        first.global_batch_size,
-        first.spans,
+        shuffle=None,  # each source has its own
+        even=first.even,
+        batch_size=first.batch_size,
+        samples_per_epoch=samples,
+        global_batch_size=first.global_batch_size,
+        spans=first.spans,
         sources=sources,
         weights=weights_of(weights, sources),
         grouping=batches,
@@ -171,19 +171,19 @@ def _mixed(name: str, samples: DealtSamples) -> MixedSource:
 def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
     """Return what the samples of a mixture go through: each those of its source."""
     shards = [len(each.manifest) for each in parts.values()]
-    firsts = tuple(accumulate(shards[:-1], initial=0))
-    return PipelineBySource(
-        sources={name: each.pipeline for name, each in parts.items()}, firsts=firsts
-    )
+    first_shards = tuple(accumulate(shards[:-1], initial=0))
+    pipelines = {name: each.pipeline for name, each in parts.items()}
+    return PipelineBySource(sources=pipelines, firsts=first_shards)
 
 
 def _places(parts: Mapping[str, DatasetParts]) -> ScatteredPlaces | None:
-    """Return where samples of sources are that are read one by one; None if there are none."""
-    firsts = accumulate((len(each.manifest) for each in parts.values()), initial=0)
+    """Return the places of samples that are read one by one; None if no source has any."""
     found = []
-    for first, each in zip(firsts, parts.values(), strict=False):
+    first_shard = 0
+    for each in parts.values():
         if each.places is not None:
-            found += each.places.moved(first)
+            found += each.places.moved(first_shard)
+        first_shard += len(each.manifest)
     return ScatteredPlaces(found) if found else None
 
 

@@ -44,7 +44,7 @@ from shardcache_client.ranks.environment import job_name
 from shardcache_client.reading.epochs.epoch_plans import SampleForm
 from shardcache_client.stages.pipeline import Pipeline
 
-_BLOCK_BYTES = 64 << 20
+_BLOCK_BYTES = 64 * 1024 * 1024  # of samples in one of Ray's blocks
 _STATUS_TIMEOUT_S = 60.0
 
 
@@ -82,13 +82,14 @@ def read_shards(
     read = partial(_read, on_error=on_error, fallback=fallback, timeout_s=timeout_s)
     parts = []
     for node, shards in assign(manifest, cached).items():
-        tasks = override_num_blocks and max(
-            1, round(override_num_blocks * len(shards) / len(manifest))
-        )
-        # If the node is lost, anywhere. A label with a fallback, which is to replace this in Ray
-        # 2.64, also falls back while the node is merely busy: shards would then be fetched by one
-        # node after the other.
-        where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+        tasks: int | None = None
+        if override_num_blocks:
+            share = len(shards) / len(manifest)
+            tasks = max(1, round(override_num_blocks * share))
+        # On this node; if it is lost, anywhere. A label with a fallback, which is to replace this
+        # in Ray 2.64, also falls back while the node is merely busy: shards would then be fetched
+        # by one node after the other.
+        placement = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RayDeprecationWarning)
             parts.append(
@@ -96,10 +97,13 @@ def read_shards(
                     ShardDatasource(shards, read),
                     override_num_blocks=tasks,
                     num_cpus=num_cpus,
-                    ray_remote_args=where,
+                    ray_remote_args=placement,
                 )
             )
-    return parts[0].union(*parts[1:]) if len(parts) > 1 else parts[0]
+    first, *others = parts
+    if not others:
+        return first
+    return first.union(*others)
 
 
 def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[str, Manifest]:
@@ -110,11 +114,14 @@ def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[st
     load = dict.fromkeys(cached, 0)
     shares: dict[str, list[int]] = {node: [] for node in cached}
     known = {node: frozenset(urls) for node, urls in cached.items()}
+    # Nodes that have each shard cached.
     homes = [[node for node in known if shard.url in known[node]] for shard in manifest]
-    # Those with the least choice first: the others can make up for uneven shares.
-    for number in sorted(
-        range(len(manifest)), key=lambda number: len(homes[number]) or len(known) + 1
-    ):
+
+    def choices(number: int) -> int:
+        return len(homes[number]) or len(known) + 1
+
+    # Shards with the least choice first: the others can make up for uneven shares.
+    for number in sorted(range(len(manifest)), key=choices):
         node = min(homes[number] or load, key=lambda node: load[node])
         load[node] += manifest[number].size_bytes or 1
         shares[node].append(number)
@@ -197,11 +204,13 @@ def _look(
 
 
 def _on(node: str, function: Any) -> Any:
+    """Return a function as Ray's task that runs on a node, or fails."""
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy)
 
 
 def _cached_here() -> Collection[str]:
+    """Return the urls that this node has cached. Raises NoDaemonError."""
     where = DaemonChoice.of().node or ensure_started()
     try:
         return frozenset(cached_urls(where, _STATUS_TIMEOUT_S))
@@ -210,6 +219,7 @@ def _cached_here() -> Collection[str]:
 
 
 def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> Manifest:
+    """Return the shards that patterns name, by this node's daemon."""
     return resolve(
         DaemonChoice.of(fallback=fallback), ReaderIdentity(job_name()), patterns, timeout_s
     )
@@ -233,6 +243,7 @@ def _read(
 
 
 def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield lists of samples, each of which has just enough bytes for a block."""
     batch: list[dict[str, Any]] = []
     size_bytes = 0
     for sample in samples:
@@ -247,5 +258,6 @@ def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def _table(samples: list[dict[str, Any]]) -> pyarrow.Table:
+    """Return samples as rows, with nulls for members that they lack."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     return pyarrow.table({name: [sample.get(name) for sample in samples] for name in names})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardcache.cli.admin_client import Lines
 
+# Exit codes.
 FAILED = 1
 USAGE = 2
 NO_DAEMON = 3
@@ -84,6 +85,7 @@ def parse_size(text: str) -> int:
 
 
 def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    """Note for `report` whether the command prints JSON."""
     ctx.meta[_JSON_KEY] = value
     return value
 
@@ -102,15 +104,22 @@ def query_options(command: Command) -> Command:
     help_text = (
         "The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]"
     )
-    # connecting says more about a socket that one may not use
+    # Not checked here: connecting says more about a socket that one may not use.
     kind = click.Path(path_type=Path, readable=False)
     return json_option(click.option("--socket", type=kind, help=help_text)(command))
 
 
 def urls_argument(command: Command) -> Command:
     """Add `URL...` as the argument `urls`, absolute."""
-    how: dict[str, Any] = {"type": from_here, "metavar": "URL...", "shell_complete": complete_path}
-    return click.argument("urls", nargs=-1, required=True, **how)(command)
+    argument = click.argument(
+        "urls",
+        nargs=-1,
+        required=True,
+        type=from_here,
+        metavar="URL...",
+        shell_complete=complete_path,
+    )
+    return argument(command)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -282,7 +291,8 @@ def print_lines(lines: Iterable[Json]) -> int:
     failed = 0
     for line in lines:
         print_json(line)
-        failed += line.get("event") == "error" or line.get("ok") is False
+        if line.get("event") == "error" or line.get("ok") is False:
+            failed += 1
     return failed
 
 
@@ -334,7 +344,7 @@ def _follow(
 
     failures: list[Json] = []
 
-    def fail(error: Json, url: str | None = None) -> None:
+    def show_failure(error: Json, url: str | None = None) -> None:
         failures.append(error)
         where = error.get("url") or url
         text = f"{where}: {error['message']}" if where else error["message"]
@@ -346,14 +356,14 @@ def _follow(
                 case "start" | "resolved" | "progress":
                     show(event)
                 case "shard" if event.get("ok") is False:
-                    fail(event["error"], event["url"])
+                    show_failure(event["error"], event["url"])
                 case "shard" if each_shard and not console.is_terminal:
                     line = f"{event['state']}  {size(event['size_bytes'])}  {event['url']}"
                     console.print(line, markup=False)
                 case "retrying":
                     console.print(f"retrying  {event['url']}: {event['message']}", markup=False)
                 case "error":
-                    fail(event["error"])
+                    show_failure(event["error"])
                 case "done":
                     done = event
     for remedy in dict.fromkeys(error["remedy"] for error in failures if error.get("remedy")):

@@ -18,6 +18,7 @@ from shardcache.shared.units import size
 _MAX_LABELS = 64
 OTHERS = "others"
 
+# Bounds of histograms: times of requests, and of transfers of whole shards or waits for them.
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _SHARD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 
@@ -184,6 +185,7 @@ class Bills:
 
     cost: Callable[[str, int, int], float | None] = lambda _url, _bytes, _requests: None
     _payers: dict[str, Hashable] = field(default_factory=dict, init=False)  # by url
+    # By client; that of the node by None.
     _by_client: defaultdict[Hashable, Bill] = field(
         default_factory=lambda: defaultdict(Bill),
         init=False,
@@ -210,7 +212,7 @@ class Bills:
         self, kind: ChargeKind, url: str, size_bytes: int, requests: int, client: Hashable
     ) -> None:
         cost = self.cost(url, size_bytes, requests)
-        for payer in {None, client}:
+        for payer in {None, client}:  # the node, and the client if there is one
             self._by_client[payer].add(kind, size_bytes, requests, cost)
 
     def forget(self, client: Hashable) -> None:
@@ -248,7 +250,7 @@ class Counters:
     bills: Bills = field(default_factory=Bills, repr=False, compare=False)
 
     def to_json(self) -> dict[str, int]:
-        """Return the plain counters by name."""
+        """Return the plain counters by name: the fields that are compared."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
     def fetched_past_tier(self, url: str, size_bytes: int) -> None:

@@ -26,6 +26,8 @@ from shardcache.writing.sources import (
 KeyAt = Literal["first-dot", "last-dot"]
 """The dot of a file's name before which its key ends."""
 
+# Files of a listing: a row of JSON for each sample, and tables of the rows' offsets, and of the
+# samples' sizes, in the order in which the samples are read.
 _LISTING = "listing.jsonl"
 _OFFSETS = "offsets"
 _SIZES = "sizes"
@@ -146,7 +148,8 @@ class _Listing:
 
     def store_tables(self, folder: Path, seed: int | None) -> None:
         """Write offsets and sizes to a folder, in the order of the rows or shuffled by a seed."""
-        if seed is not None:  # both in the same order
+        if seed is not None:
+            # Two generators of one seed, so that both tables come in the same order.
             random.Random(seed).shuffle(self.offsets)
             random.Random(seed).shuffle(self.sizes)
         (folder / _OFFSETS).write_bytes(self.offsets.tobytes())
@@ -164,7 +167,8 @@ class _Listing:
             sizes.append(("cls", len(str(label))))
         self.sizes.append(tar_bytes(key, sizes))
         self._rows.write(json.dumps((key, members, label)).encode() + b"\n")
-        facts = [(extension, fact[1:]) for extension, fact in members]
+        # Without the paths: the same files may lie elsewhere.
+        facts = [(extension, size_and_time) for extension, (_, *size_and_time) in members]
         self.digest.update(json.dumps((key, facts, label)).encode())
 
 
@@ -178,13 +182,21 @@ def _members_by_key(
     """
     split = _split_at_last_dot if key_at == "last-dot" else _split
     words = RareWords()
-    found = _walk(root, "", key_at=key_at)
-    for key, group in groupby(found, key=lambda file: split(file[0])[0]):
+
+    def key_of(found: tuple[str, FileFact]) -> str:
+        path, _ = found
+        key, _ = split(path)
+        return key
+
+    for key, group in groupby(_walk(root, "", key_at=key_at), key=key_of):
         files = list(group)
+        paths = [path for path, _ in files]
+        extensions = [extension for _, extension in map(split, paths)]
         if key:
-            _check_names(key, [file for file, _ in files], key_at, root)
-            words.add({split(file)[1]: file for file, _ in files})
-        yield key, [(split(file)[1], fact) for file, fact in files]
+            _check_names(key, paths, key_at, root)
+            words.add(dict(zip(extensions, paths, strict=True)))
+        facts = [fact for _, fact in files]
+        yield key, list(zip(extensions, facts, strict=True))
 
     merged = words.found()
     if merged is not None and key_at is None:
@@ -219,6 +231,7 @@ def _walk(
         above |= {(here.st_dev, here.st_ino)}
         visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
         entries = [(entry.is_dir(), entry.name) for entry in visible]
+        # By their stems first, so that files with the same key come together.
         stem_of = _stem_to_last_dot if key_at == "last-dot" else _stem
         for is_folder, name in sorted(entries, key=lambda entry: (stem_of(entry[1]), entry)):
             if is_folder:
@@ -247,10 +260,12 @@ def _split_at_last_dot(path: str) -> tuple[str, str]:
 
 
 def _stem(name: str) -> str:
+    """Return what is before the first dot of a name."""
     return name.partition(".")[0]
 
 
 def _stem_to_last_dot(name: str) -> str:
+    """Return what is before the last dot of a name, with underscores for the other dots."""
     return name.rpartition(".")[0].replace(".", "_")
 
 
@@ -295,10 +310,16 @@ def _class_names(roots: Sequence[Path]) -> list[str]:
 
 
 def _has_samples(folder: os.DirEntry[str]) -> bool:
-    return any(_split(file)[0] for file, _ in _walk(Path(folder.path), f"{folder.name}/"))
+    """Return whether any file below a folder has a key."""
+    for file, _ in _walk(Path(folder.path), f"{folder.name}/"):
+        key, _ = _split(file)
+        if key:
+            return True
+    return False
 
 
 def _label(key: str, labels: dict[str, int], root: Path) -> int:
+    """Return the number of a sample's class. Raises ConfigError if it is in none."""
     name, is_below, _ = key.partition("/")
     if not is_below:
         raise ConfigError(
@@ -310,12 +331,14 @@ def _label(key: str, labels: dict[str, int], root: Path) -> int:
 
 
 def _content(fact: Sequence[Any]) -> bytes:
+    """Return the bytes of a file. Raises InputError if it is not as its facts say."""
+    path, size_bytes, _ = fact
     with open_unchanged(fact) as file:
         data = file.read()
-    if len(data) != fact[1]:
+    if len(data) != size_bytes:
         raise InputError(
             "the file became shorter while it was being read",
-            url=fact[0],
+            url=path,
             remedy="run the command again",
         )
     return data

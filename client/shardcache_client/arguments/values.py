@@ -21,9 +21,8 @@ from shardcache.errors import ConfigError
 from shardcache.shared.protocol import MAX_JOB_CHARS
 
 if TYPE_CHECKING:
-    from typing_extensions import (
-        TypeVar,
-    )  # defaults of type variables: PEP 696, in the standard library from 3.13 on
+    # For defaults of type variables (PEP 696), which the standard library has from 3.13 on.
+    from typing_extensions import TypeVar
 
     T_co = TypeVar("T_co", covariant=True, default=dict[str, Any])
     B_co = TypeVar("B_co", covariant=True, default=Any)
@@ -36,7 +35,7 @@ else:
 U = TypeVar("U")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MAX_CHARS = 100
+_MAX_CHARS = 100  # of a value in an error
 _MAX_WHOLE = 2**62  # states hold no larger number
 _SEED_BITS = 256
 MAX_PROCESSES = 2**20
@@ -76,12 +75,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-def whole(least: int | None = None, most: int = _MAX_WHOLE) -> Accepts:
+def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Accepts:
     """Accept a whole number of any type, numpy's and 1e6 included; it is kept as an int.
 
     Args:
-        least: the smallest one; None for any number.
-        most: the largest one.
+        minimum: None for any number.
+        maximum: counts only with a minimum.
     """
 
     def converted(value: Any) -> int:
@@ -91,14 +90,14 @@ def whole(least: int | None = None, most: int = _MAX_WHOLE) -> Accepts:
             number = int(value)
         else:
             number = operator.index(value)
-        if least is not None and not least <= number <= most:
+        if minimum is not None and not minimum <= number <= maximum:
             raise ValueError
         return number
 
-    if least is None:
+    if minimum is None:
         return Accepts("a whole number", converted)
-    limit = "" if most == _MAX_WHOLE else f" and at most {most:,}"
-    return Accepts(f"a whole number, {least} or more{limit}", converted)
+    limit = "" if maximum == _MAX_WHOLE else f" and at most {maximum:,}"
+    return Accepts(f"a whole number, {minimum} or more{limit}", converted)
 
 
 def one_of(*choices: object) -> Accepts:
@@ -138,6 +137,10 @@ def instance(what: str, *kinds: Any) -> Accepts:
         return value
 
     return Accepts(what, converted)
+
+
+# Each of these returns a value in the form in which it is kept, and raises TypeError or ValueError
+# for one that is not accepted.
 
 
 def _flag(value: Any) -> bool:
@@ -326,6 +329,7 @@ def _bound(
     args: tuple[Any, ...],
     named: dict[str, Any],
 ) -> inspect.BoundArguments:
+    """Return the arguments of a call by their names. Raises ConfigError if they do not fit."""
     try:
         return signature.bind(*args, **named)
     except TypeError as exn:
@@ -333,6 +337,7 @@ def _bound(
 
 
 def _unknown(name: str, known: list[str], elsewhere: Mapping[str, str]) -> ConfigError:
+    """Return the error for an argument that there is not; see `checked`."""
     word = ""  # that was meant
     near = difflib.get_close_matches(name.lower(), [*known, *elsewhere], n=1)
     if name in elsewhere:
@@ -397,6 +402,7 @@ def _name(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...])
         called = type(args[0]).__name__
     else:
         called = f"{type(args[0]).__name__}.{method}()"
+    # The message before any name: that of an outer function replaces an inner one's.
     unnamed = vars(exn).setdefault("unnamed", exn.message)
     exn.message = f"{called}: {unnamed}"
     exn.args = (exn.message,)

@@ -11,8 +11,8 @@ from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace,
 
 log = logging.getLogger("shardcache")
 
-_LOG_AFTER_S = 10.0
-_MAX_PASSES = 3
+_LOG_AFTER_S = 10.0  # length of a wait that is not worth a warning
+_MAX_PASSES = 3  # over one epoch, of a rank that alone ends it early
 # What follows an epoch that a rank has ended early.
 _NEXT = "next"
 _AGAIN = "again"
@@ -132,9 +132,19 @@ class OneEpoch(Epochs):
                 passes.epoch,
             )
             return passes.decide(_AGAIN)
-        return passes.decided() or passes.leave() or self._wait(passes)
+
+        follows = passes.decided()
+        if follows is None:
+            follows = passes.leave()
+        if follows is None:
+            follows = self._wait(passes)
+        return follows
 
     def _wait(self, passes: "_Passes") -> str:
+        """Wait for the other ranks to end the epoch; return what follows.
+
+        Raises EpochMismatchError if this rank has waited for them in vain too often.
+        """
         waiting = (
             f"rank {passes.rank} has ended epoch {passes.epoch} early, but not all other ranks have"
         )
@@ -177,10 +187,11 @@ class _Passes:
         self._prefix = prefix
         self._topology = topology
         self._key = f"{prefix}/{epoch}"
-        self._mine = f"{self._key}/of/{self.rank}"
-        self.number = store.add(self._mine, 0)
+        self._own_key = f"{self._key}/of/{self.rank}"
+        self.number = store.add(self._own_key, 0)  # as it is
 
     def of(self, epoch: int) -> "_Passes":
+        """Return the passes over another epoch."""
         return _Passes(self._store, self._prefix, self._topology, epoch)
 
     def begin(self) -> None:
@@ -190,16 +201,17 @@ class _Passes:
         """
         if self.number and not (self._has_left() or self.decided()):
             return
-        self.number = self._store.add(self._mine, 1)
+        self.number = self._store.add(self._own_key, 1)
         if self.number == 1 and self._store.add(f"{self._key}/ranks", 1) > 1:
             self._store.set(f"{self._key}/joined", "1")
 
     def _has_left(self) -> bool:
-        return self._store.has(f"{self._mine}/{self.number}/left")
+        return self._store.has(f"{self._own_key}/{self.number}/left")
 
     def alone(self) -> bool:
         """Return True if no other rank has begun the epoch."""
-        return self._begun() == min(1, self.number)
+        own = 1 if self.number else 0
+        return self._begun() == own
 
     def is_joined_within(self, timeout_s: float) -> bool:
         """Return True as soon as a second rank has begun the epoch; False at the timeout."""
@@ -210,13 +222,14 @@ class _Passes:
         return self._begun() == self._topology.world_size
 
     def _begun(self) -> int:
+        """Return the number of ranks that have begun the epoch."""
         return self._store.add(f"{self._key}/ranks", 0)
 
     def leave(self) -> str | None:
         """Note that this rank has ended its pass early; return what follows if all ranks have."""
-        first = self._store.add(f"{self._mine}/{self.number}/left", 1) == 1
-        left = self._store.add(f"{self._key}/{self.number}/left", int(first))
-        if left != self._topology.world_size:
+        is_first_time = self._store.add(f"{self._own_key}/{self.number}/left", 1) == 1
+        ranks_left = self._store.add(f"{self._key}/{self.number}/left", int(is_first_time))
+        if ranks_left != self._topology.world_size:
             return None
         return self.decide(_NEXT)
 
@@ -248,4 +261,5 @@ class _Passes:
         return self._store.get(f"{self._key}/closed", timeout_s) is not None
 
     def closed(self) -> bool:
+        """Return True if a rank is past the epoch."""
         return self._store.has(f"{self._key}/closed")

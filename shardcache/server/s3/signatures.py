@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote_to_bytes
 from shardcache.server.s3.s3_errors import S3Error
 
 ALGORITHM = "AWS4-HMAC-SHA256"
-_SKEW_S = 15 * 60
+_SKEW_S = 15 * 60  # by which the clocks of client and server may differ
 _MAX_VALID_S = 7 * 24 * 3600
 _TIME_FORM = "%Y%m%dT%H%M%SZ"
 _UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -91,13 +91,13 @@ class Signature(NamedTuple):
         return cls(
             access_key,
             scope,
-            fields.get("SignedHeaders", ""),
-            fields.get("Signature", ""),
-            headers.get("x-amz-date", ""),
-            None,
-            headers.get("x-amz-security-token", ""),
-            headers.get("x-amz-content-sha256", _UNSIGNED),
-            request.query,
+            signed_headers=fields.get("SignedHeaders", ""),
+            value=fields.get("Signature", ""),
+            time=headers.get("x-amz-date", ""),
+            valid_s=None,
+            token=headers.get("x-amz-security-token", ""),
+            payload=headers.get("x-amz-content-sha256", _UNSIGNED),
+            query=request.query,
         )
 
     @classmethod
@@ -111,13 +111,13 @@ class Signature(NamedTuple):
         return cls(
             access_key,
             scope,
-            fields.get("X-Amz-SignedHeaders", ""),
-            fields.get("X-Amz-Signature", ""),
-            fields.get("X-Amz-Date", ""),
-            _valid_s(fields.get("X-Amz-Expires", "")),
-            fields.get("X-Amz-Security-Token", ""),
-            request.headers.get("x-amz-content-sha256", _UNSIGNED),
-            "&".join(unsigned),
+            signed_headers=fields.get("X-Amz-SignedHeaders", ""),
+            value=fields.get("X-Amz-Signature", ""),
+            time=fields.get("X-Amz-Date", ""),
+            valid_s=_valid_s(fields.get("X-Amz-Expires", "")),
+            token=fields.get("X-Amz-Security-Token", ""),
+            payload=request.headers.get("x-amz-content-sha256", _UNSIGNED),
+            query="&".join(unsigned),
         )
 
     def check(self, request: SignedRequest, secret_key: str, now_s: float) -> None:
@@ -149,12 +149,15 @@ class Signature(NamedTuple):
             raise S3Error("AccessDenied", "the presigned url has expired; sign another")
 
     def _is_valid(self, request: SignedRequest, secret_key: str) -> bool:
-        """Return whether the signature is that of the request with a key, in one of both forms."""
+        """Return whether the signature is that of the request with a key."""
+        # 1. Path and query as they were sent.
         path = request.path
         pairs = [_with_value(pair) for pair in self.query.split("&") if pair]
         query = sorted(pairs, key=_field)
         if self._is_of(request, path, query, secret_key):
             return True
+
+        # 2. Both in the form that AWS documents, if that is another.
         normal_path = _normal(path, safe="/~")
         normal_query = sorted(map(_normal_pair, query), key=_field)
         if (normal_path, normal_query) == (path, query):
@@ -168,6 +171,7 @@ class Signature(NamedTuple):
         query: Sequence[str],
         secret_key: str,
     ) -> bool:
+        """Return whether the signature is that of the request with this path and query."""
         headers = request.headers
         lines = [
             f"{name}:{' '.join(headers.get(name, '').split())}\n"
@@ -220,15 +224,18 @@ def _valid_s(text: str) -> int:
 
 
 def _field(text: str) -> tuple[str, str]:
+    """Return name and value of `NAME=VALUE`."""
     name, _, value = text.partition("=")
     return name.strip(), value.strip()
 
 
 def _with_value(pair: str) -> str:
+    """Return a parameter of a query with its `=`, which is signed even without a value."""
     return pair if "=" in pair else f"{pair}="
 
 
 def _normal_pair(pair: str) -> str:
+    """Return a parameter of a query in the percent-encoding that AWS documents."""
     name, _, value = pair.partition("=")
     return f"{_normal(name)}={_normal(value)}"
 
@@ -239,6 +246,7 @@ def _normal(text: str, safe: str = "~") -> str:
 
 
 def _unquoted(text: str) -> str:
+    """Return text without its percent-encoding."""
     return unquote_to_bytes(_bytes(text)).decode(errors="replace")
 
 
