@@ -26,7 +26,8 @@ from shardcache_client.tables.node_tables import NodeTable
 _LAYOUT = "1"
 """Changes when the same file gives other rows than an earlier release's."""
 
-# A file that was replaced before a run is read by it; ranks ask within seconds of each other.
+# Age of what the daemon may know of the files: a run reads those that were replaced before it, and
+# its ranks ask within seconds of each other.
 _MAX_AGE_S = 2.0
 
 
@@ -67,8 +68,7 @@ class Table:
         columns: those that samples get; None for all but the key's.
         pattern: regular expression, if the column holds more than the key: its first group is the
             sample's key. It must match the whole value.
-        key_of: function from a sample's `__key__` to the value of the row's key; None if it is
-            that.
+        key_of: function from a sample's `__key__` to the key of its row; None if they are equal.
 
     Raises ConfigError if an argument is invalid.
     """
@@ -149,12 +149,14 @@ class Table:
         return str(match[1])
 
     def _chosen(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns of a row that samples get."""
         if self.columns is None:
             return {name: value for name, value in row.items() if name != self.key}
         return {name: row[name] for name in self.columns if name in row}
 
 
 def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
+    """Return a regular expression. Raises ConfigError unless it is one of text, with a group."""
     try:
         compiled = re.compile(pattern)
     except re.error as exn:
@@ -212,6 +214,7 @@ def row_stages(
 
 
 def _check_decode(tables: Mapping[str, Table], decode: Mapping[str, Spec]) -> None:
+    """Raise ConfigError if values of a table are to be decoded."""
     for name in decode:
         if name.startswith(tuple(tables)):
             raise ConfigError(

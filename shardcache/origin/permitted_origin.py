@@ -21,7 +21,7 @@ from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
 
-_MAX_BUCKETS = 10_000
+_MAX_BUCKETS = 10_000  # of which it is remembered with which credentials they are read
 _Result = TypeVar("_Result")
 
 
@@ -131,15 +131,18 @@ class PermittedOrigin(Origin):
 
     async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
         """As `Origin.permitted_lately`; with the credentials that may read the bucket."""
-        return await (await self._likeliest(url)).permitted_lately(route, url)
+        origin = await self._likeliest(url)
+        return await origin.permitted_lately(route, url)
 
     async def credentials(self, url: str) -> str:
         """As `Origin.credentials`; of those that may read the bucket."""
-        return await (await self._likeliest(url)).credentials(url)
+        origin = await self._likeliest(url)
+        return await origin.credentials(url)
 
     async def prepare(self, url: str) -> None:
         """As `Origin.prepare`; with the credentials that may read the bucket."""
-        await (await self._likeliest(url)).prepare(url)
+        origin = await self._likeliest(url)
+        await origin.prepare(url)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`; with the own credentials alone."""
@@ -186,7 +189,10 @@ class PermittedOrigin(Origin):
         raise refusals[0]
 
     async def _candidates(self, url: str) -> list[_Opened]:
-        """Return the origins of all credentials, that first which has read from the bucket."""
+        """Return the origins of all credentials; the one that has read from the bucket comes first.
+
+        The others follow from the newest credentials to the daemon's own.
+        """
         wanted = self._setup.handed.newest_first(self.store.handed) if self._is_shared else []
         if not wanted:
             return [self._own]
@@ -198,9 +204,11 @@ class PermittedOrigin(Origin):
 
     async def _likeliest(self, url: str) -> CredentialedOrigin:
         """Return the origin that has read from the bucket, else that of the newest credentials."""
-        return _usable((await self._candidates(url))[0], url)
+        first, *_ = await self._candidates(url)
+        return _usable(first, url)
 
     def _remember(self, origin: CredentialedOrigin, url: str) -> None:
+        """Note that an origin has read from the url's bucket."""
         if len(self._readers) >= _MAX_BUCKETS:
             self._readers.clear()
         self._readers[self.store.bucket(url)] = origin

@@ -18,10 +18,11 @@ from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
 END = 2 * ZERO_BLOCK
 """The end of an archive."""
 
-_METADATA = re.compile(r"__[^/]*__($|/)")
+_METADATA = re.compile(r"__[^/]*__($|/)")  # keys that readers skip
 _SHOWN_CHARS = 200
-# As webdataset writes them.
+# Extensions of integers, as webdataset writes them.
 _INTEGERS = frozenset({"cls", "cls2", "class", "count", "id", "index", "inx"})
+# Limits of a plain header's fields for name and size.
 _NAME_BYTES = 100
 _MAX_OCTAL_BYTES = 8 * 1024**3
 
@@ -190,6 +191,7 @@ def utf8(text: str) -> bytes:
 
 
 def _text(value: str) -> bytes:
+    """Return a text in UTF-8. Raises UnicodeEncodeError, which is a ValueError."""
     # Unlike a file's name, a text with bytes that are not UTF-8 would be read as another one.
     return value.encode()
 
@@ -233,7 +235,7 @@ def header(name: bytes, size_bytes: int) -> bytes:
 
 
 def _tarfile_header(name: bytes, size_bytes: int) -> bytes:
-    # With its defaults: mode 0644, root's, time 0.
+    """Return the header that tarfile makes, with its defaults: mode 0644, root's, time 0."""
     info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
     info.size = size_bytes
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
@@ -245,4 +247,5 @@ _PLAIN = _tarfile_header(b"", 0)
 _BEFORE_SIZE = _PLAIN[_NAME_BYTES:124]
 _BEFORE_SUM = _PLAIN[136:148]
 _AFTER_SUM = _PLAIN[156:]
+# The checksum itself counts as eight spaces.
 _FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_SUM) + 8 * 0x20 + sum(_AFTER_SUM)

@@ -24,6 +24,7 @@ from shardcache.shared import protocol
 from shardcache.shared.unix_socket import credentials
 
 _READ_BYTES = 256 * 1024
+# Frames that parts of messages come in; all others are of the protocol itself.
 _OF_MESSAGES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 # An answer to a ping cannot be taken back, so it gets some time even if the wait is over.
 _PONG_TIMEOUT_S = 1.0
@@ -75,9 +76,11 @@ class WebSocket:
     @property
     def peer_uid(self) -> int:
         """User of the process that listens at the socket."""
-        return credentials(self._socket)[1]
+        _, uid, _ = credentials(self._socket)
+        return uid
 
     def _shake_hands(self, deadline_s: float) -> None:
+        """Ask for a WebSocket, and wait until it is open. Raises OSError, HandshakeError."""
         self._protocol.send_request(self._protocol.connect())
         # A daemon that refuses a connection answers and closes without reading.
         with suppress(ConnectionError):
@@ -120,6 +123,7 @@ class WebSocket:
         return self._messages.pop(0)
 
     def _check_open(self) -> None:
+        """Raise ConnectionResetError if the WebSocket is closed."""
         if self._protocol.state is State.OPEN:
             if self._socket.fileno() < 0:  # in a forked child, or collected in a cycle
                 raise ConnectionResetError("closed in this process")
@@ -142,6 +146,7 @@ class WebSocket:
             self._socket.close()
 
     def _flush(self, deadline_s: float) -> None:
+        """Send all that the protocol has to send. Raises TimeoutError at the deadline."""
         for data in filter(None, self._protocol.data_to_send()):
             unsent = memoryview(data)
             while unsent:
@@ -186,6 +191,7 @@ class WebSocket:
         return True
 
     def _collect_received(self, data: bytes) -> None:
+        """Take received bytes, which are empty once the other side has closed; keep messages."""
         if data:
             self._protocol.receive_data(data)
         else:
@@ -195,6 +201,7 @@ class WebSocket:
                 self._collect(event)
 
     def _collect(self, frame: Frame) -> None:
+        """Add a frame to its message, which is complete with the last one."""
         self._fragments.append(bytes(frame.data))
         if frame.fin:
             self._messages.append(b"".join(self._fragments))

@@ -85,7 +85,7 @@ class PartsByTask(Dataset[MadePart]):
         self._reading = reading
         self._form = form
         self._loader = loader  # its name
-        self._open: _Open | None = None
+        self._open: _Open | None = None  # of the task that this worker made its last part of
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": None}
@@ -107,10 +107,12 @@ class PartsByTask(Dataset[MadePart]):
         return part
 
     def _workers(self) -> int:
+        """Return the number of workers among which this one is."""
         info = get_worker_info()
         return 1 if info is None else int(info.num_workers)
 
     def _opened(self, issued: IssuedTask) -> _Open:
+        """Begin a task. Raises the errors of a session."""
         info = get_worker_info()
         prepare(self._reading.form.handover)
         topology = issued.task.rank
@@ -194,7 +196,7 @@ class ProcessPool:
         self._numbers.numbers = numbers
         parts = iter(self.loader)
         hold_queues(parts)
-        are_intact = False
+        are_intact = False  # the workers, which another iteration may use
         try:
             for part in parts:
                 yield _unpacked(part)
@@ -215,6 +217,7 @@ class ProcessPool:
 
 
 def _unpacked(part: MadePart) -> MadePart:
+    """Return a part with its chunk, if that came in a parcel."""
     made = part.made
     if not isinstance(made.batch, Parcel):
         return part
@@ -222,4 +225,5 @@ def _unpacked(part: MadePart) -> MadePart:
 
 
 def _as_it_is(batch: Any) -> Any:
+    """Stand in for torch's collating: a worker's part is complete."""
     return batch

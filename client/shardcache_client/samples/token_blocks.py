@@ -77,9 +77,9 @@ class TokenBlocks:
 
     def count(self, tokens: int, documents: int) -> int:
         """Return the number of blocks in a shard, given the tokens and documents in it."""
-        ends = 0 if self.end is None else documents
+        end_tokens = 0 if self.end is None else documents
         step = self.length - self.overlap
-        return max(0, (tokens + ends - self.overlap) // step)
+        return max(0, (tokens + end_tokens - self.overlap) // step)
 
 
 def fits(end: int | None, dtype: str) -> bool:
@@ -133,13 +133,14 @@ class BlockCutter:
         first = number * (length - self._blocks.overlap)
         stop = first + length
         document = bisect_right(ends, first)
-        begun = ends[document - 1] if document else 0
+        begun = ends[document - 1] if document else 0  # number of tokens before the document
         sample: Sample = {
             "__key__": f"{key_of(self._index, document)}:{first - begun}",
             "__url__": self._url,
         }
+        # The block's tokens of one document after another.
         runs = []
-        borders = []
+        borders = []  # places in the block at which a document begins, without the first
         at = first
         while True:
             document_end = ends[document]
@@ -160,7 +161,7 @@ class BlockCutter:
 
         sample["tokens"] = np.frombuffer(bytearray().join(runs), self._dtype)
         if self._blocks.documents:
-            begins = np.zeros(length, np.int32)
-            begins[borders] = 1
-            sample["documents"] = np.cumsum(begins, dtype=np.int32)
+            is_first = np.zeros(length, np.int32)
+            is_first[borders] = 1
+            sample["documents"] = np.cumsum(is_first, dtype=np.int32)
         return sample

@@ -33,7 +33,7 @@ from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
 
 log = logging.getLogger("shardcache")
 
-_END = Placed(-1, None)
+_END = Placed(-1, None)  # stands for the end of the samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ class _Rounds:
             self._report()
 
     def _rounds(self) -> Iterator[tuple[Any, Mark]]:
+        """Yield each batch with the mark after it, round by round, until no rank needs more."""
         start = self._facts.start
         skip = start.given  # batches of the first round that were given before the state was taken
         before = self._before(start)
@@ -107,6 +108,7 @@ class _Rounds:
             if not count:
                 break
 
+            # A batch has a sample at least: this rank repeats some if others need more batches.
             self._repeated += max(0, count - len(buffer.samples))
             if not buffer.samples:
                 buffer.borrow(before)

@@ -70,7 +70,9 @@ class Revalidation:
         if not self._is_stale(name):
             return
         if origin in self._silent and self._under_way[origin]:
-            return
+            return  # a silent origin gets one request at a time
+
+        # 1. One request for all readers of the shard.
         question = self.questions.get(name)
         if question is None:
             question = self._group.create_task(
@@ -81,6 +83,7 @@ class Revalidation:
         if origin in self._silent:
             return
 
+        # 2. Its answer counts now if it is prompt, and from the next lease on if it is slow.
         answered, _ = await asyncio.wait([question], timeout=_GRACE_S)
         if not answered:
             self._silent.add(origin)
@@ -90,9 +93,9 @@ class Revalidation:
             raise error
 
     def allows(self, url: str) -> bool:
-        """Return whether whoever has a url may have cached bytes; True for one without signature.
+        """Return whether a reader may be given cached bytes of a url.
 
-        A signed one has to be accepted by its origin, lately.
+        If it is signed, its origin must have accepted the signature lately.
         """
         return self._origins.signatures.allow(url)
 
@@ -129,7 +132,7 @@ class Revalidation:
 
     async def _accepted(self, url: str) -> RemoteObject:
         """Return the object of a signed url, as its origin has it for this url."""
-        self._counters.fetched(url, 0, 1)
+        self._counters.fetched(url, size_bytes=0, requests=1)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._origins.origin(url).stat(url)
@@ -145,6 +148,7 @@ class Revalidation:
             question.cancel()
 
     def _is_stale(self, name: str) -> bool:
+        """Return whether a shard is cached, and its version was last asked for too long ago."""
         age_s = time.monotonic() - self._planner.checked_at_s(name)
         is_cached = self._planner.key(name) in self._store.shards  # else its transfer asks
         return age_s > self._ttl_s and is_cached
@@ -178,7 +182,7 @@ class Revalidation:
         None if the origin is silent, fails or refuses: what is cached is then served, but for a
         signed url that is refused. Raises its other errors.
         """
-        self._counters.fetched(url, 0, 1)
+        self._counters.fetched(url, size_bytes=0, requests=1)
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
                 return await self._origins.origin(url).stat(url)

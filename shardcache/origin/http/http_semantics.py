@@ -26,8 +26,9 @@ from shardcache.transport.worker_pool import Workers
 # fill.
 _READ_BYTES = 256 * 1024
 
-_MAX_SERVERS = 256
+_MAX_SERVERS = 256  # whose proxies are remembered
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+# First and last byte, or none for a refused range, and the size of the object.
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
 
 
@@ -88,6 +89,7 @@ async def send(
 
 
 def _ca_file() -> str | None:
+    """Return the path of the certificates that the environment names; None for the system's."""
     for name in _CA_VARIABLES:
         path = os.environ.get(name)
         if path:
@@ -126,7 +128,10 @@ def total_bytes(content_range: str | None) -> int | None:
 def span_bytes(content_range: str | None) -> int:
     """Return the number of bytes that a Content-Range header announces; -1 if none."""
     span = span_in(content_range)
-    return -1 if span is None else span[1] - span[0]
+    if span is None:
+        return -1
+    start, stop = span
+    return stop - start
 
 
 def span_in(content_range: str | None) -> tuple[int, int] | None:
@@ -231,7 +236,7 @@ def judge(answer: Answer, version: str, obj: RemoteObject, parts: Parts) -> NoRe
 def size_of(stated: object, url: str) -> int:
     """Return an object's size as its origin states it.
 
-    Raises OriginError if it does not, or absurdly.
+    Raises OriginError if it states none, or what is no size.
     """
     size_bytes = number_in(stated)
     if size_bytes is None:

@@ -158,6 +158,7 @@ class Shards(Sequence[ShardRef]):
         return digest(self._columns())
 
     def _columns(self) -> Iterator[bytes]:
+        """Yield the list as bytes, piece by piece: the form that is packed."""
         yield _HEAD.pack(len(self), len(self.urls.text), len(self.versions.text))
         for texts in (self.urls, self.versions):
             yield texts.lengths.tobytes()
@@ -168,7 +169,7 @@ class Shards(Sequence[ShardRef]):
     @cached_property
     def packed(self) -> bytes:
         """The list as it travels: its columns, compressed. Blocks."""
-        packer = zlib.compressobj(1)
+        packer = zlib.compressobj(1)  # the fastest level
         pieces = [packer.compress(column) for column in self._columns()]
         pieces.append(packer.flush())
         return b"".join(pieces)
@@ -247,6 +248,7 @@ def _columns_of(refs: Iterable[ShardRef]) -> Iterator[ShardColumns]:
 
 
 def _joined(columns: Sequence["array[int]"]) -> "array[int]":
+    """Return columns of numbers, one after another."""
     return array("q", b"".join(map(bytes, columns)))
 
 

@@ -19,7 +19,9 @@ from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import KEY_CHARS, is_key
 from shardcache.store.shard import Shard
 
+# The name of a published file: its key and its suffix.
 _OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
+
 Stats = dict[str, os.stat_result]
 """Files of one kind, by cache key."""
 
@@ -56,11 +58,12 @@ def find_shards(layout: Layout) -> list[Shard]:
     found: list[Shard] = []
     for folder in _buckets(layout):
         tars, sidecars = _scan(folder)
-        for key in tars.keys() ^ sidecars.keys():
+        lone = tars.keys() ^ sidecars.keys()
+        for key in lone:
             _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
-        anothers = [key for key, tar in tars.items() if tar.st_uid != os.geteuid()]
-        if anothers:
-            _check_openness(folder / (anothers[0] + TAR))
+        of_others = [key for key, tar in tars.items() if tar.st_uid != os.geteuid()]
+        if of_others:
+            _check_openness(folder / (of_others[0] + TAR))
         found += _shards(tars, sidecars)
     return sorted(found, key=lambda shard: shard.used_at_s)
 
@@ -76,6 +79,7 @@ def find_leftovers(layout: Layout) -> list[Leftover]:
 
 
 def _buckets(layout: Layout) -> list[Path]:
+    """Return the folders of published shards."""
     with os.scandir(layout.shards) as entries:
         folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
     return [layout.shards / folder.name for folder in folders]
@@ -96,6 +100,7 @@ def _scan(folder: Path) -> tuple[Stats, Stats]:
 
 
 def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
+    """Return the shards with both files; the time of last use is the sidecar's."""
     return [
         Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime)
         for key, tar in tars.items()
@@ -143,6 +148,7 @@ def _sweep(folder: Path, *, whole: str, companion: str) -> list[Path]:
 
 
 def _sweep_away(*paths: Path) -> None:
+    """Remove files, if that is possible."""
     with contextlib.suppress(OSError):  # a read-only disk still serves; a later start cleans up
         unlink_quietly(*paths)
 

@@ -28,9 +28,9 @@ class ElasticDeal(SpanDeal):
     come next in the order, with "drop" it is left out unless it is whole.
 
     Attributes:
-        spans: the deal that says the order of each span.
+        spans: the deal that determines the order of each span.
         global_batch_size: number of samples in a batch of all ranks.
-        count: number of spans, which divides it.
+        count: number of spans; it divides the size of a global batch.
     """
 
     spans: SpanDeal
@@ -56,6 +56,7 @@ class ElasticDeal(SpanDeal):
         return self._batches(self.samples_in(epoch))
 
     def _batches(self, samples: int) -> int:
+        """Return the number of global batches that samples make."""
         form = GlobalBatches(self.global_batch_size, self.count, drop=self.even == "drop")
         return form.batches(samples)
 

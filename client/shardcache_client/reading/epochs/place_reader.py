@@ -76,6 +76,7 @@ class PlaceReader:
         return self._by_place(start, stop)
 
     def _in_order(self, start: int, stop: int) -> Iterator[Read]:
+        """Yield what is read where samples come in runs of their shards."""
         number = start
         for run in self._epoch.runs(start, stop):
             if number >= self._change:
@@ -107,12 +108,14 @@ class PlaceReader:
                 held.error = exn.with_traceback(None)
 
     def _opened(self, shard: int) -> _Held:
+        """Return a held shard; it is opened first unless it was."""
         held = self._held_by_shard[shard]
         if not held.is_open:
             self._open(held)
         return held
 
     def _by_place(self, start: int, stop: int) -> Iterator[Read]:
+        """Yield what is read where samples of several shards are mixed."""
         name = self._form.name if self._form.sources else None
         for place, (shard, number) in enumerate(self._epoch.samples(start, stop), start):
             if place >= self._change:
@@ -145,10 +148,11 @@ class PlaceReader:
     def _plan(self, start: int) -> None:
         """Declare the shards of the places from `start` on, as many as a plan has."""
         self.close()
-        some = list(islice(self._epoch.visits(start), PLANNED + 1))
-        visits = some[:PLANNED]
-        if len(some) > PLANNED:
-            self._planned_until = some[PLANNED].first
+        # One more than the plan has shows where the plan ends.
+        following = list(islice(self._epoch.visits(start), PLANNED + 1))
+        visits = following[:PLANNED]
+        if len(following) > PLANNED:
+            self._planned_until = following[PLANNED].first
         else:
             self._planned_until = len(self._epoch)
         later = None
@@ -198,6 +202,7 @@ class PlaceReader:
             self._held.append(_Held(visit, leased_shard, leased_shard.sample))
 
     def _open(self, held: _Held) -> None:
+        """Open a shard, or note the error for which it cannot be."""
         assert self._window is not None
         held.is_open = True
         try:
