@@ -32,9 +32,10 @@ class Setup:
         table: options for its urls.
         max_connections: of its own; those of `workers` are limited by the caller.
         redirect_guard: None for a process that reads with its own user's rights.
+        workers: send requests, and write bodies to files.
         handed: credentials of this user's sessions, which go before those of the environment.
         signatures: signed urls that were accepted lately.
-        credentials: one session's, with which alone to read.
+        credentials: the only ones to read with, those of a session; None for the daemon's own.
     """
 
     protocol: str
@@ -51,7 +52,7 @@ class Origin(Protocol):
     """Remote place that shards come from.
 
     Every method raises only the errors of `shardcache.errors`. Retries and timeouts are up to the
-    caller, to whom every chunk is reported.
+    caller, which is told of all bytes as they arrive.
 
     Attributes:
         tier: the cluster's shared cache in front of it, if any.
@@ -113,7 +114,7 @@ class Origin(Protocol):
         )
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-        """Return start and end of a part that an object was uploaded in; None if it has no such.
+        """Return start and end of a part that an object was uploaded in; None if there is none.
 
         Args:
             number: 1 for the first part.

@@ -71,6 +71,7 @@ class Reading:
 
 
 def _as_it_is(made: MadeBatch) -> MadeBatch:
+    """Return a part unchanged, where nothing finishes it."""
     return made
 
 
@@ -104,7 +105,13 @@ class RankWork(ABC):
         """Lend a maker of parts, which makes each of the samples read at its places."""
 
     def raw(self, number: int, places: Any, session: Session) -> RawBatch:
-        """Return what a part is made of."""
+        """Read the samples of a part, from which it is made.
+
+        Args:
+            number: of the part.
+            places: the reader of their places.
+            session: of that reader, which knows how long it has waited.
+        """
         begun_s = monotonic()
         waited_s = session.waited_s
         first, end = self.places_of(number)
@@ -164,6 +171,7 @@ def nothing_to_check() -> None:
 def _made_here(
     raw: Generator[RawBatch], make: Callable[[RawBatch], MadeBatch]
 ) -> Generator[MadeBatch]:
+    """Yield the parts, each made in the calling thread when it is asked for."""
     with closing(raw):
         for batch in raw:
             yield make(batch)

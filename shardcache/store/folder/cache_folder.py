@@ -17,7 +17,7 @@ from shardcache.store.disk.file_operations import unlink_quietly
 from shardcache.store.folder.layout import Layout
 from shardcache.store.folder.permissions import check_writers
 
-_OWN_MODE = 0o750
+_OWN_MODE = 0o750  # of folders whose files get the right group anyway
 _MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
 _PROBE_BYTES = 4096
 
@@ -53,9 +53,9 @@ class CacheFolder:
             return folder
 
     def look(self) -> bool:
-        """Check what can be checked without writing; return False, as this changes nothing.
+        """Check what can be checked without writing, in place of `probe`; raises as that does.
 
-        Raises as `probe` does.
+        Returns False: the folder was not recreated.
         """
         self.check()
         with disk_errors(self._layout.root):
@@ -93,6 +93,7 @@ class CacheFolder:
         return was_mended
 
     def _write_probe(self) -> None:
+        """Write a small file to the disk. Raises DiskError."""
         probe = self._layout.probe
         with disk_errors(self._layout.partial), open(probe, "wb", buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))
@@ -120,6 +121,7 @@ class CacheFolder:
         return True
 
     def _is_held(self) -> bool:
+        """Return whether the path leads to the locked folder."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(self._layout.root.stat(), os.fstat(self._fd))
         return False
@@ -150,6 +152,7 @@ def _mount_point(path: Path) -> Path:
 
 
 def _make_folders(layout: Layout, group: str | None) -> None:
+    """Create the folders that are missing, and have all of them belong to the group, if any."""
     gid = None if group is None else grp.getgrnam(group).gr_gid
     for folder in layout.folders():
         folder.mkdir(parents=True, exist_ok=True, mode=_OWN_MODE)
@@ -164,6 +167,7 @@ def _make_folders(layout: Layout, group: str | None) -> None:
 
 
 def _lock(root: Path) -> int:
+    """Lock the folder; return the descriptor that holds the lock. Raises CacheDirError, OSError."""
     # Lock the folder itself: no lock file can stay behind, and the lock ends with the process.
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -79,6 +79,7 @@ _giving_turns = threading.Lock()
 
 
 def _turn_of(file: str) -> threading.Lock:
+    """Return the lock by which the writers of a file take turns."""
     with _giving_turns:
         return _turns.setdefault(file, threading.Lock())
 
@@ -97,11 +98,12 @@ class PartsWriter:
         self._parts = parts
         self._fd = fd
         self._turn = _turn_of(parts.path or f"descriptor {parts.fd}")
-        self._at = parts.start
+        self._at = parts.start  # offset of the next byte
+        # Of the part that is being written, so far.
         self._crc32c = 0
         self._checksum = 0
         self._update_crc32c = checksum_function("crc32c")
-        self._update = None
+        self._update = None  # of a checksum in another algorithm
         if parts.algorithm is not None and parts.algorithm != "crc32c":
             self._update = checksum_function(parts.algorithm)
         self.finished: list[PartSums] = []
