@@ -379,7 +379,7 @@ class ReaderSession:
             return None
         if lease is None:
             return None
-        return self._granted(lease) | {"id": message["id"]}
+        return self._granted(lease, message) | {"id": message["id"]}
 
     async def _lease(self, request_id: int, message: Json) -> Json:
         position = message["position"]
@@ -394,13 +394,13 @@ class ReaderSession:
                 needed=message.get("needed", False),
             )
             names = await self._names(lease) if message.get("named") else {}
-            return self._granted(lease) | names
+            return self._granted(lease, message) | names
 
     async def _more(self, request_id: int, message: Json) -> Json:
         number = message["lease"]
         async with self._waiting(request_id, self._reader.position(number)):
             lease = await self._reader.more(number, message["beyond"])
-            return self._granted(lease)
+            return self._granted(lease, message)
 
     async def _release(self, message: Json) -> None:
         self._reader.job.samples_unmatched += message.get("unmatched", 0)
@@ -434,7 +434,7 @@ class ReaderSession:
             return {}
         return {"named_path": str(await self._cache.named_path(lease.shard, lease.shard.facts))}
 
-    def _granted(self, lease: Lease) -> Json:
+    def _granted(self, lease: Lease, request: Json) -> Json:
         """Return the answer that grants a lease, with the damage found in other leased shards."""
         damaged = [damage.to_json() for damage in self._reader.take_damage()]
         answer: Json = {"lease": lease.number}
@@ -443,7 +443,11 @@ class ReaderSession:
         if lease.is_whole and lease.facts is not None:
             return {"type": "leased"} | answer | self._whole(lease, lease.facts)
         if isinstance(lease.granted, HeldRange):
-            return {"type": "arriving"} | answer | self._file(lease.granted.file.partial, 0)
+            ready_bytes = 0
+            if request.get("needed"):  # any other counts against a share of the cache, by its size
+                ready_bytes = lease.granted.hold_ahead(request.get("ahead_to", 0))
+            file = self._file(lease.granted.file.partial, ready_bytes)
+            return {"type": "arriving"} | answer | file
         assert isinstance(lease.granted, Arrival)  # a lease is for a published or an arriving shard
         arriving = lease.granted
         return {"type": "arriving"} | answer | self._file(arriving.partial, arriving.ready_bytes)

@@ -58,7 +58,9 @@ the daemon has found out longer ago.
 With a plan of `ranges`, only the bytes from `start` to `beyond` of each `lease` are fetched. Its
 grant is `arriving`, of no `ready_bytes`; the bytes that it names may be read until `release`. It is
 `leased` where all of the file is cached anyway. The bytes may be read from the grant on, whether or
-not they are `needed`.
+not they are `needed`. With `ahead_to`, a `needed` lease is also on what is cached of the bytes that
+follow, up to there: `ready_bytes` is then where the bytes end that may be read. They are not waited
+for.
 
 Readers of many small ranges would spend most of their time on messages. If `hello` and `welcome`
 have `bundles`, a `bundle` in either direction stands for all of its `messages`, in their order; and
@@ -351,6 +353,7 @@ REQUESTS = {
             "unpublished": bool,
             "start": int,
             "beyond": int,
+            "ahead_to": int,
             "latest": bool,
             "named": bool,
             "needed": bool,

@@ -19,6 +19,7 @@ class LeaseRequest:
         partial: True if the beginning may be granted before the whole shard has arrived.
         unpublished: True if the checked files may be granted before they are published.
         first: in a plan of ranges, start and end of the bytes that are wanted.
+        ahead_to: where the bytes end of which the reader takes what is there, beyond `first`.
         needed: True once the daemon was told that the reader has reached the shard, and holds it or
             waits for it.
         number: of the lease.
@@ -33,6 +34,7 @@ class LeaseRequest:
     partial: bool
     unpublished: bool = False
     first: tuple[int, int] | None = None
+    ahead_to: int = 0
     needed: bool = False
     number: int = 0
     request: int = 0
@@ -55,6 +57,8 @@ class LeaseRequest:
             start, stop = self.first
             options["start"] = start
             options["beyond"] = stop - 1
+        if self.ahead_to:
+            options["ahead_to"] = self.ahead_to
         if self.latest:
             options["latest"] = True
         if self.named:

@@ -200,6 +200,7 @@ class Session(DaemonLink):
         ranges: Sequence[tuple[int, tuple[int, int]]],
         *,
         needed: bool,
+        ahead_to: int = 0,
     ) -> list[LeaseRequest]:
         """Request ranges of objects of a plan of ranges, without waiting for them.
 
@@ -207,10 +208,13 @@ class Session(DaemonLink):
             ranges: position in the plan, and start and end of the bytes, of each.
             needed: True if the reader has nothing else to do than to wait for the first of them. It
                 must have released all that it needed before.
+            ahead_to: with `needed`, where the bytes end of which the reader takes what is cached,
+                beyond the first range.
         """
         self._choose_daemon([position for position, _ in ranges])
         leases = [LeaseRequest(position, partial=True, first=span) for position, span in ranges]
         leases[0].needed = needed
+        leases[0].ahead_to = ahead_to
         self._leases += leases
         self._tell_if_connected(lambda connection: self._request(connection, leases))
         return leases

@@ -353,8 +353,8 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
         if is_own_cache:
             self.cache = ReadAhead(self.blocksize, self._fetch_range, self.size)
 
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        """Return bytes of the file; fsspec's caches call this."""
+    def _fetch_range(self, start: int, end: int, ahead_to: int = 0) -> bytes:
+        """Return bytes of the file, as `RangeFile.read` does; fsspec's caches call this."""
         if self._held is None:
             fs = self.fs
             details = self.details
@@ -371,7 +371,7 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
                 self._ranges = held.enter_context(closing(RangeFile(session, 0)))
                 self._held = held.pop_all()
         try:
-            return self._ranges.read(start, end)
+            return self._ranges.read(start, end, ahead_to)
         except (OutdatedError, ShardChangedError):
             # The daemon's word about the file is out of date: opened again, it is the new one.
             self.fs.invalidate_cache()

@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 from threading import Lock
+from typing import cast
 
 from shardcache.errors import ShardChangedError
+from shardcache.shared.protocol import Arriving
 from shardcache_client.daemon.lease import Grant, LeaseRequest
 from shardcache_client.daemon.session import Session
 from shardcache_client.reading.leased.granted_file import open_granted, read_granted, read_span
@@ -31,28 +33,32 @@ class RangeFile:
     def __repr__(self) -> str:
         return f"RangeFile(position={self._position}, {self._opened})"
 
-    def read(self, start: int, stop: int) -> bytes:
+    def read(self, start: int, stop: int, ahead_to: int = 0) -> bytes:
         """Return the bytes from `start` to `stop`, fewer at the end of the object.
+
+        Those that follow them are returned with them, up to `ahead_to`, as far as they are cached:
+        nothing is fetched for these, and they take no space that `stop` alone would not take.
 
         Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
         folder; ShardChangedError if the object was replaced after some of its bytes were read.
         """
         with self._lock:
             if self._whole is not None:
-                return read_span(self._fd, start, stop)
-            return self._read(start, stop)
+                return read_span(self._fd, start, max(stop, ahead_to))
+            return self._read(start, stop, ahead_to)
 
-    def _read(self, start: int, stop: int) -> bytes:
+    def _read(self, start: int, stop: int, ahead_to: int) -> bytes:
         """Read by a lease on the range."""
         first = (start, max(start + 1, stop))
 
         def request() -> LeaseRequest:
-            (lease,) = self._session.lease_ranges([(self._position, first)], needed=True)
+            ranges = [(self._position, first)]
+            (lease,) = self._session.lease_ranges(ranges, needed=True, ahead_to=ahead_to)
             return lease
 
         def read(grant: Grant) -> bytes:
             self._open(grant)
-            return read_span(self._fd, start, stop)
+            return read_span(self._fd, start, max(stop, _ready_to(grant, ahead_to)))
 
         lease, found = read_granted(self._session, request(), request, read)
         if lease.is_granted_whole:
@@ -87,6 +93,13 @@ class RangeFile:
             if self._whole is not None:
                 self._session.release(self._whole)
             self._whole = None
+
+
+def _ready_to(grant: Grant, ahead_to: int) -> int:
+    """Return where the bytes end that may be read of those up to `ahead_to`."""
+    if grant["type"] != "arriving":
+        return ahead_to
+    return min(ahead_to, cast(Arriving, grant)["ready_bytes"])
 
 
 def _place(grant: Grant) -> tuple[Path, int | None]:

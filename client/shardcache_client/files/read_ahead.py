@@ -1,6 +1,12 @@
 """Reading ahead in files that are read in order, and in no others."""
 
+from collections.abc import Callable
+
 from fsspec.caching import BaseCache
+
+Fetcher = Callable[[int, int, int], bytes]
+"""Returns the bytes from an offset to a second one, and as many of those up to a third one as can
+be had without waiting for them."""
 
 
 class ReadAhead(BaseCache):  # type: ignore[misc]
@@ -9,12 +15,12 @@ class ReadAhead(BaseCache):  # type: ignore[misc]
     A read that does not continue the one before gets its own bytes alone: readers of tables and of
     weights jump, and want nothing of what lies between. One that continues it gets as many more as
     have been read in a row, at most `blocksize`, so that a file read in small pieces takes few
-    requests.
+    requests. Only what is read is waited for.
     """
 
     name = "shardcache"
 
-    def __init__(self, blocksize: int, fetcher: object, size: int) -> None:
+    def __init__(self, blocksize: int, fetcher: Fetcher, size: int) -> None:
         super().__init__(blocksize, fetcher, size)
         self._start = 0  # offset of the bytes that are kept
         self._kept = b""
@@ -38,7 +44,7 @@ class ReadAhead(BaseCache):  # type: ignore[misc]
         if self._start <= begin < kept_to:
             known = self._kept[begin - self._start :]
         ahead_bytes = min(self._run_bytes, self.blocksize) if follows else 0
-        fetched_to = min(self.size, end + ahead_bytes)
-        self._kept = known + self.fetcher(begin + len(known), fetched_to)
+        ahead_to = min(self.size, end + ahead_bytes)
+        self._kept = known + self.fetcher(begin + len(known), end, ahead_to)
         self._start = begin
         return self._kept[: end - begin]

@@ -232,7 +232,7 @@ class Reader:
         self._moved_s = time.monotonic()
         if isinstance(found, PartFile):
             assert lease.wait.bytes is not None
-            lease.granted = self._ranges.hold(found, lease.wait.bytes)
+            lease.granted = self._ranges.hold(lease.position, found, lease.wait.bytes)
         else:
             lease.granted = found
             self._of_shards[lease.number] = lease

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.listings.shard_listing import name_of
 from shardcache.cache.space.ahead_space import RangePlaces
+from shardcache.cache.space.part_residency import PartResidency
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.waits import JobKey, Wait
 from shardcache.shared.protocol import ShardRef
@@ -16,15 +17,6 @@ from shardcache.telemetry.metrics import Counters
 _MAX_AHEAD_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class HeldRange:
-    """Parts of an object that are retained for a reader."""
-
-    file: PartFile
-    parts: range
-    size_bytes: int  # of the range
-
-
 @dataclass(slots=True)
 class SequentialRun:
     """Ranges of a file that are read one after another, and so tell what is read next."""
@@ -33,11 +25,11 @@ class SequentialRun:
     end: int = 0
     run_bytes: int = 0  # read without a gap, up to there
 
-    def then(self, needed: tuple[int, int]) -> tuple[int, int] | None:
+    def then(self, needed: Span, max_bytes: int) -> Span | None:
         """Note that a range is needed; return that which will probably be needed after it.
 
         As many bytes as were read in a row, so that a reader of the whole file soon waits for the
-        network alone, and a reader of single ranges fetches no others.
+        network alone, and a reader of single ranges fetches no others; `max_bytes` at most.
         """
         start, end = needed
         follows = self.run_bytes > 0 and self.start <= start <= self.end < end
@@ -49,7 +41,49 @@ class SequentialRun:
         self.end = end
         if not follows:
             return None
-        return end, end + min(self.run_bytes, _MAX_AHEAD_BYTES)
+        return end, end + min(self.run_bytes, max_bytes)
+
+    def read_to(self, end: int) -> None:
+        """Note that the reader has also got the bytes up to `end`."""
+        self.run_bytes += max(0, end - self.end)
+        self.end = max(self.end, end)
+
+
+@dataclass(slots=True)
+class HeldRange:
+    """Parts of an object that are retained for a reader.
+
+    Attributes:
+        span: start and end of the bytes that the reader may read.
+        parts: those that have them.
+    """
+
+    file: PartFile
+    span: Span
+    parts: range
+    _run: SequentialRun
+    _residency: PartResidency
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the range, as far as the object goes."""
+        start, end = self.span
+        return max(0, min(end, self.file.partial.obj.size_bytes) - start)
+
+    def hold_ahead(self, end: int) -> int:
+        """Hold what is cached of the following bytes, up to `end`, as well.
+
+        Returns where the bytes end that the reader may read.
+        """
+        start, held_to = self.span
+        ready_to = self.file.end_in((start, end))
+        if ready_to > held_to:
+            self.span = (start, ready_to)
+            parts = self.file.parts_of(self.span)
+            self._residency.retain(self.file, range(self.parts.stop, parts.stop))
+            self.parts = parts
+            self._run.read_to(ready_to)
+        return max(held_to, ready_to)
 
 
 class HeldRanges:
@@ -66,7 +100,8 @@ class HeldRanges:
         counters: Counters,
         client: JobKey,
     ) -> None:
-        self.places = RangePlaces(residency.ahead)
+        self._ahead = residency.ahead
+        self.places = RangePlaces(self._ahead)
         self._leasing = leasing
         self._parts = residency.parts
         self._counters = counters
@@ -75,8 +110,13 @@ class HeldRanges:
 
     def read_next(self, position: int, span: Span) -> Span | None:
         """Return the range that will probably be read after one; None if there is no telling."""
-        run = self._runs.setdefault(position, SequentialRun())
-        return run.then(span)
+        # Half of the share: of a range that is larger than what is left of the share, nothing is
+        # fetched ahead.
+        max_bytes = min(_MAX_AHEAD_BYTES, self._ahead.limit_bytes // 2)
+        return self._run(position).then(span, max_bytes)
+
+    def _run(self, position: int) -> SequentialRun:
+        return self._runs.setdefault(position, SequentialRun())
 
     def forget_order(self) -> None:
         """Expect nothing of what was read so far: the plan has changed."""
@@ -129,13 +169,11 @@ class HeldRanges:
             self._counters.hit_bytes += found.size_bytes if isinstance(found, Shard) else 0
         return found
 
-    def hold(self, file: PartFile, span: Span) -> HeldRange:
-        """Retain the parts of a range."""
-        start, end = span
-        size_bytes = max(0, min(end, file.partial.obj.size_bytes) - start)
-        held = HeldRange(file, file.parts_of(span), size_bytes)
-        self._parts.retain(file, held.parts)
-        return held
+    def hold(self, position: int, file: PartFile, span: Span) -> HeldRange:
+        """Retain the parts of a range of the object at a position of the plan."""
+        parts = file.parts_of(span)
+        self._parts.retain(file, parts)
+        return HeldRange(file, span, parts, self._run(position), self._parts)
 
     def release(self, held: HeldRange, *, read: bool) -> None:
         """Release a range that was read, or whose file could not be."""

@@ -51,6 +51,11 @@ class AheadSpace:
         self._taken_bytes = 0
         self._waiting: dict[RangePlace, None] = {}  # in the order of request
 
+    @property
+    def limit_bytes(self) -> int:
+        """Size of the share at present."""
+        return self._limit_bytes()
+
     def try_enter(self, place: RangePlace) -> bool:
         """Let a range in if there is space in the share, and nobody waits for that."""
         if self._waiting or not self._has_room(place):

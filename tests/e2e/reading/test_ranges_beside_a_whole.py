@@ -66,9 +66,11 @@ def part(number: int) -> tuple[int, int]:
     return number * PART_BYTES + 7, number * PART_BYTES + 107
 
 
-def files_of(node: Daemon) -> ShardcacheFileSystem:
+def files_of(node: Daemon, block_size: int = 1) -> ShardcacheFileSystem:
     """Return the filesystem of the cache, for a reader that gives up before the test's own limit."""
-    return ShardcacheFileSystem("http", socket=str(node.socket), skip_instance_cache=True, block_size=1, timeout_s=60)
+    return ShardcacheFileSystem(
+        "http", socket=str(node.socket), skip_instance_cache=True, block_size=block_size, timeout_s=60
+    )
 
 
 def read(node: Daemon, url: str, *numbers: int, is_new: bool = False) -> list[bytes]:
@@ -144,6 +146,14 @@ def test_ranges_are_read_while_a_reader_waits_for_the_whole(store: Store, node: 
             assert granted["type"] == "leased"
             assert bytes_of(granted) == BODY
     assert store.sent_bytes("table") == len(BODY)
+
+
+def test_read_ahead_takes_no_space_that_the_read_itself_needs(store: Store, node: Daemon) -> None:
+    """A file is read in order where others leave space for one step of it, and not for two."""
+    url = store.put("table", BODY)
+    step = 14 * PART_BYTES
+    with holding(node, store), files_of(node, block_size=step).open(url) as file:
+        assert [file.read(step) for _ in range(3)] == [BODY[at : at + step] for at in range(0, len(BODY), step)]
 
 
 def test_ranges_come_first_although_the_whole_was_asked_for_before(store: Store, node: Daemon) -> None:

@@ -9,13 +9,19 @@ BLOCK_BYTES = 8_000
 
 
 class CountedFile:
-    """A file in memory, and the ranges that were fetched of it."""
+    """A file in memory, and the ranges that were fetched of it.
 
-    def __init__(self) -> None:
+    Args:
+        has_next: whether the bytes that follow a read are there.
+    """
+
+    def __init__(self, *, has_next: bool = True) -> None:
+        self._has_next = has_next
         self.fetched: list[tuple[int, int]] = []
         self.cache = ReadAhead(BLOCK_BYTES, self._fetch, len(BYTES))
 
-    def _fetch(self, start: int, stop: int) -> bytes:
+    def _fetch(self, start: int, stop: int, ahead_to: int) -> bytes:
+        stop = max(stop, ahead_to) if self._has_next else stop
         self.fetched.append((start, stop))
         return BYTES[start:stop]
 
@@ -39,6 +45,14 @@ def test_reads_in_order_take_few_requests() -> None:
     assert found == BYTES
     assert len(file.fetched) < 30
     assert max(stop - start for start, stop in file.fetched) <= BLOCK_BYTES + 100
+
+
+def test_bytes_that_are_not_there_yet_are_not_read_ahead() -> None:
+    """Each read gets its own, and does not wait for others."""
+    file = CountedFile(has_next=False)
+    reads = [(at, at + 100) for at in range(0, 1_000, 100)]
+    assert [file.read(*each) for each in reads] == [BYTES[slice(*each)] for each in reads]
+    assert file.fetched == reads
 
 
 def test_any_reads_give_the_files_bytes() -> None:
