@@ -2,11 +2,9 @@
 
 import asyncio
 import math
-import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from shardcache.access.rules import Peer
 from shardcache.access.urls import canonical
@@ -64,6 +62,7 @@ class Cache:
         uses = assemble_uses(given, kept, fetching)
         views = assemble_views(given, kept, fetching, uses.readers)
         self.layout = store.layout
+        self.handed = origins.handed
         self.counters = downloader.counters
         self.bills = downloader.counters.bills
         self.measures = downloader.counters.measures
@@ -74,7 +73,6 @@ class Cache:
         self.reasons = views.reasons
         self.live_view = views.live_view
         self._store = store
-        self._handed = origins.handed
         self._downloader = downloader
         self._allow = kept.allow
         self._revalidation = kept.revalidation
@@ -110,11 +108,6 @@ class Cache:
         self._background.stop()
         self._transfers.stop()
         self._revalidation.stop()
-
-    def take_credentials(self, variables: Mapping[str, Any], peer: Peer) -> None:
-        """Read object stores with credentials of this daemon's own user as well, if given any."""
-        if peer.uid == os.geteuid():
-            self._handed.take(variables)
 
     def visible_to(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""

@@ -60,7 +60,12 @@ _SWITCH_S = 0.001
 _INDEXERS = 2
 
 
-def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: None) -> None:
+def serve(
+    settings: Settings,
+    on_ready: Callable[[Store], None] = lambda store: None,
+    *,
+    is_private: bool = False,
+) -> None:
     """Run the daemon until SIGTERM or SIGINT.
 
     With `idle_exit_s`, also until it was idle for that time, or lost its folder.
@@ -68,6 +73,7 @@ def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: 
     Args:
         settings: all options.
         on_ready: called once the daemon serves.
+        is_private: True for a user's private daemon, which reads with its sessions' credentials.
 
     Raises:
         SocketInUseError, CacheDirError, ConfigError: always before `on_ready` is called.
@@ -80,7 +86,7 @@ def serve(settings: Settings, on_ready: Callable[[Store], None] = lambda store: 
         log.warning("unknown environment variable", name=name, meant=meant)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        run = DaemonRun(settings, manager, on_ready)
+        run = DaemonRun(settings, manager, on_ready, is_private)
         stopping_s, store = runner.run(run.serve(activated))
     log.info(
         "stopped",
@@ -98,6 +104,7 @@ class DaemonRun:
     _settings: Settings
     _manager: ServiceNotifier
     _on_ready: Callable[[Store], None]
+    _is_private: bool
 
     async def serve(self, activated: ActivatedSockets) -> tuple[float, Store]:
         """Serve until the daemon is to stop.
@@ -165,6 +172,7 @@ class DaemonRun:
             max_connections=settings.max_connections,
             redirect_guard=AllowList(settings.allow),
             stall_timeout_s=settings.stall_timeout_s,
+            is_private=self._is_private,
         )
         downloader = Downloader(settings, counters)
         indexers = Indexers(_INDEXERS)

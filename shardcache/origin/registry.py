@@ -51,6 +51,7 @@ class Origins:
         redirect_guard: checks redirects and links; None for a process that reads with its own
             user's rights.
         stall_timeout_s: a transport worker that has requests and is silent for longer is replaced.
+        is_private: True if sessions may hand over credentials, as to a private daemon.
 
     Attributes:
         tiers: the cluster's shared caches in front of the origins, by address.
@@ -65,6 +66,7 @@ class Origins:
         max_connections: int,
         redirect_guard: AllowList | None = None,
         stall_timeout_s: float = 20.0,
+        is_private: bool = False,
     ) -> None:
         self._redirect_guard = redirect_guard
         self._tables = tables
@@ -72,7 +74,7 @@ class Origins:
         self._origins: dict[tuple[str, str], DeferredOrigin] = {}  # by protocol and table's match
         addresses = [table.tier for table in tables if table.tier is not None]
         self.tiers = {address: TierState(address) for address in addresses}
-        self.handed = Handed(os.environ)
+        self.handed = Handed(os.environ, is_private=is_private)
         self.signatures = Signatures()
         self._workers = Workers(silence_s=stall_timeout_s)
 

@@ -225,5 +225,5 @@ async def _body(request: web.Request) -> Json:
         ) from None
     credentials = body.get("credentials")
     if isinstance(credentials, dict):
-        request.app[SERVICE].cache.take_credentials(credentials, peer_of(request))
+        request.app[SERVICE].cache.handed.take(credentials, peer_of(request).uid)
     return body

@@ -242,7 +242,7 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
     try:
         from shardcache.daemon.running import serve
 
-        serve(settings, on_ready)
+        serve(settings, on_ready, is_private=True)
     except ShardcacheError as exn:
         _report(writer, error=exn.to_json())
         raise

@@ -1,5 +1,6 @@
 """Permission to talk to the daemon, and to have shards fetched: with real users and groups."""
 
+import asyncio
 import grp
 import re
 import stat
@@ -14,6 +15,7 @@ from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.stores.canary import Canary
+from support.stores.faulty_s3 import FaultyS3
 
 pytestmark = [needs_root, pytest.mark.slow]
 
@@ -127,6 +129,24 @@ def test_others_get_no_rights_of_the_daemons_place_by_default(folder: Path) -> N
         assert [warm(MEMBER, daemon, url) for url in urls] == ["not_allowed"] * len(urls)
         assert canary.connections == 0
         assert daemon.shards() == []
+
+
+async def test_daemon_of_the_node_takes_no_credentials(folder: Path, faulty: FaultyS3) -> None:
+    """Those of root, who started it, are refused, so that nobody else reads with them."""
+    url = faulty.put("a.tar", make_tar(random_samples(1)))
+    faulty.permits = {"root": ""}
+    keys = {"AWS_ACCESS_KEY_ID": "root", "AWS_SECRET_ACCESS_KEY": "secret"}
+
+    def answers() -> list[str]:
+        with Daemon(folder, "--group", GROUP.gr_name) as daemon:
+            _, (refusal,) = OtherUser(0).ask(daemon.socket, "POST", "/v1/warm", {"urls": [url], "credentials": keys})
+            with RawSession(daemon, credentials=keys) as session:
+                refusals = [refusal["error"]["code"], session.welcome["error"]["code"]]
+            _, lines = MEMBER.ask(daemon.socket, "POST", "/v1/warm", {"urls": [url]})
+            return refusals + [line["error"]["code"] for line in lines if line.get("error")]
+
+    assert await asyncio.to_thread(answers) == ["protocol", "protocol", "access_denied"]
+    assert faulty.seen
 
 
 def test_log_names_the_user_of_each_request(daemon: Daemon, server: Canary) -> None:

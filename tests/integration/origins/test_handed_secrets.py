@@ -11,7 +11,7 @@ from shardcache.config.origin_table import OriginTable
 from shardcache.errors import AccessDeniedError, ConfigError, NotFoundError
 from shardcache.origin.registry import Origins
 from shardcache.transport.between.flow import nothing
-from support.stores.buckets import read_range
+from support.stores.buckets import hand_over, read_range
 from support.stores.object_servers import AzureServer, GoogleServer, ObjectServer
 
 pytest.importorskip("adlfs", reason="adlfs is not installed: pip install 'shardcache[azure]'")
@@ -41,7 +41,7 @@ def azure() -> Iterator[AzureServer]:
 
 
 async def origins_of(match: str, **table: Any) -> AsyncIterator[Origins]:
-    origins = Origins([OriginTable.model_validate({"match": match, **table})], max_connections=4)
+    origins = Origins([OriginTable.model_validate({"match": match, **table})], max_connections=4, is_private=True)
     yield origins
     await origins.close()
 
@@ -53,7 +53,7 @@ async def of_azure(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> Async
     monkeypatch.setenv(CONNECTION, value)
     async for origins in origins_of("az://"):
         for name in ("one", "two"):
-            origins.handed.take(connection(azure, name))
+            hand_over(origins, connection(azure, name))
         yield origins
 
 
@@ -74,7 +74,7 @@ async def of_google(google: GoogleServer, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", google.service_account(tmp_path, "none"))
     async for origins in origins_of("gs://", endpoint_url=google.endpoint_url):
         for name in ("one", "two"):
-            origins.handed.take({"GOOGLE_APPLICATION_CREDENTIALS": google.service_account(tmp_path, name)})
+            hand_over(origins, {"GOOGLE_APPLICATION_CREDENTIALS": google.service_account(tmp_path, name)})
         yield origins
 
 
@@ -114,7 +114,7 @@ async def test_revoked_signature_is_replaced_by_another(azure: AzureServer, of_a
     with pytest.raises(AccessDeniedError):
         await read_range(origin, obj, 0, 500)
     azure.containers[signature("new")] = "one"
-    of_azure.handed.take(connection(azure, "new"))
+    hand_over(of_azure, connection(azure, "new"))
     assert await read_range(origin, obj, 0, 500) == DATA[:500]
     azure.requests.clear()
     assert await read_range(origin, obj, 0, 500) == DATA[:500]
@@ -126,7 +126,7 @@ async def test_secret_of_a_table_is_the_only_one(azure: AzureServer) -> None:
     options: dict[str, Any] = {"account_name": "account", "sas_token": signature("wrong")}
     for table in ({"storage_options": options}, {"storage_options": {"account_name": "account"}, "anon": True}):
         async for origins in origins_of("az://", endpoint_url=azure.endpoint_url, **table):
-            origins.handed.take(connection(azure, "one"))
+            hand_over(origins, connection(azure, "one"))
             with pytest.raises((AccessDeniedError, NotFoundError)):
                 await origins.origin("az://one/a.tar").stat("az://one/a.tar")
     assert not [target for _, target, _ in azure.requests if signature("one") in target]
@@ -140,7 +140,7 @@ async def test_unusable_secret_does_no_harm(azure: AzureServer, monkeypatch: pyt
         with pytest.raises(ConfigError, match="cannot be opened"):
             await origins.origin(url).stat(url)
         for variables in (connection(azure, "one"), {CONNECTION: "neither this"}):
-            origins.handed.take(variables)
+            hand_over(origins, variables)
         assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
 
 
@@ -153,7 +153,7 @@ async def test_account_key_that_is_none_is_denied(azure: AzureServer, monkeypatc
         with pytest.raises(AccessDeniedError, match="base64"):
             await origins.origin(url).stat(url)
         for variables in (connection(azure, "one"), {CONNECTION: key.replace("abc", "def")}):
-            origins.handed.take(variables)
+            hand_over(origins, variables)
         assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
 
 
@@ -162,7 +162,7 @@ async def test_malformed_key_file_is_denied(google: GoogleServer, monkeypatch: p
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "none.json")
     key = {"type": "service_account", "private_key": "secret", "client_email": "a@b", "token_uri": "http://127.0.0.1:1"}
     async for origins in origins_of("gs://", endpoint_url=google.endpoint_url):
-        origins.handed.take({"GOOGLE_APPLICATION_CREDENTIALS": json.dumps(key)})
+        hand_over(origins, {"GOOGLE_APPLICATION_CREDENTIALS": json.dumps(key)})
         with pytest.raises(AccessDeniedError, match="key file") as denied:
             await origins.origin("gs://one/a.tar").stat("gs://one/a.tar")
         assert "secret" not in str(denied.value)

@@ -24,7 +24,7 @@ from shardcache.transport.between.flow import nothing
 from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples
-from support.stores.buckets import read_range, read_whole
+from support.stores.buckets import hand_over, read_range, read_whole
 from support.stores.object_servers import HubServer, Refusal, git_sha
 
 pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")
@@ -47,7 +47,7 @@ def hub() -> Iterator[HubServer]:
 def origins_of(hub: HubServer, **table: Any) -> Origins:
     """Return origins that reach the Hub with its token."""
     given = {"match": "hf://", "endpoint_url": hub.endpoint_url, "storage_options": {"token": hub.TOKEN}, **table}
-    return Origins([OriginTable.model_validate(given)], max_connections=16)
+    return Origins([OriginTable.model_validate(given)], max_connections=16, is_private=True)
 
 
 @pytest.fixture
@@ -147,9 +147,9 @@ async def shared(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         hub.put(f"{repository}/resolve/main/b.tar", DATA)
     hub.tokens = {"hf_one": ONE, "hf_two": TWO}
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
-    origins = Origins([OriginTable(match="hf://", endpoint_url=hub.endpoint_url)], max_connections=4)
+    origins = Origins([OriginTable(match="hf://", endpoint_url=hub.endpoint_url)], max_connections=4, is_private=True)
     for token in hub.tokens:
-        origins.handed.take({"HF_TOKEN": token})
+        hand_over(origins, {"HF_TOKEN": token})
     yield origins
     await origins.close()
 
@@ -174,7 +174,7 @@ async def test_listing_needs_no_file_that_was_read_before(shared: Origins) -> No
 
 async def test_missing_file_is_not_found_though_other_tokens_are_denied(hub: HubServer, shared: Origins) -> None:
     """The answer to the token that may read the repository is final; an expired token's 401 is not raised."""
-    shared.handed.take({"HF_TOKEN": "hf_also_expired"})
+    hand_over(shared, {"HF_TOKEN": "hf_also_expired"})
     for url in (ONE_URL, TWO_URL):
         missing = url.replace("a.tar", "missing.tar")
         with pytest.raises(NotFoundError):
@@ -194,7 +194,7 @@ async def test_revoked_token_is_replaced_by_another_with_permission(hub: HubServ
     with pytest.raises(AccessDeniedError):
         await read_range(origin, obj, 0, 500)
     hub.tokens["hf_new"] = ONE
-    shared.handed.take({"HF_TOKEN": "hf_new"})
+    hand_over(shared, {"HF_TOKEN": "hf_new"})
     assert await read_range(origin, obj, 0, 500) == DATA[:500]
     assert await origin.stat(file) == obj
 
@@ -211,7 +211,7 @@ async def test_token_of_a_table_is_the_only_one(hub: HubServer, monkeypatch: pyt
     monkeypatch.delenv("HF_TOKEN", raising=False)
     for table in ({"storage_options": {"token": "hf_wrong"}}, {"storage_options": {}, "anon": True}):
         origins = origins_of(hub, **table)
-        origins.handed.take({"HF_TOKEN": hub.TOKEN})
+        hand_over(origins, {"HF_TOKEN": hub.TOKEN})
         with pytest.raises(AccessDeniedError):
             await origins.origin(URL).stat(URL)
         await origins.close()

@@ -17,6 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
+from shardcache.origin.registry import Origins
 from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts, PartSums
 from support.stores.seaweedfs import S3Server
@@ -61,6 +62,11 @@ def new_bucket(server: S3Server) -> Bucket:
     bucket = Bucket(server, f"test-{uuid.uuid4().hex[:12]}")
     server.make_bucket(bucket.name)
     return bucket
+
+
+def hand_over(origins: Origins, variables: Mapping[str, str]) -> None:
+    """Hand over a session's credentials to a private daemon's origins."""
+    origins.handed.take(variables, os.geteuid())
 
 
 async def read_range(origin: Origin, obj: RemoteObject, start: int, stop: int, flow: Flow | None = None) -> bytes:
