@@ -225,5 +225,7 @@ async def _body(request: web.Request) -> Json:
         ) from None
     credentials = body.get("credentials")
     if isinstance(credentials, dict):
-        request.app[SERVICE].cache.handed.take(credentials, peer_of(request).uid)
+        # Of commands, only the last ones' credentials are kept, as of sessions that have ended.
+        with request.app[SERVICE].cache.handed.held(credentials, peer_of(request).uid):
+            pass
     return body

@@ -86,8 +86,8 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
     )
     REQUESTS["hello"].check(hello)  # not earlier: that of another version may have other fields
 
-    service.cache.handed.take(hello.get("credentials", {}), peer.uid)
-    with about(job=hello["job"], uid=peer.uid):
+    credentials = service.cache.handed.held(hello.get("credentials", {}), peer.uid)
+    with credentials, about(job=hello["job"], uid=peer.uid):
         # Remembered for status pages, which must not wait for it.
         await asyncio.to_thread(user_name, peer.uid)
         reader = service.cache.readers.add(hello["job"], peer.uid, _loader(hello))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.programs.cli import shardcache
 from support.programs.daemon import PrivateHome, private_home
 from support.programs.guard import GUARD_S
 from support.programs.private_readers import shards_folder
+from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar
 from support.stores.faulty_s3 import FaultyS3
 
@@ -128,6 +130,32 @@ async def test_jobs_of_two_roles_share_a_daemon(
     with pytest.raises(AccessDeniedError):
         await read(f"s3://{faulty.bucket}/three/a.tar")
     assert len(home.running()) == 1
+
+
+async def test_keys_of_all_sessions_that_last_are_used(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty jobs read at the same time, each a folder that its own keys alone may read."""
+    roles = [f"role{number}" for number in range(20)]
+    urls = [faulty.put(f"{role}/a.tar", make_tar([{"__key__": role, "txt": b"text"}])) for role in roles]
+    faulty.permits = {role: f"{role}/" for role in roles}
+    use_user(roles[0], faulty, monkeypatch)
+    assert await read(urls[0]) == [roles[0]]
+    (socket,) = home.running()
+
+    def answers() -> list[str]:
+        with ExitStack() as stack:
+            sessions = []
+            for role in roles:
+                keys = {"AWS_ACCESS_KEY_ID": role, "AWS_SECRET_ACCESS_KEY": f"secret-of-{role}"}
+                sessions.append(stack.enter_context(RawSession(socket, credentials=keys)))
+            for session, url in zip(sessions, urls, strict=True):
+                session.plan([url], [0])
+            return [str(session.take(0)["type"]) for session in sessions]
+
+    granted = await asyncio.to_thread(answers)
+    assert len(granted) == len(roles)
+    assert set(granted) <= {"leased", "arriving"}
 
 
 async def test_renewed_keys_in_a_file_reach_the_daemon_that_is_there(

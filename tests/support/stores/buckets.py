@@ -65,8 +65,9 @@ def new_bucket(server: S3Server) -> Bucket:
 
 
 def hand_over(origins: Origins, variables: Mapping[str, str]) -> None:
-    """Hand over a session's credentials to a private daemon's origins."""
-    origins.handed.take(variables, os.geteuid())
+    """Hand over the credentials of a session, which then ends, to a private daemon's origins."""
+    with origins.handed.held(variables, os.geteuid()):
+        pass
 
 
 async def read_range(origin: Origin, obj: RemoteObject, start: int, stop: int, flow: Flow | None = None) -> bytes:
