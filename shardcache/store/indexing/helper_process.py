@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -46,10 +47,17 @@ class HelperProcess:
         url: str | None = None,
         *,
         silence_s: float = SILENCE_S,
+        env: Mapping[str, str] | None = None,
     ) -> Self:
         """Run a module, whose only argument is this process's pid.
 
-        Raises CacheError, which names a shard's `url`.
+        Args:
+            module: its full name.
+            url: a shard's, for errors.
+            silence_s: a process that is silent for longer hangs.
+            env: its environment; by default, this process's.
+
+        Raises CacheError, which names `url`.
         """
         # Plain pipes: the semaphores of multiprocessing would be left behind in /dev/shm by a
         # killed daemon. -P keeps the working directory out of the import path; a new session keeps
@@ -62,6 +70,7 @@ class HelperProcess:
                 stdout=PIPE,
                 start_new_session=True,
                 limit=_LINE_BYTES,
+                env=env,
             )
         except OSError as exn:
             raise CacheError(

@@ -7,12 +7,14 @@ daemon that was killed, its processes write on.
 
 import asyncio
 import json
+import os
 from dataclasses import asdict
 from typing import Any
 
 import structlog
 
 from shardcache.errors import CacheError, from_json
+from shardcache.shared.credentials.store_variables import reaches_stores
 from shardcache.store.indexing import indexer
 from shardcache.store.indexing.helper_process import SILENCE_S, HelperProcess
 from shardcache.store.indexing.indexer import Indexed, IndexRequest, TokensRequest
@@ -79,7 +81,9 @@ class Indexers:
         return await self._start(url)
 
     async def _start(self, url: str | None = None) -> "HelperProcess":
-        return await HelperProcess.start(indexer.__name__, url, silence_s=self._silence_s)
+        # It reads local files, whose contents may be anybody's: it gets no credentials.
+        env = {name: value for name, value in os.environ.items() if not reaches_stores(name)}
+        return await HelperProcess.start(indexer.__name__, url, silence_s=self._silence_s, env=env)
 
     async def prepare(self) -> None:
         """Start one process before the first shard needs it. Raises CacheError."""

@@ -59,6 +59,21 @@ async def test_error_keeps_its_type_and_the_process_continues(indexers: Indexers
     assert processes() == before
 
 
+async def test_process_has_no_credentials(indexers: Indexers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens local files alone; everything else in its environment is the daemon's."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
+    monkeypatch.setenv("HF_TOKEN", "the-secret")
+    monkeypatch.setenv("ANOTHER", "the-other")
+    tar = tmp_path / "a.tar"
+    tar.write_bytes(make_tar(random_samples(3)))
+    others = processes()
+    await indexers.index(request_for(tar))
+    (pid,) = processes() - others
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    assert b"the-secret" not in environment
+    assert b"the-other" in environment
+
+
 async def test_process_that_needs_too_much_memory_says_so_and_continues(indexers: Indexers, tmp_path: Path) -> None:
     """What it may take is limited, so that no shard can take the node's; lowered here, as 4 GiB take long to fill."""
     lines, tar = tmp_path / "a.jsonl", tmp_path / "a.tar"
