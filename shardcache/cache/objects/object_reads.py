@@ -114,6 +114,10 @@ class ObjectReads:
         """Return whether there could be space for the whole object."""
         return self._residency.may_fit(footprint_bytes(obj.size_bytes))
 
+    def is_space_wanted(self) -> bool:
+        """Return whether anything waits for space in the cache."""
+        return any(claim.wanted_bytes for claim in self._residency.claims.values())
+
     def at_hand(self, obj: RemoteObject, span: Span) -> Path | None:
         """Return a file that has a range of an object, to be read before the next await.
 

@@ -1,7 +1,7 @@
 """GetObject and HeadObject: bytes of an object, from the cache or as they arrive there."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -211,10 +211,13 @@ class ObjectAnswers:
         assert http.transport is not None
         with self._sender.sending(http.transport) as sending:
             stream = _Stream(http, response, selection, sending, self._is_whole(selection))
+            is_space_wanted = self._objects.reads.is_space_wanted
             try:
                 while not stream.is_at_end:
                     async with self._held(stream, client) as held:
-                        await stream.send(held)
+                        await stream.send(held, is_space_wanted)
+                    if not stream.is_at_end:
+                        await sending.writable()  # nothing is held for a client that reads nothing
             finally:
                 # A client that has all it wants may close the connection before this ends.
                 if response.prepared:
@@ -269,21 +272,30 @@ class _Stream:
         _, end = self.selection.span
         return self.sent_to >= end
 
-    async def send(self, held: HeldBytes) -> None:
-        """Send what is held: of a whole object that arrives, until it has arrived."""
+    async def send(self, held: HeldBytes, is_space_wanted: Callable[[], bool]) -> None:
+        """Send what is held: of a whole object that arrives, until it has arrived.
+
+        Of a piece, less is sent if its client reads nothing while its space is wanted.
+        """
         with _open(held) as fd:
-            await self._send_ready(held, fd)
-            while self.is_whole and not self.is_at_end:
+            if not self.is_whole:
+                await self._send_ready(held, fd, is_space_wanted)
+                return
+            while not self.is_at_end:
                 await self._send_ready(held, fd)
 
-    async def _send_ready(self, held: HeldBytes, fd: int) -> None:
+    async def _send_ready(
+        self,
+        held: HeldBytes,
+        fd: int,
+        gives_way: Callable[[], bool] | None = None,
+    ) -> None:
         _, end = self.selection.span
         ready = min(end, await held.beyond(self.sent_to))
         if not self._response.prepared:
             await self._response.prepare(self._http)
             await self._sending.flushed()
-        await self._sending.send(fd, self.sent_to, ready)
-        self.sent_to = ready
+        self.sent_to = await self._sending.send(fd, self.sent_to, ready, gives_way)
 
 
 def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -25,6 +25,9 @@ _THREADS = 4
 _STEP_BYTES = 32 * 1024 * 1024
 _PATIENCE_MS = 20
 _PAUSE_S = 0.005
+# A client that has not read for this time gives way to others that need the cache space of its
+# bytes: it is longer than networks take to send on what a client that reads has made room for.
+_GIVES_WAY_S = 0.5
 
 
 class SlowClientError(Exception):
@@ -56,9 +59,16 @@ class Sending:
             await asyncio.sleep(pause_s)
             pause_s = _PAUSE_S
 
-    async def send(self, fd: int, start: int, end: int) -> None:
-        """Send bytes of a file.
+    async def send(
+        self,
+        fd: int,
+        start: int,
+        end: int,
+        gives_way: Callable[[], bool] | None = None,
+    ) -> int:
+        """Send bytes of a file; return where those end that were sent.
 
+        All are sent, unless the client reads nothing for a moment while `gives_way` returns True.
         Raises SlowClientError, ConnectionError if the client is gone, and OSError if the file
         cannot be read.
         """
@@ -68,8 +78,9 @@ class Sending:
             size_bytes = min(end - start, _STEP_BYTES)
             sent = await self._in_thread(partial(self._step, fd, start, size_bytes))
             start += sent
-            if not sent:
-                await self._writable()
+            if not sent and not await self.writable(gives_way):
+                break
+        return start
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Return the result of work in a thread, which has ended even if the caller is cancelled:
@@ -97,19 +108,26 @@ class Sending:
             self.sent_bytes += some
         return sent
 
-    async def _writable(self) -> None:
-        """Wait until the client has read something. Raises SlowClientError."""
+    async def writable(self, gives_way: Callable[[], bool] | None = None) -> bool:
+        """Wait until the client has read something. Raises SlowClientError.
+
+        Returns False if it has read nothing for a moment, and `gives_way` then returns True.
+        """
+        deadline_s = time.monotonic() + self.stall_s
+        moment_s = self.stall_s if gives_way is None else _GIVES_WAY_S
         loop = asyncio.get_running_loop()
         writable = asyncio.Event()
         fd = self._socket.fileno()
         loop.add_writer(fd, writable.set)
         try:
-            async with asyncio.timeout(self.stall_s):
-                await writable.wait()
-        except TimeoutError:
-            raise SlowClientError from None
+            while not await _is_set_within(writable, moment_s):
+                if time.monotonic() >= deadline_s:
+                    raise SlowClientError
+                if gives_way is not None and gives_way():
+                    return False
         finally:
             loop.remove_writer(fd)
+        return True
 
 
 class Sender:
@@ -156,6 +174,14 @@ class Sender:
     def close(self) -> None:
         """End the threads, once they have nothing more to do."""
         self._threads.shutdown(wait=False)
+
+
+async def _is_set_within(event: asyncio.Event, limit_s: float) -> bool:
+    """Wait for an event, or until a limit; return whether it has come."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    return event.is_set()
 
 
 async def ended(job: "asyncio.Future[T]") -> T:

@@ -13,6 +13,7 @@ import pytest
 
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
+from support.programs.raw_session import RawSession
 from support.programs.s3_door import DOOR, address_of, ask, keys_of, signed
 from support.stores.buckets import Bucket, MotoS3, new_bucket
 from support.stores.faulty_s3 import Fault, FaultyS3
@@ -27,9 +28,9 @@ _RECEIVE_BYTES = 4096  # of the client's buffer
 
 @pytest.fixture(scope="module")
 def bucket(moto_server: MotoS3) -> Bucket:
-    """A bucket with four objects of three parts."""
+    """A bucket with five objects of three parts."""
     found = new_bucket(moto_server)
-    for number in range(4):
+    for number in range(5):
         found.put(f"large-{number}", LARGE)
     found.put("small", LARGE[:20_000])
     return found
@@ -127,6 +128,22 @@ def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(patient: 
         eventually(lambda: patient.leases() == 1)
         assert all(read(patient, f"/{bucket.name}/large-{number}") == LARGE for number in (1, 2, 3))
         assert client.body(len(LARGE)) == LARGE
+
+
+@pytest.mark.slow
+def test_clients_that_read_nothing_keep_no_range_from_others(patient: Daemon, bucket: Bucket) -> None:
+    """Where there is space for one range alone; whichever reads on gets all of its bytes."""
+    path = f"/{bucket.name}/large-2"
+    span = f"bytes=5-{9 * MIB}"
+    with RawSession(patient, job="holds") as holder, ExitStack() as opened:
+        holder.plan([f"s3://{bucket.name}/large-{number}" for number in (0, 1)], [0, 1], wanted="files")
+        holder.take(0)
+        holder.take(1)
+        clients = [opened.enter_context(RawClient(patient, path, Range=span)) for _ in range(3)]
+        clients.append(opened.enter_context(RawClient(patient, f"/{bucket.name}/large-4", Range=span)))
+        assert all(" 206 " in client.head() for client in clients)
+        assert read(patient, f"/{bucket.name}/large-3", Range=span) == LARGE[5 : 9 * MIB + 1]
+        assert [client.body(9 * MIB - 4) for client in clients] == [LARGE[5 : 9 * MIB + 1]] * 4
 
 
 @pytest.mark.slow
