@@ -59,6 +59,8 @@ class Reasons:
     def of_transfer(self, transfer: Transfer) -> str:
         """Return why a transfer has not finished yet."""
         stage = transfer.stages.present
+        if stage is Stage.SPACE and transfer.ref.is_file:
+            return f"{stage.value} for a whole file: {self.space_in_words()} ({self._space.remedy})"
         if stage is Stage.SPACE:
             needs = "each rank needs space for shuffle_window + 1 shards, two without shuffling"
             return f"{stage.value}: {self.space_in_words()}; {needs} ({self._space.remedy})"

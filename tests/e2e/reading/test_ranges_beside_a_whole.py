@@ -263,6 +263,16 @@ def test_error_of_the_whole_does_not_end_a_range_that_arrives(node: Daemon) -> N
         assert bytes_of(granted)[:100] == body[:100]
 
 
+def test_wait_of_a_whole_file_is_explained_without_shards(store: Store, node: Daemon) -> None:
+    """Its reader has no shuffle window."""
+    url = store.put("table", BODY)
+    with holding(node, store), waiting(node, url) as waiter:
+        reason = waiter.ask("explain", of=50)["reason"]
+    assert reason.startswith("waiting for space in the cache for a whole file: ")
+    assert "(holds of root 2.1 MB)" in reason
+    assert "shuffle_window" not in reason
+
+
 def test_wait_of_a_range_is_explained_by_the_range(store: Store, node: Daemon) -> None:
     """It waits for the space of other ranges, and that is what its reader is told; no shard has to do with it."""
     held = store.put("held", BODY + OTHER_BODY)  # larger than the cache, so that nobody fetches the whole
