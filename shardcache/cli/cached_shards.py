@@ -13,7 +13,6 @@ from shardcache.cli.admin_client import AdminClient
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.units import age, size, user_name
 from shardcache.shared.urls.local_urls import from_here
-from shardcache.shared.urls.url_names import may_be_a_file
 
 
 @common.examples("warm s3://bucket/train/index.json", "warm --json 's3://bucket/train/*.tar'")
@@ -37,9 +36,15 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
     wanted: Wanted = "files" if wants_files else "shards"
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
     summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
-    otherwise = ""
-    if not wants_files and any(map(may_be_a_file, urls)):
-        otherwise = "For programs that open such files themselves: shardcache warm --files URL..."
+
+    def otherwise() -> str:
+        # Only now: all formats are imported with it.
+        from shardcache.shared.urls.url_names import may_be_a_file
+
+        if wants_files or not any(map(may_be_a_file, urls)):
+            return ""
+        return "For programs that open such files themselves: shardcache warm --files URL..."
+
     common.carry_out(
         AdminClient(socket).warm(urls, wanted),
         as_json,

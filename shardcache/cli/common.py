@@ -302,7 +302,7 @@ def carry_out(
     label: str,
     summary: str,
     *,
-    otherwise: str = "",
+    otherwise: Callable[[], str] = str,
     each_shard: bool = False,
     stderr: bool = False,
 ) -> None:
@@ -312,7 +312,7 @@ def carry_out(
 
     Args:
         summary: the last line to print, with the fields of `readable` for the `done` event.
-        otherwise: a line to print after it if a shard failed.
+        otherwise: returns a line to print after it if a shard failed; an empty one is not printed.
         each_shard: True to print a line per shard if there is no terminal for a progress bar.
         stderr: True to leave standard output to what the command prints there.
     """
@@ -323,8 +323,9 @@ def carry_out(
             console = make_console(stderr=stderr)
             done, failed = _follow(events, console, label, each_shard=each_shard)
             console.print(summary.format_map(readable(done)), markup=False)
-            if failed and otherwise:
-                console.print(otherwise, markup=False)
+            advice = otherwise() if failed else ""
+            if advice:
+                console.print(advice, markup=False)
     if failed:
         fail()
 

@@ -189,7 +189,7 @@ def _count(events: Lines, as_json: bool, output: str) -> list[ShardRef]:
         as_json,
         "counting",
         f"{{shards}}, {{samples}}: {numbers}; {{origin_bytes}} from the origin",
-        otherwise="no index written: it would lack the failed shards",
+        otherwise=lambda: "no index written: it would lack the failed shards",
         stderr=output == _STDOUT,
     )
     return [found[number] for number in sorted(found)]
