@@ -232,6 +232,9 @@ def test_a_bundle_stands_for_its_messages(daemon: Daemon, urls: list[str]) -> No
         granted = {"arriving", "leased"}
         assert {kinds[101], kinds[102], kinds[103]} <= granted
         assert (kinds[104], kinds[105], kinds[None]) == ("error", "waiting", "error")
+        for number, _position, start in ranges[:3]:
+            if kinds[number] == "arriving":
+                session.ask("more", lease=number, beyond=start + 9)
 
         again = [dict(message, id=message["id"] + 100) for message in asked[:3]]
         session.send(type="bundle", messages=again)
