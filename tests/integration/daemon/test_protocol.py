@@ -232,9 +232,8 @@ def test_a_bundle_stands_for_its_messages(daemon: Daemon, urls: list[str]) -> No
         granted = {"arriving", "leased"}
         assert {kinds[101], kinds[102], kinds[103]} <= granted
         assert (kinds[104], kinds[105], kinds[None]) == ("error", "waiting", "error")
-        for number, _position, start in ranges[:3]:
-            if kinds[number] == "arriving":
-                session.ask("more", lease=number, beyond=start + 9)
+        # Such small files are fetched whole; until one is published, a grant may take a turn of its own.
+        eventually(lambda: {urls[0], urls[3]} <= {shard["url"] for shard in daemon.shards()})
 
         again = [dict(message, id=message["id"] + 100) for message in asked[:3]]
         session.send(type="bundle", messages=again)
