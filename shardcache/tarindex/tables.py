@@ -37,7 +37,8 @@ _PROLOGUE = struct.Struct("=8s7QI")
 _BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
 _DIGITS = 8192  # numbers compared at once
-_TOPS = int.from_bytes(bytes((0, 0, 0, 0, 0, 0, 0, 0x80)) * _DIGITS, "little")
+_ONES_OF_64_BITS = int.from_bytes(bytes((1, 0, 0, 0, 0, 0, 0, 0)) * _DIGITS, "little")
+_ONES_OF_32_BITS = int.from_bytes(bytes((1, 0, 0, 0)) * _DIGITS, "little")
 
 NumberTable: TypeAlias = memoryview  # of u64 or u32
 Tables: TypeAlias = "Samples | TarIndex"
@@ -381,11 +382,9 @@ class TarIndex:
     def is_sound(self) -> bool:
         """Return True if every offset and index is within bounds."""
         names = len(self.extensions)
-        if max(self.ends, default=0) > self.header["size_bytes"]:
+        if not _are_ranges(self.starts, self.ends, self.header["size_bytes"]):
             return False
-        if not _are_at_most(self.starts, self.ends):
-            return False
-        if max(self.extension_ids, default=-1) >= names:
+        if not _are_below(self.extension_ids, names):
             return False
         if not _partitions(self.member_ends, len(self.starts)):
             return False
@@ -403,25 +402,49 @@ class TarIndex:
         )
 
 
+# Thousands of numbers are compared by one subtraction, as the digits of two large numbers: each
+# upper digit gets its top bit, which is still set if nothing was borrowed from it. A call for each
+# number would be a tenth of the time for which small samples are read.
+
+
 def _partitions(ends: NumberTable, total: int) -> bool:
     """Return True if `ends` is ascending and ends with `total`."""
     last = ends[-1] if len(ends) else 0
-    return last == total and _are_at_most(ends[:-1], ends[1:])
+    return last == total and _are_ranges(ends[:-1], ends[1:], total)
 
 
-def _are_at_most(lower: NumberTable, upper: NumberTable) -> bool:
-    """Return True if each number is at most the one in the same place of another u64 table.
+def _are_ranges(starts: NumberTable, ends: NumberTable, limit: int) -> bool:
+    """Return True if each start is at most the end in the same place, and that at most `limit`.
 
     Numbers of 2**63 and more count as larger than any: there are no such offsets.
     """
-    # Thousands of numbers are compared by one subtraction, as the digits of two large numbers: each
-    # upper digit gets its top bit, which is still set if nothing was borrowed from it. A call for
-    # each number would be a tenth of the time for which small samples are read.
-    for at in range(0, len(lower), _DIGITS):
-        low = int.from_bytes(lower[at : at + _DIGITS], sys.byteorder)
-        high = int.from_bytes(upper[at : at + _DIGITS], sys.byteorder)
-        tops = _TOPS >> 64 * max(0, at + _DIGITS - len(lower))
-        if (low | high) & tops or ((high | tops) - low) & tops != tops:
+    if not 0 <= limit < 1 << 63:
+        return False
+    for at in range(0, len(starts), _DIGITS):
+        start = int.from_bytes(starts[at : at + _DIGITS], sys.byteorder)
+        end = int.from_bytes(ends[at : at + _DIGITS], sys.byteorder)
+        ones = _ONES_OF_64_BITS >> 64 * max(0, at + _DIGITS - len(starts))
+        tops = ones << 63
+        if (start | end) & tops:
+            return False
+        if ((end | tops) - start) & tops != tops:
+            return False
+        if ((ones * limit | tops) - end) & tops != tops:
+            return False
+    return True
+
+
+def _are_below(numbers: NumberTable, limit: int) -> bool:
+    """Return True if each of these u32 is less than `limit`, which is less than 2**31."""
+    if not len(numbers):
+        return True
+    if not 0 < limit < 1 << 31:
+        return False
+    for at in range(0, len(numbers), _DIGITS):
+        some = int.from_bytes(numbers[at : at + _DIGITS], sys.byteorder)
+        ones = _ONES_OF_32_BITS >> 32 * max(0, at + _DIGITS - len(numbers))
+        tops = ones << 31
+        if some & tops or ((ones * (limit - 1) | tops) - some) & tops != tops:
             return False
     return True
 

@@ -108,6 +108,36 @@ def test_one_bad_number_among_thousands_is_refused(tmp_path: Path, count: int, s
             opened(starts)
 
 
+@pytest.mark.parametrize("count", [8192, 8193, 20_000])
+@pytest.mark.parametrize(
+    ("table", "value"),
+    [("ends", 1001), ("ends", (1 << 64) - 1), ("extension_ids", 2), ("extension_ids", (1 << 32) - 1)],
+)
+def test_one_number_beyond_the_limit_among_thousands_is_refused(
+    tmp_path: Path, count: int, table: str, value: int
+) -> None:
+    """Wherever it is; numbers at the limit are not beyond it."""
+    sidecar = tmp_path / "shard.idx"
+    for place in (None, 0, 8191, count - 1):
+        samples = Samples(
+            starts=array("Q", [1000]) * count,
+            ends=array("Q", [1000]) * count,
+            extension_ids=array("I", [1]) * count,
+            member_ends=array("Q", [count]),
+            keys=bytearray(1),
+            key_ends=array("Q", [1]),
+            extensions=["jpg", "txt"],
+        )
+        if place is not None:
+            getattr(samples, table)[place] = value
+        write(sidecar, {"size_bytes": 1000}, samples)
+        if place is None:
+            assert len(TarIndex.open(sidecar)) == 1
+            continue
+        with pytest.raises(CorruptShardError, match="contradict"):
+            TarIndex.open(sidecar)
+
+
 @pytest.mark.parametrize("header", [{}, {"size_bytes": "many"}])
 def test_a_header_without_the_tars_size_is_refused(sidecar: Path, header: dict[str, object]) -> None:
     """Spans can be checked only against a size."""
