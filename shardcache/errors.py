@@ -16,7 +16,6 @@ from shardcache.worker_errors import TRAILER, is_formatted_for_trainer, sent_by_
 
 _MAX_URL_CHARS = 8192
 
-
 NO_PROCESS_REMEDY = (
     "check the limits on memory and processes (ulimit -a, the container's); "
     "if Python was replaced while the daemon was running, restart it"
@@ -52,15 +51,15 @@ class ShardcacheError(Exception):
     def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
         self.yielded = 0
         self.worker_traceback = ""
+        # As torch rebuilds the error of a DataLoader worker: from its traceback alone.
         sent = sent_by_worker(message)
         if sent is not None:
-            self.worker_traceback = message.rpartition(TRAILER)[0]
-            first_line = self.worker_traceback.partition("\n")[0]
-            self.add_note(f"{first_line} See the attribute worker_traceback.")
-            self.yielded = _yielded(sent)
-            message = str(sent.get("message", ""))
-            url = _text(sent.get("url"))
-            remedy = _text(sent.get("remedy"))
+            self.worker_traceback = sent.traceback
+            self.add_note(f"{sent.first_line} See the attribute worker_traceback.")
+            self.yielded = _yielded(sent.fields)
+            message = str(sent.fields.get("message", ""))
+            url = _text(sent.fields.get("url"))
+            remedy = _text(sent.fields.get("remedy"))
 
         self.message = excerpt(message)
         super().__init__(self.message)
@@ -99,13 +98,16 @@ class ShardcacheError(Exception):
         return error
 
     @classmethod
-    def _subclasses(cls) -> dict[str, type[Self]]:
+    def _by_code(cls) -> dict[str, type[Self]]:
+        """Return this class and all below it, by their codes."""
+        classes = {}
         # Ray derives classes from those of the errors that its tasks raise; what has no code of its
         # own is not ours.
-        found = {cls.code: cls} if "code" in vars(cls) else {}
+        if "code" in vars(cls):
+            classes[cls.code] = cls
         for child in cls.__subclasses__():
-            found.update(child._subclasses())
-        return found
+            classes.update(child._by_code())
+        return classes
 
 
 class ConfigError(ShardcacheError, code="config"):
@@ -450,14 +452,14 @@ class EpochMismatchError(RanksError, code="epoch_mismatch"):
 
 
 def internal_error(exn: Exception, url: str | None = None) -> ShardcacheError:
-    """Return the error for one that nothing in the daemon expects, and that its log has in full."""
+    """Return the error for an unexpected exception in the daemon, whose log has the traceback."""
     remedy = "this is a fault of shardcache; report it with what the daemon's log says of it"
     return ShardcacheError(f"internal error in the daemon: {exn!r}", url=url, remedy=remedy)
 
 
 def codes(kind: type[ShardcacheError]) -> frozenset[str]:
     """Return the codes of a class and all its subclasses."""
-    return frozenset(kind._subclasses())
+    return frozenset(kind._by_code())
 
 
 def from_json(data: dict[str, Any]) -> ShardcacheError:
@@ -476,12 +478,12 @@ def from_json(data: dict[str, Any]) -> ShardcacheError:
 
 
 def _nearest_class(data: dict[str, Any]) -> type[ShardcacheError]:
-    codes = [data.get("code")]
+    nearest_first = [data.get("code")]
     parents = data.get("parents")
     if isinstance(parents, list | tuple):
-        codes += parents
-    known = ShardcacheError._subclasses()
-    for code in codes:
+        nearest_first += parents
+    known = ShardcacheError._by_code()
+    for code in nearest_first:
         if isinstance(code, str) and code in known:
             return known[code]
     return ShardcacheError
@@ -489,9 +491,7 @@ def _nearest_class(data: dict[str, Any]) -> type[ShardcacheError]:
 
 def _yielded(data: dict[str, Any]) -> int:
     yielded = data.get("yielded")
-    if not isinstance(yielded, int):
-        return 0
-    return yielded
+    return yielded if isinstance(yielded, int) else 0
 
 
 def _text(value: object) -> str | None:

@@ -7,10 +7,27 @@ constructor parses that.
 
 import json
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 _FORMATS_FOR_THE_TRAINER = "torch._utils"  # the module of ExceptionWrapper
 TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
+
+
+class SentError(NamedTuple):
+    """An error as torch has sent it.
+
+    Attributes:
+        traceback: formatted, after a line that says which worker raised the error.
+        fields: of the error's JSON.
+    """
+
+    traceback: str
+    fields: dict[str, Any]
+
+    @property
+    def first_line(self) -> str:
+        """The line that says which worker raised the error."""
+        return self.traceback.partition("\n")[0]
 
 
 def is_formatted_for_trainer() -> bool:
@@ -22,19 +39,19 @@ def is_formatted_for_trainer() -> bool:
     return frame is not None and frame.f_globals.get("__name__") == _FORMATS_FOR_THE_TRAINER
 
 
-def sent_by_worker(text: str) -> dict[str, Any] | None:
-    """Return the JSON in a message that torch built from a worker's error.
+def sent_by_worker(text: str) -> SentError | None:
+    """Return the error in a message that torch built from a worker's error.
 
     None for any other message.
     """
     if not (text.startswith("Caught ") and TRAILER in text):
         return None
-    _, _, trailer = text.rpartition(TRAILER)
+    traceback, _, trailer = text.rpartition(TRAILER)
     line, _, _ = trailer.partition("\n")
     try:
-        sent = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(sent, dict) or "code" not in sent:
+    if not isinstance(fields, dict) or "code" not in fields:
         return None
-    return sent
+    return SentError(traceback, fields)

@@ -19,7 +19,7 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-_KIND = "scrub"  # of the row in the catalogue
+_ROW_KIND = "scrub"  # in the catalogue
 
 # Interval for saving the position: a restart repeats at most this much scrubbing.
 _SAVE_S = 30.0
@@ -59,8 +59,8 @@ class ScrubProgress:
         """The share of the keys that were passed, 0 to 1."""
         if not self.key:
             return 0.0
-        keys = 1 << 4 * len(self.key)  # four bits a character
-        return int(self.key, 16) / keys
+        possible_keys: int = 16 ** len(self.key)  # they are hexadecimal
+        return int(self.key, 16) / possible_keys
 
 
 def _is_time(value: float) -> bool:
@@ -98,8 +98,8 @@ class Scrubber:
         self._saved_s = time.monotonic()
         # Since the start of the daemon:
         self._read_bytes = 0
-        self._shards = 0
-        self._found = 0
+        self._intact_shards = 0
+        self._corrupt = 0  # shards, and parts of objects
 
     def to_json(self) -> dict[str, Any]:
         """Return the rate, totals since the start, this round's progress, and the last's end."""
@@ -107,8 +107,8 @@ class Scrubber:
         return {
             "rate_bytes_per_s": self._rate_bytes_per_s,
             "scrubbed_bytes": self._read_bytes,
-            "scrubbed_shards": self._shards,
-            "corrupt": self._found,
+            "scrubbed_shards": self._intact_shards,
+            "corrupt": self._corrupt,
             "round_share": round(progress.share, 4),
             "round_begun_at_s": progress.begun_s or None,
             "last_round_ended_at_s": progress.ended_s,
@@ -118,7 +118,7 @@ class Scrubber:
         """Scrub in rounds until cancelled."""
         if not self._rate_bytes_per_s:
             return
-        row = await self._store.catalogue.get(_KIND)
+        row = await self._store.catalogue.get(_ROW_KIND)
         self._progress = ScrubProgress.from_row(row)
         while True:
             await asyncio.sleep(self._pause_left_s())
@@ -144,12 +144,15 @@ class Scrubber:
         first = bisect_right(keys, progress.key)
         for key in keys[first:]:
             shard = self._store.shards.get(key)
-            if shard is not None and not await self._check(shard):
-                return  # the disk is failing: continue from here once it recovers
+            if shard is not None:
+                is_disk_healthy = await self._check(shard)
+                if not is_disk_healthy:
+                    return  # continue from here once it recovers
             progress.key = key
             if time.monotonic() - self._saved_s > _SAVE_S:
                 await self._save(progress)
-        if not await self._check_parts():
+        is_disk_healthy = await self._check_parts()
+        if not is_disk_healthy:
             return
         ended = ScrubProgress(ended_s=time.time())
         await self._save(ended)
@@ -162,7 +165,8 @@ class Scrubber:
             for part in file.kept:
                 if self._store.part_files.get(file.partial.key) is not file:
                     break  # evicted, or taken over by a transfer of the whole
-                if not await self._check_part(file, part):
+                is_disk_healthy = await self._check_part(file, part)
+                if not is_disk_healthy:
                     return False
         return True
 
@@ -175,7 +179,7 @@ class Scrubber:
         except DiskError:
             return await self._health.examine()
         self._read_bytes += size_bytes
-        self._found += len(damaged)
+        self._corrupt += len(damaged)
         if damaged:
             url = stored_url(file.partial.obj.url)
             log.error("cached part is damaged; dropped", shard=url, part=part)
@@ -185,21 +189,22 @@ class Scrubber:
         """Check one shard; False if the disk itself has failed."""
         try:
             await self._read(shard)
-            self._shards += 1
+            self._intact_shards += 1
         except FileNotFoundError:
             pass  # evicted while it was read
         except CorruptShardError as exn:
             if self._store.shards.get(shard.key) is not shard:
                 return True  # evicted while it was read
-            if not await self._health.take_out(shard, exn):
+            is_damaged = await self._health.take_out(shard, exn)
+            if not is_damaged:  # it is the disk that fails
                 return False
-            self._found += 1
+            self._corrupt += 1
         return True
 
     async def _read(self, shard: Shard) -> None:
-        """Read a shard; raise CorruptShardError if it is damaged.
+        """Read a shard at the rate; raise CorruptShardError if it is damaged.
 
-        Not held: it may be evicted during the read.
+        Nothing keeps it in the cache: it may be evicted during the read.
         """
         begun_s = time.monotonic()
         facts = await self._store.facts(shard)
@@ -214,4 +219,4 @@ class Scrubber:
     async def _save(self, progress: ScrubProgress) -> None:
         self._saved_s = time.monotonic()
         row = [progress.key, progress.begun_s, progress.ended_s]
-        await self._store.catalogue.put(row, _KIND)
+        await self._store.catalogue.put(row, _ROW_KIND)

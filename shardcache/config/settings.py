@@ -24,14 +24,14 @@ from shardcache.shared.socket_paths import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_EN
 from shardcache.shared.units import size
 from shardcache.suggestions import did_you_mean
 
-# Read by the client and the command line.
+# Known ones that are not options: the client and the command line read them.
 _OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}
 # Kubernetes sets these in every pod if there is a service named shardcache.
 _SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
 
-def _parsed(value: object) -> object:
-    """Parse tables that come from the environment."""
+def _tables(value: object) -> object:
+    """Return the tables of the config file as they are, those of the environment parsed."""
     if not isinstance(value, str):
         return value
     try:
@@ -216,7 +216,7 @@ class Settings(pydantic.BaseModel):
         description="minimum log level",
     )
     log_format: Literal["text", "json"] = Field("text", description="format of log lines")
-    origin: Annotated[tuple[OriginTable, ...], BeforeValidator(_parsed)] = Field(
+    origin: Annotated[tuple[OriginTable, ...], BeforeValidator(_tables)] = Field(
         (),
         description="[[origin]] tables of the config file; a JSON list in the environment; there "
         "is not a flag",
@@ -225,7 +225,10 @@ class Settings(pydantic.BaseModel):
     @pydantic.field_validator("allow", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
-        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+        """Return a list as it is; one of the environment has commas between its prefixes."""
+        if not isinstance(value, str):
+            return value
+        return tuple(prefix for prefix in value.split(",") if prefix)
 
     @classmethod
     def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> "Settings":
@@ -234,9 +237,10 @@ class Settings(pydantic.BaseModel):
         Raises ConfigError naming every invalid option, or a config file that cannot be read.
         """
         path = config_file(config)
-        if config or os.environ.get(CONFIG_ENV):
+        is_named = config is not None or bool(os.environ.get(CONFIG_ENV))
+        if is_named:  # the node's, if none is named, is optional
             _must_be_file(path)
-        return _loaded(Sources(flags, os.environ, path))
+        return _from_sources(Sources(flags, os.environ, path))
 
     @classmethod
     def read(cls, file: Path) -> "Settings":
@@ -245,15 +249,26 @@ class Settings(pydantic.BaseModel):
         Raises ConfigError naming every invalid option, or that it cannot be read.
         """
         _must_be_file(file)
-        return _loaded(Sources({}, {}, file))
+        return _from_sources(Sources({}, {}, file))
 
 
-def _loaded(sources: Sources) -> Settings:
+def unknown_variables() -> Iterator[tuple[str, str | None]]:
+    """Yield each unknown SHARDCACHE_ variable with the closest known name, or None."""
+    known = {VARIABLE_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+    for name in sorted(os.environ):
+        if not name.startswith(VARIABLE_PREFIX) or _SERVICE_LINK.match(name):
+            continue
+        if name.upper() not in known:
+            similar = difflib.get_close_matches(name, known, n=1)
+            yield name, similar[0] if similar else None
+
+
+def _from_sources(sources: Sources) -> Settings:
     try:
         return Settings(**sources.values(Settings.model_fields))
     except pydantic.ValidationError as exn:
-        wrong = "; ".join(f"{sources.place(one['loc'])}: {_reason(one)}" for one in exn.errors())
-        raise ConfigError(wrong, remedy="see `shardcache serve --help`") from None
+        wrong = [f"{sources.place(error['loc'])}: {_reason(error)}" for error in exn.errors()]
+        raise ConfigError("; ".join(wrong), remedy="see `shardcache serve --help`") from None
     except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
         remedy = f"correct the file; check it with: shardcache config check {sources.file}"
         raise ConfigError(f"cannot read {sources.file}: {exn}", remedy=remedy) from None
@@ -271,33 +286,24 @@ def _must_be_file(path: Path) -> None:
         raise ConfigError(f"no config file at {path}", remedy="correct the path, or omit it")
 
 
-def unknown_variables() -> Iterator[tuple[str, str | None]]:
-    """Yield each unknown SHARDCACHE_ variable with the closest known name, or None."""
-    known = {VARIABLE_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
-    for name in sorted(os.environ):
-        if not name.startswith(VARIABLE_PREFIX) or _SERVICE_LINK.match(name):
-            continue
-        if name.upper() not in known:
-            similar = difflib.get_close_matches(name, known, n=1)
-            yield name, similar[0] if similar else None
-
-
 def _reason(error: Mapping[str, Any]) -> str:
     """Return what is wrong with one option, in the user's terms rather than pydantic's.
 
     Args:
         error: one of `ValidationError.errors()`.
     """
-    *tables, name = error["loc"]
+    *tables, name = error["loc"]  # of an option of a table: "origin", the table's number, the name
     if error["type"] == "extra_forbidden":
         known = OriginTable.model_fields if tables else Settings.model_fields
         return f"unknown option{did_you_mean(str(name), known)}"
     if error["type"] == "tuple_type" and name in ("origin", "allow"):
         return f"write [[{name}]], once per table"
+    # pydantic's own text would give the bound of a size in bytes.
     field = Settings.model_fields.get(str(name))
+    is_size = field is not None and "ByteSize" in str(field.annotation)
     bounds = error.get("ctx", {})
-    if field is not None and "ByteSize" in str(field.annotation) and bounds.keys() & {"ge", "le"}:
-        if "ge" in bounds:
-            return f"at least {size(bounds['ge'])}"
+    if is_size and "ge" in bounds:
+        return f"at least {size(bounds['ge'])}"
+    if is_size and "le" in bounds:
         return f"at most {size(bounds['le'])}"
     return str(error["msg"]).removeprefix("Value error, ")

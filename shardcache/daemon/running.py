@@ -54,10 +54,10 @@ _MARGIN_S = 5.0
 # Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink,
 # inflating.
 _THREADS = 32
-# How long a thread that parses an index may keep the interpreter while the event loop waits, at
-# each system call.
+# After each system call, the event loop may have to wait so long for a thread that computes, such
+# as one that parses an index.
 _SWITCH_S = 0.001
-_INDEXERS = 2
+_INDEXERS = 2  # processes
 
 
 def serve(
@@ -148,6 +148,7 @@ class DaemonRun:
                 loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
 
                 async def serve_cache(cache: Cache) -> Drain:
+                    # By the limit of open files at the time: an operator may change it (prlimit).
                     limits = partial(Limits.of_socket, self._settings)
                     server = serving(cache, sock, limits, listener, s3)
                     return await last.enter_async_context(server)

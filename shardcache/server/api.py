@@ -21,6 +21,7 @@ from shardcache.tarindex.contents import TokenMember
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Send = Callable[[Json], Awaitable[None]]
 
+# HTTP statuses by class of error: the first row that fits counts. Other errors are the origin's.
 _STATUS: dict[type[ShardcacheError], int] = {
     errors.NotFoundError: 404,
     errors.AccessDeniedError: 403,
@@ -31,6 +32,8 @@ _STATUS: dict[type[ShardcacheError], int] = {
     errors.ExhaustedError: 503,
     errors.CacheError: 507,
 }
+_STATUS_OF_ORIGIN_ERRORS = 502
+# A body that takes longer is refused: its client would hold the connection for nothing.
 _BODY_S = 10.0
 
 log = structlog.get_logger()
@@ -44,8 +47,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except ShardcacheError as exn:
-        codes = (code for kind, code in _STATUS.items() if isinstance(exn, kind))
-        return _failure(exn, next(codes, 502))
+        statuses = (status for kind, status in _STATUS.items() if isinstance(exn, kind))
+        return _failure(exn, next(statuses, _STATUS_OF_ORIGIN_ERRORS))
     except web.HTTPClientError as exn:  # no such path, no such method, too large a body
         error = errors.ProtocolError(f"{request.method} {request.path}: {exn.reason}")
         answer = _failure(error, exn.status)
@@ -78,10 +81,10 @@ async def health(request: web.Request) -> web.Response:
     shards.
     """
     service = request.app[SERVICE]
-    found = service.cache.health()
+    report = service.cache.health()
     if service.drain.began:
-        found = found | {"status": "draining"}
-    return web.json_response(found)
+        report["status"] = "draining"
+    return web.json_response(report)
 
 
 @routes.get("/v1/status")
@@ -96,20 +99,21 @@ async def shards(request: web.Request) -> web.StreamResponse:
     """Stream the cached shards whose url starts with `prefix`, one per line."""
     prefix = request.query.get("prefix", "")
     found = request.app[SERVICE].cache.shards(prefix, peer_of(request))
-    return await _list(request, found)
+    return await _stream_all(request, found)
 
 
 @routes.get("/v1/pins")
 async def pins(request: web.Request) -> web.StreamResponse:
     """Stream the pinned shards, one per line."""
-    return await _list(request, request.app[SERVICE].cache.pins(peer_of(request)))
+    return await _stream_all(request, request.app[SERVICE].cache.pins(peer_of(request)))
 
 
 @routes.post("/v1/verify")
 async def verify(request: web.Request) -> web.StreamResponse:
     """Verify the cached shards whose url starts with `prefix`; stream events, one per line."""
     prefix = take(await _body(request), "prefix", str)
-    return await _list(request, request.app[SERVICE].cache.verify(prefix, peer_of(request)))
+    events = request.app[SERVICE].cache.verify(prefix, peer_of(request))
+    return await _stream_all(request, events)
 
 
 @routes.post("/v1/index")
@@ -120,29 +124,7 @@ async def index(request: web.Request) -> web.StreamResponse:
     """
     body = await _body(request)
     member = TokenMember.parse(take(body, "tokens", str)) if "tokens" in body else None
-    return await _fetch(request, partial(Cache.index, member=member))
-
-
-async def no_endpoint(request: web.Request) -> web.StreamResponse:
-    """Refuse keys for an S3 endpoint, of a daemon that has none."""
-    raise errors.ConfigError(
-        "the daemon has no S3 endpoint",
-        remedy="start it with --s3 127.0.0.1:9099",
-    )
-
-
-async def _fetch(
-    request: web.Request,
-    do: Callable[[Cache, list[str], Peer, Send], Awaitable[None]],
-) -> web.StreamResponse:
-    """Do something that may fetch the shards that the body's `urls` name.
-
-    Stream events, one per line.
-    """
-    cache = request.app[SERVICE].cache
-    urls = await _urls(request)
-    peer = peer_of(request)
-    return await _stream(request, lambda send: do(cache, urls, peer, send))
+    return await _with_events(request, do=partial(Cache.index, member=member))
 
 
 @routes.post("/v1/warm")
@@ -156,25 +138,41 @@ async def warm(request: web.Request) -> web.StreamResponse:
     return await _stream(request, lambda send: cache.warm(urls, peer, send, wanted))
 
 
-async def _drop(
+async def _with_events(
+    request: web.Request,
+    do: Callable[[Cache, list[str], Peer, Send], Awaitable[None]],
+) -> web.StreamResponse:
+    """Call a method of the cache with the body's `urls`, and stream the events that it sends."""
+    cache = request.app[SERVICE].cache
+    urls = await _urls(request)
+    peer = peer_of(request)
+    return await _stream(request, lambda send: do(cache, urls, peer, send))
+
+
+async def _with_answer(
     request: web.Request,
     do: Callable[[Cache, list[str], Peer], Awaitable[Json]],
 ) -> web.Response:
-    """Do something to the cached shards that the body's `urls` match.
-
-    Return what became of each.
-    """
+    """Call a method of the cache with the body's `urls`, and respond with its result."""
     cache = request.app[SERVICE].cache
     urls = await _urls(request)
     return web.json_response(await do(cache, urls, peer_of(request)))
 
 
-routes.post("/v1/pin")(partial(_fetch, do=Cache.pin))
-routes.post("/v1/evict")(partial(_drop, do=Cache.evict))
-routes.post("/v1/unpin")(partial(_drop, do=Cache.unpin))
+routes.post("/v1/pin")(partial(_with_events, do=Cache.pin))
+routes.post("/v1/evict")(partial(_with_answer, do=Cache.evict))
+routes.post("/v1/unpin")(partial(_with_answer, do=Cache.unpin))
 
 
-async def _list(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
+async def no_endpoint(request: web.Request) -> web.StreamResponse:
+    """Answer requests for S3 keys if the daemon has no S3 endpoint: with an error."""
+    raise errors.ConfigError(
+        "the daemon has no S3 endpoint",
+        remedy="start it with --s3 127.0.0.1:9099",
+    )
+
+
+async def _stream_all(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
     async def run(send: Send) -> None:
         async for event in events:
             await send(event)
@@ -190,6 +188,9 @@ async def _stream(
 
     The response starts with the first event, so that an earlier error gets its HTTP status; a later
     error is the last line.
+
+    Args:
+        run: sends the events by the function that it is called with.
     """
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
 
@@ -206,7 +207,7 @@ async def _stream(
             if not response.prepared:
                 raise
             await send({"event": "failed", "error": exn.to_json()})
-    except* ConnectionError:
+    except* ConnectionError:  # in a group, if several tasks were sending
         pass  # the client disconnected: running transfers finish, no others are started
     return response
 
@@ -225,7 +226,8 @@ async def _body(request: web.Request) -> Json:
         ) from None
     credentials = body.get("credentials")
     if isinstance(credentials, dict):
-        # Of commands, only the last ones' credentials are kept, as of sessions that have ended.
+        # A command's are kept like those of a session that has just ended: until others replace
+        # them.
         with request.app[SERVICE].cache.handed.held(credentials, peer_of(request).uid):
             pass
     return body

@@ -15,9 +15,9 @@ class Row(NamedTuple):
 
     Attributes:
         kind: counters get their `_total` suffix on output.
-        key: of the number, in its part of the page.
-        name: of the metric, without prefix and suffix.
-        text: says what it is.
+        key: the number's key in its section of the status page.
+        name: the metric's name, without prefix and suffix.
+        text: the metric's HELP line.
     """
 
     kind: MetricKind
