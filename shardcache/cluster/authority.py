@@ -19,8 +19,9 @@ from shardcache.cluster.tier_config import MAX_COMMON_NAME, PEER_NAME, Tls
 from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
-_CLOCK_SKEW = timedelta(hours=1)
-_SHARED = "shared"
+_CLOCK_SKEW = timedelta(hours=1)  # of other nodes; certificates are valid from that long ago
+_SHARED = "shared"  # the folder of a certificate for all nodes
+# A node is a server for other nodes, and their client.
 _PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 # Uses of a key that an authority's does not have.
 _NO_USES = {
@@ -42,7 +43,7 @@ class Issued:
     Attributes:
         node: name of the node that it is for; `PEER_NAME` if it is for all.
         folder: of node.pem, node.key and ca.pem, as they belong on the node.
-        expires: time at which it does.
+        expires: its end of validity.
     """
 
     node: str
@@ -57,7 +58,7 @@ def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]
 
     Args:
         nodes: None for one certificate for all, in the folder `shared`.
-        folder: that of the authority, which will hold those of the nodes.
+        folder: the authority's; the nodes' folders are made in it.
         days: for which the certificates are valid, at most as long as the authority's.
 
     Raises ConfigError.
@@ -77,14 +78,14 @@ def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]
 
 
 def expiry_s(tls: Tls) -> float:
-    """Return the time at which a node's certificate or its authority expires.
+    """Return the time at which a node's certificate or its authority expires, since the epoch.
 
     Raises OSError and ValueError.
     """
-    own = _expiries(tls.certificate)
-    # A file of authorities keeps former ones while nodes change over.
+    chain = _expiries(tls.certificate)
+    # The file keeps previous authorities while nodes change over: only the newest counts.
     authority = max(_expiries(tls.ca))
-    return min(*own, authority).timestamp()
+    return min(*chain, authority).timestamp()
 
 
 def _expiries(file: Path) -> list[datetime]:
@@ -93,7 +94,7 @@ def _expiries(file: Path) -> list[datetime]:
 
 
 class _Authority:
-    """Authority of one cluster, whose key lies in a folder.
+    """Authority of one cluster, whose key lies in a folder: loaded, or created if it is not there.
 
     Raises ConfigError if its files cannot be used.
     """
@@ -104,6 +105,7 @@ class _Authority:
         if file.exists() or key_file.exists():
             self._certificate, self._key = _load(file, key_file)
             return
+
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._key = ec.generate_private_key(ec.SECP256R1())
         # While nodes change from one authority to the next, they trust both, and tell them apart by
@@ -171,7 +173,7 @@ def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurv
     )
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
-        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise InvalidSignature("the key is not that of the certificate")
         if key.public_key() != certificate.public_key():
@@ -192,8 +194,9 @@ def _name(common_name: str) -> x509.Name:
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    form = serialization.PrivateFormat.PKCS8
-    _write(path, key.private_bytes(_PEM, form, serialization.NoEncryption()), mode=0o600)
+    unencrypted = serialization.NoEncryption()
+    data = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, unencrypted)
+    _write(path, data, mode=0o600)
 
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -19,9 +19,11 @@ from shardcache.errors import ConfigError, ShardcacheError
 _STATUS_FILE = "status.json"
 _ACCESS_LOG = "access.log"
 _PID_FILE = "nginx.pid"
+# Intervals: of looking at nginx, its log and the watched files; of trying again to use files that
+# were invalid; of measuring what nginx's cache takes on disk, which lists all of its files.
 _PERIOD_S = 2.0
 _RETRY_S = 5.0
-_DISK_PERIOD_S = 60.0
+_MEASURING_S = 60.0
 
 
 class NodeTier:
@@ -40,7 +42,8 @@ class NodeTier:
         Args:
             read: returns the current tier; called again whenever a file in `watched` has changed.
             name: name or address of this node in it.
-            watched: files whose change has the configuration written again and nginx reload it.
+            watched: files after whose change the configuration is written again, and reloaded by
+                nginx.
             say: called with each message for the operator.
             ready: called with a line about the tier, once nginx listens, and after each change.
         """
@@ -49,7 +52,8 @@ class NodeTier:
         self._watched = watched
         self._say = say
         self._ready = ready
-        self._seen = self._stamps()  # first: what changes later is read again
+        # Before the first reading: a change after it must be noticed.
+        self._seen = self._stamps()
         self._tier = read()
         self._node = self._tier.node(name)
         self._folder = self._tier.cache(self._node)
@@ -57,9 +61,9 @@ class NodeTier:
         self._config = self._run / "nginx.conf"
         self._figures = TierFigures()
         self._started_s = time.time()
-        # The reason that nginx does not use the sources as they are now.
+        # Why nginx does not use the sources as they are now; None if it does.
         self._stale: str | None = None
-        self._tried_s = 0.0
+        self._tried_s = 0.0  # time of the last `_reload`
 
     def run(self, stopping: Event) -> int:
         """Run nginx until `stopping` is set, or it ends; return its exit status.
@@ -100,9 +104,10 @@ class NodeTier:
     def _follow(
         self, nginx: str, process: nginx_process.Process, log: AccessLog, stopping: Event
     ) -> None:
-        measured_s = -_DISK_PERIOD_S
+        """Publish figures and use changed sources until `stopping` is set, or nginx ends."""
+        measured_s = -_MEASURING_S
         while process.poll() is None:
-            if time.monotonic() - measured_s >= _DISK_PERIOD_S:
+            if time.monotonic() - measured_s >= _MEASURING_S:
                 self._figures.measure(self._folder / tier_folder.PARTS)
                 measured_s = time.monotonic()
             log.read(self._figures)
@@ -112,10 +117,10 @@ class NodeTier:
             if stopping.wait(_PERIOD_S):
                 return
 
-            is_due = self._stale is not None and time.monotonic() - self._tried_s >= _RETRY_S
-            now = self._stamps()
-            if now != self._seen or is_due:
-                self._seen = now
+            is_retry_due = self._stale is not None and time.monotonic() - self._tried_s >= _RETRY_S
+            stamps = self._stamps()
+            if stamps != self._seen or is_retry_due:
+                self._seen = stamps
                 self._tried_s = time.monotonic()
                 self._reload(nginx, process)
 
@@ -133,7 +138,7 @@ class NodeTier:
         except (ShardcacheError, OSError) as exn:
             self._config.write_text(previous)
             reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
-            if reason != self._stale:
+            if reason != self._stale:  # said once, not with each retry
                 self._say(f"the previous configuration stays in use: {exn}")
             self._stale = reason
             return
@@ -161,7 +166,7 @@ class NodeTier:
         fresh.replace(self._run / _STATUS_FILE)
 
     def _stamps(self) -> list[tuple[int, int]]:
-        """Return time and inode of each watched file, by which a change shows."""
+        """Return time and inode of each watched file: they differ after a change."""
         stamps: list[tuple[int, int]] = []
         for path in self._watched:
             with suppress(OSError):  # being replaced

@@ -20,8 +20,8 @@ PAGE = "index.html"
 STATIC_PATH = "/dashboard/static/"
 LIVE_PATH = "/dashboard/live"
 
-# Any page on the web may send a browser to an address on this node, so these have browsers use what
-# is here for the page alone.
+# A page from anywhere may send its reader's browser to an address on this node: these headers keep
+# it from showing the dashboard inside itself, or using its files.
 BROWSER_HEADERS = {
     "Content-Security-Policy": "; ".join(
         (
@@ -40,8 +40,8 @@ _LIVE_HEADERS = BROWSER_HEADERS | {
     "Cache-Control": "no-store",
 }
 _EVENT_INTERVAL_S = 1.0
-# A TCP connection may last a minute, and is cut off then: a stream ends before, between two events,
-# and the page begins another.
+# A TCP connection is cut off after a minute: so a stream ends before, between two events, and the
+# page begins another.
 _STREAM_LIMIT_S = 45.0
 
 
@@ -49,8 +49,8 @@ class PageFiles:
     """All files of the page, in memory.
 
     Attributes:
-        version: hash over all of them. It is in their addresses, so that browsers may keep a file
-            for ever.
+        version: hash of all of them. It is part of their addresses, so that browsers may cache them
+            without asking again.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class PageFiles:
         self._contents[PAGE] = html.replace(b'"static/', f'"{versioned_path}'.encode())
 
     async def serve_page(self, request: web.Request) -> web.Response:
-        """Serve the page itself."""
+        """Serve the page itself, which the browser has to ask for each time."""
         return self._answer(request, PAGE, "no-cache")
 
     async def serve_file(self, request: web.Request) -> web.Response:
@@ -81,8 +81,8 @@ class PageFiles:
 
     def _answer(self, request: web.Request, name: str, cache_control: str) -> web.Response:
         headers = BROWSER_HEADERS | {"Cache-Control": cache_control, "ETag": f'"{self.version}"'}
-        browser_has_it = any(tag.value == self.version for tag in request.if_none_match or ())
-        if browser_has_it:
+        cached_tags = request.if_none_match or ()
+        if any(tag.value == self.version for tag in cached_tags):
             return web.Response(status=304, headers=headers)
         content_type, _ = mimetypes.guess_type(name)
         return web.Response(
@@ -96,32 +96,39 @@ class PageFiles:
 def _version_of(contents: dict[str, bytes]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(contents):
-        digest.update(name.encode() + b"\0" + contents[name])
+        digest.update(name.encode())
+        digest.update(b"\0")
+        digest.update(contents[name])
     return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Texts of one refresh of the view, serialized once for all who see the same."""
+    """The page's contents, as JSON text, after one refresh of the view.
 
-    refresh: int  # the number of the refresh
+    Attributes:
+        refresh: number of the refresh.
+        by_peer: the text for each user who has the page open: users may see different shards.
+    """
+
+    refresh: int
     by_peer: dict[Peer, str] = field(default_factory=dict)
 
 
 class LiveTexts:
-    """The page's contents as JSON text, serialized once for all pages that may show the same."""
+    """The page's contents as JSON text, made once a refresh for all open pages of a user."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._view = service.cache.live_view
-        self._moments = _Texts(0)
+        self._latest = _Texts(0)
 
     async def moment(self, peer: Peer) -> str:
         """Return the daemon's current state, at most a second old."""
         await self._view.look()
-        if self._moments.refresh != self._view.looks:
-            self._moments = _Texts(self._view.looks)
-        texts = self._moments.by_peer
+        if self._latest.refresh != self._view.looks:
+            self._latest = _Texts(self._view.looks)
+        texts = self._latest.by_peer
         if peer not in texts:
             outlook = self._view.outlook(self._service.cache.visible_to(peer))
             texts[peer] = _compact(self._service.status(peer) | outlook)
@@ -145,7 +152,7 @@ async def stream_live(request: web.Request) -> web.StreamResponse:
         async with limit:
             await _send_events(request.app, peer, response)
     except TimeoutError:
-        if not limit.expired():  # another one, which is an error
+        if not limit.expired():  # another timeout than that of the stream
             raise
     except ConnectionError:
         pass  # the page was closed

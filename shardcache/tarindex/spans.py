@@ -19,7 +19,8 @@ from shardcache.tarindex.grouping import group
 from shardcache.tarindex.members import BLOCK_BYTES, Tar
 from shardcache.tarindex.tables import Samples, Tables, TarBytes
 
-# What others may have put between two samples, and a reader of the second one skips.
+# Other programs may put something between two samples, which the reader of a sample then fetches
+# with it. With more than that, the sample counts as one whose span is not enough.
 _MAX_BETWEEN_BYTES = 64 * 1024
 
 
@@ -42,42 +43,52 @@ def blocks_of(tables: Tables, tar: TarBytes | None) -> Iterator[int]:
         tables: the samples.
         tar: its bytes, in which each span is tried; None if all samples were written alike.
     """
-    begin = 0
-    first = 0
-    for number, last in enumerate(tables.member_ends):
-        end_byte = max(tables.ends[first:last], default=0)
-        end = max(begin, _blocks(end_byte))
-        blocks = end - begin
-        if _is_alone(tables, number, range(first, last), begin, blocks, tar):
+    begin_block = 0
+    first_member = 0
+    for number, end_member in enumerate(tables.member_ends):
+        end_byte = max(tables.ends[first_member:end_member], default=0)
+        end_block = max(begin_block, _blocks(end_byte))
+        blocks = end_block - begin_block
+        members = range(first_member, end_member)
+        if _is_alone(tables, number, members, begin_block, blocks, tar):
             yield blocks
         else:
             yield -blocks
-        begin = end
-        first = last
+        begin_block = end_block
+        first_member = end_member
 
 
 def _is_alone(
     tables: Tables,
     number: int,
     members: range,
-    begin: int,
+    begin_block: int,
     blocks: int,
     tar: TarBytes | None,
 ) -> bool:
-    """Return whether a sample can be read from its blocks alone."""
+    """Return whether a sample can be read from its blocks alone.
+
+    Args:
+        number: the sample's.
+        members: numbers of its members.
+        begin_block: the first of its blocks.
+        blocks: their number.
+    """
     if not members or number in tables.faults:
         return False
     starts = tables.starts[members.start : members.stop]
     ends = tables.ends[members.start : members.stop]
-    if min(starts) < (begin + 1) * BLOCK_BYTES:
+    # A hard link's bytes, or a packed line's, lie in another member: before this one's header ends.
+    if min(starts) < (begin_block + 1) * BLOCK_BYTES:
         return False
-    own = sum(map(_member_blocks, starts, ends))
-    if (blocks - own) * BLOCK_BYTES > _MAX_BETWEEN_BYTES:
+    own_blocks = sum(map(_member_blocks, starts, ends))
+    if (blocks - own_blocks) * BLOCK_BYTES > _MAX_BETWEEN_BYTES:
         return False
     if tar is None:
         return True
 
-    begin_byte = begin * BLOCK_BYTES
+    # The blocks are enough if the same sample is found in them as in the whole tar.
+    begin_byte = begin_block * BLOCK_BYTES
     try:
         found = samples_in(tar[begin_byte : begin_byte + blocks * BLOCK_BYTES], "")
     except ShardError:
@@ -103,6 +114,7 @@ def _members_of(
 
 
 def _blocks(size_bytes: int) -> int:
+    """Return the number of blocks that so many bytes take, the last one padded."""
     return -(-size_bytes // BLOCK_BYTES)
 
 
@@ -117,19 +129,24 @@ def irregular_in(
     """Return which of the samples `numbers` have members that do not simply follow one another.
 
     Args:
-        blocks: of each of them.
+        blocks: of each of them; see the module.
         columns: extensions, in the order in which members should follow.
+
+    Returns:
+        Their places in `numbers`.
     """
-    names = list(columns)
-    places = [names.index(name) if name in names else -1 for name in tables.extensions]
+    place_of_column = {name: place for place, name in enumerate(columns)}
+    column_places = [place_of_column.get(name, -1) for name in tables.extensions]
     found = []
-    for nth, number in enumerate(numbers):
+    for place, number in enumerate(numbers):
+        if blocks[place] <= 0:
+            continue  # its blocks are not enough anyway
         first = tables.member_ends[number - 1] if number else 0
-        last = tables.member_ends[number]
-        own = sum(map(_member_blocks, tables.starts[first:last], tables.ends[first:last]))
-        order = [places[each] for each in tables.extension_ids[first:last]]
-        if blocks[nth] > 0 and (own != blocks[nth] or order != sorted(order)):
-            found.append(nth)
+        end = tables.member_ends[number]
+        own_blocks = sum(map(_member_blocks, tables.starts[first:end], tables.ends[first:end]))
+        order = [column_places[extension] for extension in tables.extension_ids[first:end]]
+        if own_blocks != blocks[place] or order != sorted(order):
+            found.append(place)
     return found
 
 
@@ -138,9 +155,9 @@ class RowSpans:
     """Ranges of the samples of a row: 12 bytes each.
 
     Attributes:
-        starts: the block at which each sample's bytes begin.
-        stops: the block at which they end; that at which they begin if they are not enough.
-        checks: of the keys, CRC-32.
+        starts: for each sample, the block at which its bytes begin.
+        stops: the block at which they end; the same as in `starts` if they are not enough.
+        checks: `check_of` its key.
     """
 
     starts: "array[int]"
@@ -161,11 +178,11 @@ class RowSpans:
         checks = array("I", map(check_of, keys))
         starts = array("I")
         stops = array("I")
-        end = row.get("first_block", 0)
+        begin = row.get("first_block", 0)
         for blocks in row.get("blocks") or [0] * len(keys):
-            starts.append(end)
-            stops.append(end + max(blocks, 0))
-            end += abs(blocks)
+            starts.append(begin)
+            stops.append(begin + max(blocks, 0))  # negated if they are not enough
+            begin += abs(blocks)
         if len(starts) != len(checks):
             raise ValueError(f"{len(starts)} spans of {len(checks)} samples")
         spans = cls(starts, stops, checks)
@@ -182,19 +199,19 @@ class RowSpans:
         for place, start in enumerate(self.starts):
             if place in irregular or start == self.stops[place]:
                 continue
-            at = start
-            read_blocks: list[int] = []
+            begin = start
+            read: list[tuple[int, int]] = []  # first and end block of each member that is read
             for is_read, sizes in columns:
                 size_bytes = sizes[place]
                 if size_bytes is None:
-                    continue
-                end = at + _member_blocks(0, size_bytes)
+                    continue  # the sample has no such member
+                end = begin + _member_blocks(0, size_bytes)
                 if is_read:
-                    read_blocks += (at, end)
-                at = end
-            if read_blocks:  # otherwise, errors name the members that there are
-                self.starts[place] = read_blocks[0]
-                self.stops[place] = read_blocks[-1]
+                    read.append((begin, end))
+                begin = end
+            if read:  # otherwise, the whole sample is: errors name the members that there are
+                self.starts[place], _ = read[0]
+                _, self.stops[place] = read[-1]
 
     def __len__(self) -> int:
         return len(self.checks)
@@ -209,5 +226,5 @@ class RowSpans:
 
 
 def check_of(key: str) -> int:
-    """Return the number by which keys are compared, where there is no space for keys."""
+    """Return the CRC-32 of a key, by which keys are compared where there is no space for them."""
     return crc32(key.encode("utf-8", "surrogateescape"))

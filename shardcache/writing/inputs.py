@@ -20,7 +20,8 @@ _UNSHUFFLED = (
     "shuffle the lines before: shuf lines.jsonl > shuffled.jsonl; if their order tells nothing, "
     "omit it: ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
 )
-_SAVED = ("state.json", "dataset_dict.json")
+# A folder with one of these files is a dataset that Hugging Face's `save_to_disk` has written.
+_SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +53,10 @@ class WriteOptions:
     shuffle: int | None = None
 
     def recorded(self, found: sources.Input) -> Json:
-        """Return everything that the bytes of the shards depend on, for the journal."""
+        """Return everything that the bytes of the shards depend on, for the journal.
+
+        A run goes on only if its journal says the same.
+        """
         tokens = None if self.tokens is None else str(self.tokens)
         values = dataclasses.asdict(self) | {"names": self.names.pattern, "tokens": tokens}
         return {"input": f"{found.kind} {found.identity}", **values}
@@ -105,7 +109,7 @@ def _dataset(paths: Sequence[str], options: WriteOptions) -> sources.Input:
         "columns": dict(options.columns),
         "seed": options.shuffle,
     }
-    with _needing("datasets"):
+    with _in_extra("datasets"):
         from shardcache.writing.row_tables import HuggingFace
 
         return sources.Input("datasets", arguments, HuggingFace(**arguments).identity, files=0)
@@ -113,6 +117,7 @@ def _dataset(paths: Sequence[str], options: WriteOptions) -> sources.Input:
 
 def _files(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
     facts = [sources.fact_of(Path(path)) for path in paths]
+    # By names alone: the files may be moved to another folder between two runs.
     contents = json.dumps([(Path(path).name, *rest) for path, *rest in facts])
     identity = hashlib.sha256(contents.encode()).hexdigest()[:16]
     arguments: Json = {"files": facts}
@@ -134,7 +139,7 @@ def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
         return folders.FolderSource(**arguments)
     if kind == "jsonl":
         return JsonLines(**arguments)
-    with _needing(kind):
+    with _in_extra(kind):
         from shardcache.writing.row_tables import HuggingFace, Parquet
 
         if kind == "parquet":
@@ -143,7 +148,8 @@ def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
 
 
 @contextmanager
-def _needing(extra: str) -> Iterator[None]:
+def _in_extra(extra: str) -> Iterator[None]:
+    """Import packages of an extra; if one is missing, the error names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as exn:
@@ -170,8 +176,13 @@ def _files_of(name: str) -> list[str]:
 
 
 def _kind(name: str) -> str:
+    """Return the kind of input that a path or `hf:NAME` is.
+
+    Raises ConfigError for files of an unknown format, InputError if there is nothing.
+    """
     path = Path(name)
-    if name.startswith(sources.HUB) or any((path / marker).exists() for marker in _SAVED):
+    is_saved_dataset = any((path / file).exists() for file in _SAVED_DATASET_FILES)
+    if name.startswith(sources.HUB) or is_saved_dataset:
         return "datasets"
     if path.is_dir():
         return "folder"
@@ -196,6 +207,7 @@ def _check(kind: str, options: WriteOptions) -> None:
             "--pack cannot be combined with --field, whose text may contain line feeds",
             remedy="omit one of them",
         )
+    # Of each option: whether it was given, and the kinds of input to which it applies.
     given = {
         "--field": (options.field is not None, {"jsonl"}),
         "--pack": (options.pack, {"jsonl"}),

@@ -14,32 +14,39 @@ from shardcache.store.part_file import PartFile, Span
 from shardcache.store.shard import Shard
 from shardcache.telemetry.metrics import Counters
 
+# Fetched ahead of a reader that reads in order.
 _MAX_AHEAD_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class SequentialRun:
-    """Ranges of a file that are read one after another, and so tell what is read next."""
+    """Ranges of a file that a reader reads in order, from which its next range is predicted.
 
-    start: int = 0  # of the last range
+    Attributes:
+        start, end: of the last range.
+        run_bytes: bytes read without a gap, up to `end`.
+    """
+
+    start: int = 0
     end: int = 0
-    run_bytes: int = 0  # read without a gap, up to there
+    run_bytes: int = 0
 
     def then(self, needed: Span, max_bytes: int) -> Span | None:
-        """Note that a range is needed; return that which will probably be needed after it.
+        """Note that a range is needed; return the one that will probably be needed after it.
 
-        As many bytes as were read in a row, so that a reader of the whole file soon waits for the
-        network alone, and a reader of single ranges fetches no others; `max_bytes` at most.
+        It has as many bytes as were read in order, so that for a reader of the whole file it soon
+        is large enough to keep the network busy, and for a reader of single ranges nothing more is
+        fetched; `max_bytes` at most.
         """
         start, end = needed
-        follows = self.run_bytes > 0 and self.start <= start <= self.end < end
-        new_bytes = end - start
-        if follows:
-            new_bytes = self.run_bytes + end - self.end
-        self.run_bytes = new_bytes
+        is_in_order = self.run_bytes > 0 and self.start <= start <= self.end < end
+        if is_in_order:
+            self.run_bytes += end - self.end
+        else:
+            self.run_bytes = end - start
         self.start = start
         self.end = end
-        if not follows:
+        if not is_in_order:
             return None
         return end, end + min(self.run_bytes, max_bytes)
 
@@ -54,8 +61,9 @@ class HeldRange:
     """Parts of an object that are retained for a reader.
 
     Attributes:
+        file: the object's parts in the cache.
         span: start and end of the bytes that the reader may read.
-        parts: those that have them.
+        parts: numbers of the parts that have these bytes.
     """
 
     file: PartFile
@@ -73,17 +81,18 @@ class HeldRange:
     def hold_ahead(self, end: int) -> int:
         """Hold what is cached of the following bytes, up to `end`, as well.
 
-        Returns where the bytes end that the reader may read.
+        Returns the end of the bytes that the reader may read.
         """
         start, held_to = self.span
-        ready_to = self.file.end_in((start, end))
-        if ready_to > held_to:
-            self.span = (start, ready_to)
-            parts = self.file.parts_of(self.span)
-            self._residency.retain(self.file, range(self.parts.stop, parts.stop))
-            self.parts = parts
-            self._run.read_to(ready_to)
-        return max(held_to, ready_to)
+        cached_to = self.file.end_in((start, end))
+        if cached_to <= held_to:
+            return held_to
+        self.span = (start, cached_to)
+        parts = self.file.parts_of(self.span)
+        self._residency.retain(self.file, range(self.parts.stop, parts.stop))
+        self.parts = parts
+        self._run.read_to(cached_to)
+        return cached_to
 
 
 class HeldRanges:
@@ -109,9 +118,9 @@ class HeldRanges:
         self._runs: dict[int, SequentialRun] = {}  # by position in the plan
 
     def read_next(self, position: int, span: Span) -> Span | None:
-        """Return the range that will probably be read after one; None if there is no telling."""
-        # Half of the share: of a range that is larger than what is left of the share, nothing is
-        # fetched ahead.
+        """Return the range that will probably be read after one; None if it cannot be predicted."""
+        # Half of the space for reading ahead: a range that does not fit into what is left of it is
+        # not fetched ahead at all.
         max_bytes = min(_MAX_AHEAD_BYTES, self._ahead.limit_bytes // 2)
         return self._run(position).then(span, max_bytes)
 
@@ -119,7 +128,7 @@ class HeldRanges:
         return self._runs.setdefault(position, SequentialRun())
 
     def forget_order(self) -> None:
-        """Expect nothing of what was read so far: the plan has changed."""
+        """Predict nothing from the ranges read so far: the plan has changed."""
         self._runs.clear()
 
     async def acquire(
@@ -132,17 +141,18 @@ class HeldRanges:
     ) -> Published | PartFile:
         """Return a file with the range of a wait, as `Leasing.acquire_range` does.
 
-        By the number of its lease it has a place from then on, unless it is in a published file
-        that the reader does not wait for: that takes no more space for it.
+        From then on the lease has a place among `places`, by its number. One in a published file
+        gives its place up unless the reader waits for it: the file is cached anyway.
         """
         assert wait.bytes is not None
         size_bytes = self._leasing.range_bytes(ref, wait.bytes)
-        found: Published | PartFile | None = None
+        keeps_place = False
         try:
             await self.places.enter(number, size_bytes, is_awaited=is_awaited)
             found = await self._leasing.acquire_range(ref, wait)
+            keeps_place = isinstance(found, PartFile) or self.places.is_first(number)
         finally:
-            if found is None or (isinstance(found, Published) and not self.places.is_first(number)):
+            if not keeps_place:
                 self.places.leave(number)
         return found
 
@@ -166,7 +176,8 @@ class HeldRanges:
                 return None
         if found is not None:
             self._counters.hits += 1
-            self._counters.hit_bytes += found.size_bytes if isinstance(found, Shard) else 0
+        if isinstance(found, Shard):
+            self._counters.hit_bytes += found.size_bytes
         return found
 
     def hold(self, position: int, file: PartFile, span: Span) -> HeldRange:
@@ -176,7 +187,11 @@ class HeldRanges:
         return HeldRange(file, span, parts, self._run(position), self._parts)
 
     def release(self, held: HeldRange, *, read: bool) -> None:
-        """Release a range that was read, or whose file could not be."""
+        """Release a range.
+
+        Args:
+            read: False if the reader could not read the file.
+        """
         self.let_go(held)
         if not read:
             self._parts.give_up_if_removed(held.file)
@@ -185,5 +200,5 @@ class HeldRanges:
         self._counters.bills.add_read(url, held.size_bytes, self._client)
 
     def let_go(self, held: HeldRange) -> None:
-        """Release a range of a reader that is gone."""
+        """Release a range without counting it, as of a reader that has disconnected."""
         self._parts.release(held.file, held.parts)
