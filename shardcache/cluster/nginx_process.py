@@ -15,21 +15,23 @@ from shardcache.cluster.nginx_probe import answer_of
 from shardcache.errors import ConfigError
 from shardcache.shared.unix_socket import connected
 
+# Words of nginx's messages if its Lua module is missing.
 _LUA = re.compile("(ndk|lua)_(http_)?module|lua_|resty")
+# Operations of prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # not in the PATH of every user
 _STOP_LIMIT_S = 15.0
-_POLL_S = 0.02
 _RELOAD_LIMIT_S = 60.0
+_POLL_S = 0.02
 
 Process = subprocess.Popen[bytes]
 
 
 def clear_front(front: Path) -> None:
-    """Remove the socket that a killed nginx left, once it has ended.
+    """Remove the socket `front` that a killed nginx left, once nothing listens on it any more.
 
-    Raises ConfigError if it does not.
+    Raises ConfigError if something still does after a while.
     """
     deadline_s = time.monotonic() + _STOP_LIMIT_S
     while _is_served(front):
@@ -64,20 +66,20 @@ def find_program() -> str:
 
 def default_user(nginx: str) -> str:
     """Return the user of its workers if root starts it without naming one."""
-    built = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r"--user=(\S+)", built)
-    return found[1] if found else "nobody"
+    done = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False)
+    built_in = re.search(r"--user=(\S+)", done.stderr)
+    return built_in[1] if built_in else "nobody"
 
 
 def check_config(nginx: str, config: Path) -> None:
-    """Raise ConfigError if nginx rejects a file of its configuration."""
+    """Raise ConfigError if nginx rejects its configuration file `config`."""
     done = subprocess.run(
         [*_command(nginx, config), "-t", "-q"],
         capture_output=True,
         text=True,
         check=False,
     )
-    if not done.returncode:
+    if done.returncode == 0:
         return
     lines = done.stderr.strip().splitlines()
     reason = lines[0] if lines else f"exit status {done.returncode}"
@@ -94,7 +96,7 @@ def check_config(nginx: str, config: Path) -> None:
 def start(nginx: str, config: Path) -> Process:
     """Start nginx.
 
-    Call it in the main thread of a process without others: the kernel ties nginx to the thread.
+    Call it in the main thread of a process without others: nginx ends when this thread ends.
     """
     libc = ctypes.CDLL(None)
     parent = os.getpid()
@@ -102,9 +104,9 @@ def start(nginx: str, config: Path) -> Process:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end_with_parent() -> None:
-        # SIGTERM, so that nginx ends its workers, too.
+        # Not SIGKILL: on SIGTERM, nginx ends its workers, too.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before that call
+        if os.getppid() != parent:  # the parent died before that call
             os._exit(1)
 
     return subprocess.Popen(
@@ -130,7 +132,11 @@ def wait_until_listening(process: Process, pid_file: Path) -> bool:
 def reload(process: Process, front: str, digest: str) -> None:
     """Have nginx use its changed configuration.
 
-    Raises ConfigError unless it then serves the list with this digest.
+    Args:
+        front: path of the socket on which nginx serves this node.
+        digest: of the list of nodes in the new configuration: nginx names it in its answers.
+
+    Raises ConfigError if its answers do not name it after a while.
     """
     process.send_signal(signal.SIGHUP)
     deadline_s = time.monotonic() + _RELOAD_LIMIT_S
@@ -150,13 +156,12 @@ def end(process: Process) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
     status = process.wait()
-    left = _children()
-    while left:
-        for pid in left:
+    # See `start`: they are children of this process now. While some are killed, others may come.
+    while orphans := _children():
+        for pid in orphans:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        left = _children()
     return status
 
 

@@ -12,9 +12,9 @@ from braceexpand import braceexpand
 from shardcache.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-_RANGES = re.compile(r"\[([0-9,-]+)\]")
+_RANGES = re.compile(r"\[([0-9,-]+)\]")  # Slurm's, such as [1-8,12]
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
-# Up to a comma or white space outside of braces and brackets.
+# An item of the list: up to a comma or white space outside of braces and brackets.
 _ITEM = re.compile(r"(?:[^\s,{}\[\]]|\{[^{}]*\}|\[[^\[\]]*\])+")
 _MAX_NODES = 4096
 
@@ -24,7 +24,7 @@ class Node:
     """One node.
 
     Attributes:
-        name: of its files, and in reports.
+        name: its name in reports, and that of its files.
         address: IP address by which the other nodes reach it.
     """
 
@@ -46,8 +46,8 @@ class Node:
 def parse(text: str) -> tuple[Node, ...]:
     """Return the nodes of a list, in its order.
 
-    Names that have no address in the list are resolved here, so that the files of all nodes agree
-    on the addresses: they decide who owns what.
+    Names that have no address in the list are resolved here, so that the files of all nodes have
+    the same addresses: these decide which node owns which part.
 
     Args:
         text: NAME, ADDRESS or NAME=ADDRESS, separated by commas or white space, with ranges as in
@@ -69,8 +69,9 @@ def parse(text: str) -> tuple[Node, ...]:
         )
     _check_unique("name", [node.name for node in nodes])
     _check_unique("address", [node.address for node in nodes])
-    if len({node.is_loopback for node in nodes}) > 1:
-        local = next(node for node in nodes if node.is_loopback)
+    local_nodes = [node for node in nodes if node.is_loopback]
+    if local_nodes and len(local_nodes) < len(nodes):  # all, in a test on one machine
+        local = local_nodes[0]
         raise ConfigError(
             f"{local.name} has the loopback address {local.address} here, which no other node can "
             "reach",
@@ -89,7 +90,7 @@ def _check_unique(attribute: str, values: list[str]) -> None:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """Yield the entries of a list, each for one node: comments are gone, ranges are written out."""
+    """Yield the entries of a list, each for one node: without comments, ranges expanded."""
     for line in text.splitlines():
         listed, _, _comment = line.partition("#")
         for item in _ITEM.findall(listed):
@@ -113,6 +114,7 @@ def _expanded(item: str) -> Iterator[str]:
 
 
 def _braces(ranges: re.Match[str]) -> str:
+    """Return a range as in Slurm, `[1-8,12]`, as in a shell: `{{1..8},12}`."""
     items = [_RANGE.sub(r"{\1..\2}", item) for item in ranges[1].split(",")]
     if len(items) == 1:
         return items[0]
@@ -120,16 +122,17 @@ def _braces(ranges: re.Match[str]) -> str:
 
 
 def _node(entry: str) -> Node:
-    name, given, address = entry.partition("=")
+    name, equals, address = entry.partition("=")
     if not _NAME.fullmatch(name) and not is_address(name):
         raise ConfigError(f"{entry!r} is not a node", remedy="write NAME, ADDRESS or NAME=ADDRESS")
-    if given and not is_address(address):
+    if equals and not is_address(address):
         raise ConfigError(
             f"{address!r} is not an IP address",
             remedy=f"write {name}=ADDRESS, such as {name}=10.0.0.1",
         )
-    found = address if given else _resolved(name)
-    return Node(name, str(ipaddress.ip_address(found)))
+    if not equals:
+        address = _resolved(name)
+    return Node(name, str(ipaddress.ip_address(address)))
 
 
 def is_address(text: str) -> bool:
@@ -142,6 +145,7 @@ def is_address(text: str) -> bool:
 
 
 def _resolved(name: str) -> str:
+    """Return the IP address of a name; of several, always the same. Raises ConfigError."""
     if is_address(name):
         return name
     try:

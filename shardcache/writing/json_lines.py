@@ -17,10 +17,11 @@ _COMPRESSIONS = ("", *_CODECS)
 LINE_SUFFIXES = tuple(
     name + compression for name in (".jsonl", ".ndjson") for compression in _COMPRESSIONS
 )
-_KEY = "%09d"
-_LINE_NAME_BYTES = len("000000000.json")
-_BLOCK_BYTES = 1024**2
-_MIN_BYTES = 64  # what a line's entry in the index takes on a reader's disk
+_KEY = "%09d"  # a sample's, by the number of its line
+_MEMBER_NAME_BYTES = len("000000000.json")
+_BLOCK_BYTES = 1024**2  # of packed lines
+# A packed line counts as no less: its entry in the index takes so much of a reader's disk.
+_MIN_LINE_BYTES = 64
 
 
 class JsonLines:
@@ -28,11 +29,11 @@ class JsonLines:
 
     A position is (file, offset in bytes, number of the line). Each line becomes a sample, whose key
     is its number. Lines are counted from 0 through all files. Blank lines are counted, and skipped.
-    A compressed file stays open after reading from it: reads whose positions ascend decompress it
-    once, as no offset in it can be reached otherwise.
+    A compressed file stays open after reading from it, so that reads at ascending positions
+    decompress it once: an offset in it is only reached through all bytes before it.
 
     Args:
-        files: facts of each file.
+        files: `sources.fact_of` each file, of which the first is its path.
         field: if given, each sample is the text of this field as `txt`, otherwise the line,
             unchanged, as `json`.
         pack: write members of many lines, instead of a member for each.
@@ -42,13 +43,13 @@ class JsonLines:
         self._files = files
         self._field = field
         self._pack = pack
-        # Number and content of the compressed file read last.
+        # The compressed file read last: its number in `files`, and its content.
         self._inflated: tuple[int, BinaryIO] | None = None
 
     def positions(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
         """As `Source.positions`.
 
-        Sizes are those of the lines, of which the field is a part, or a little more.
+        The sizes are those for whole lines, even if only a field of each is written.
         """
         number = 0
         for file in range(len(self._files)):
@@ -74,24 +75,26 @@ class JsonLines:
     def _space(self, line_bytes: int) -> int:
         """Return the space of a line in a shard, with its share of headers and padding."""
         if self._pack:
-            return max(_MIN_BYTES, line_bytes + line_bytes // 512 + 1)
-        return member_bytes(_LINE_NAME_BYTES, line_bytes)
+            return max(_MIN_LINE_BYTES, line_bytes + line_bytes // 512 + 1)
+        return member_bytes(_MEMBER_NAME_BYTES, line_bytes)
 
     def _lines(self, first: Sequence[int], last: Sequence[int]) -> Iterator[tuple[int, bytes, str]]:
         """Yield number, line and file of each line between two positions, blank ones included."""
-        file, at, number = first
-        for each in range(file, last[0] + 1):
-            with self._opened(each, at) as lines:
+        first_file, at, number = first
+        last_file, _, last_number = last
+        for file in range(first_file, last_file + 1):
+            path = self._files[file][0]
+            with self._opened(file, at) as lines:
                 for line in lines:
-                    yield number, line, self._files[each][0]
-                    if number == last[2]:
+                    yield number, line, path
+                    if number == last_number:
                         return
                     number += 1
-            at = 0
+            at = 0  # of the next file, all lines
 
     @contextmanager
     def _opened(self, file: int, at: int) -> Iterator[BinaryIO]:
-        """Yield the lines of a file from an offset. Raises InputError."""
+        """Yield a file at an offset of its content. Raises InputError."""
         fact = self._files[file]
         codec = _CODECS.get(Path(fact[0]).suffix.lower())
         if codec is None:
@@ -115,17 +118,18 @@ class JsonLines:
     def _inflating(self, file: int, codec: Codec) -> BinaryIO:
         """Return the content of a compressed file, which stays open until another is read."""
         if self._inflated is not None:
-            number, inflated = self._inflated
-            if number == file:
+            opened_file, inflated = self._inflated
+            if opened_file == file:
                 return inflated
             inflated.close()
         fact = self._files[file]
-        open_unchanged(fact).close()
+        open_unchanged(fact).close()  # raises if the file has changed since it was listed
         inflated = codec.open(Path(fact[0]))
         self._inflated = file, inflated
         return inflated
 
     def _member(self, line: bytes, number: int, path: str) -> tuple[str, bytes]:
+        """Return extension and content of the member for a line. Raises InputError."""
         if self._field is None:
             return "json", line.rstrip(b"\r\n")
         try:
@@ -145,11 +149,11 @@ class JsonLines:
 
 
 def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
-    """Yield lines in blocks of about a mebibyte.
+    """Yield members of many lines: blocks of about a mebibyte, named by their first line.
 
     Blank lines become empty ones, which readers count and leave out.
     """
-    for first, line, _ in lines:
+    for first_number, line, _ in lines:
         block = [line]
         size_bytes = len(line)
         while size_bytes < _BLOCK_BYTES:
@@ -161,5 +165,5 @@ def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
             size_bytes += len(line)
         texts = [b"" if each.isspace() else each.rstrip(b"\r\n") for each in block]
         content = b"\n".join(texts) + b"\n"
-        count = sum(1 for text in texts if text)
-        yield Sample(f"{LINES_FOLDER}/{_KEY % first}", (("json", content),), count)
+        samples = sum(1 for text in texts if text)
+        yield Sample(f"{LINES_FOLDER}/{_KEY % first_number}", (("json", content),), samples)

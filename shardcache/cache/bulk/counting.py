@@ -27,7 +27,7 @@ from shardcache.store.store import Store
 from shardcache.tarindex.contents import TokenMember
 
 KNOWN = "known"
-"""Counter of the shards that need not be fetched."""
+"""State of shards that need not be fetched."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,21 +58,21 @@ class Counting:
         Args:
             send: gets the events; an exception from it aborts.
             listed: whether the versions in the refs come from a fresh listing.
-            member: one whose tokens are counted, too, for which each shard is fetched.
+            member: a member whose tokens are counted as well: then every shard is fetched.
         """
         present = await self._present(refs, listed=listed)
         numbers = {ref.url: number for number, ref in enumerate(present)}
-        samples = 0
+        total_samples = 0
 
         async def visit(ref: ShardRef) -> ShardOutcome:
-            nonlocal samples
+            nonlocal total_samples
             if member is None:
                 counted, hit = await self._counted(ref)
             else:
                 counted, hit = await self._tokens_counted(ref, member)
             assert counted.samples is not None
             assert counted.size_bytes is not None
-            samples += counted.samples
+            total_samples += counted.samples
             details: Event = {
                 "number": numbers[ref.url],
                 "version": counted.version,
@@ -85,13 +85,14 @@ class Counting:
 
         work = Round(present, KNOWN, self._transfers, send)
         totals = await work.run(visit, self._max_transfers)
-        await send({"event": "done", **totals, "samples": samples})
+        await send({"event": "done", **totals, "samples": total_samples})
 
     async def _stat(self, url: str) -> RemoteObject:
         return await self._downloader.stat_ahead(self._origins.origin(url), url)
 
     async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> Shards:
         """Return each url once, in its present version, with that one's sample count if known."""
+        # Urls of which the origin has to be asked for the version; a dict, to keep their order.
         unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
         found = await self._downloader.stat_all(self._stat, unsure)
         counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
@@ -99,7 +100,7 @@ class Counting:
         for ref in refs:
             if ref.url in present:
                 continue
-            obj = found.get(ref.url)
+            obj = found.get(ref.url)  # None also if the request failed: it is repeated in its turn
             if ref.url not in unsure:
                 present[ref.url] = ref
             elif obj is None:
@@ -132,14 +133,16 @@ class Counting:
         return _counted_ref(facts), False
 
     async def _tokens_counted(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:
-        """Return the shard's ref with tokens, and True if no fetch was needed."""
+        """Return the shard's ref with every field set, and True if no fetch was needed."""
         try:
             return await self._count_tokens(ref, member)
         except (CorruptShardError, TokensError):
-            # A cached shard has been damaged: it is checked as it is leased again.
+            # The cached copy may be damaged: it is checked when it is leased again, and then
+            # fetched again if it is.
             return await self._count_tokens(ref, member)
 
     async def _count_tokens(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:
+        """As `_tokens_counted`; after an error, the cached shard is suspected to be damaged."""
         layout = self._store.layout
         async with self._leasing.published(ref) as found:
             request = TokensRequest(

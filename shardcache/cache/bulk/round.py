@@ -27,11 +27,17 @@ FAILED = "failed"
 
 
 class ShardOutcome(NamedTuple):
-    """Result for one shard."""
+    """Result for one shard.
 
-    state: str  # the counter that it adds to
-    origin_bytes: int  # its size at the origin
-    details: Event  # further fields of its event
+    Attributes:
+        state: the counter that it adds to.
+        origin_bytes: the shard's size at the origin.
+        details: further fields of its event.
+    """
+
+    state: str
+    origin_bytes: int
+    details: Event
 
 
 class Round:
@@ -51,7 +57,10 @@ class Round:
         """Begin without progress.
 
         Args:
+            refs: the shards.
             found: the name of the counter for shards that need not be fetched.
+            transfers: those that fetch them, for their progress.
+            send: gets the events.
         """
         self._refs = refs
         self._transfers = transfers
@@ -66,12 +75,16 @@ class Round:
     async def run(
         self, visit: Callable[[ShardRef], Awaitable[ShardOutcome]], at_once: int
     ) -> Event:
-        """Visit every shard, reporting each, and the progress; return the totals."""
+        """Visit every shard, `at_once` at a time, with an event for each; return the totals.
+
+        Args:
+            visit: does the work for a shard. A ShardcacheError from it is sent as an event.
+        """
         await self._send(
             {"event": "resolved", "shards": len(self._refs), "total_bytes": self.total_bytes},
         )
         async with asyncio.TaskGroup() as group:
-            ticking = group.create_task(self._tick())
+            ticking = group.create_task(self._send_progress())
             async with asyncio.TaskGroup() as workers:
                 todo = iter(self._refs)  # shared by all workers
                 for _ in range(at_once):
@@ -107,7 +120,7 @@ class Round:
         event = {"event": "shard", "url": ref.url, "state": outcome.state}
         await self._send(event | outcome.details)
 
-    async def _tick(self) -> None:
+    async def _send_progress(self) -> None:
         while True:
             await asyncio.sleep(_PROGRESS_S)
             await self._send(self._progress())
@@ -133,7 +146,7 @@ async def reporting(
     downloader: Downloader,
     send: Send,
 ) -> AsyncIterator[None]:
-    """Report the most often repeated request for any of the urls, whenever that changes."""
+    """Report, during the block, which request for the urls was repeated most often so far."""
     watching = asyncio.create_task(_report_failures(urls, downloader, send))
     try:
         yield

@@ -3,18 +3,20 @@
 Readers that hold some parts and wait for more must never wait for each other. The conditions of a
 deadlock (see `deadlock`) are broken where they begin, so ranges need no detection:
 
-1. Of each reader, one range is let in by itself: the one that it waits for. It is read and released
-   before the reader waits for another, so whoever has it waits for nothing in the cache. If it is
-   in a published file, that file is retained for it, and for no other range.
-2. All others of all readers together take at most this share, until they are released. Their
-   readers may do what they like meanwhile, such as to wait for each other.
+1. Of each reader, one range is let in whatever the others take: the first that the reader waits
+   for. It is read and released before the reader waits for another, so whoever has it waits for
+   nothing in the cache. If it is in a published file, that file is retained for it, and for no
+   other range.
+2. All other ranges of all readers together take at most this share, until they are released. Their
+   readers may do anything in the meantime, such as wait for each other.
 3. The parts of a range get their space at the same time (`PartFiller`). A range that waits for
    space has none, and the rest of the cache is enough for any range (`Residency.check_range`).
 
-A reader that is stopped (SIGSTOP) keeps its ranges, as it keeps whole shards, until it goes on or
-its connection ends. Ranges that need this space, and those behind them in their turn, wait as long:
-each at most for its reader's time limit, whose error says how much of ranges is in use. That is no
-deadlock, since a stopped reader waits for nothing, so the check for deadlocks knows no turns.
+A reader that is stopped (SIGSTOP) keeps its ranges, as it keeps whole shards, until it continues or
+its connection ends. Ranges that need this space wait until then, and so do those that asked after
+them: each at most for its reader's time limit, whose error says how much space ranges in use take.
+That is not a deadlock, since a stopped reader waits for nothing: the check for deadlocks ignores
+these waits.
 """
 
 import asyncio
@@ -27,10 +29,10 @@ class RangePlace:
     """A range that a reader has asked for, from its request to its release.
 
     Attributes:
-        size_bytes: that its parts take.
+        size_bytes: size of its parts.
         is_awaited: True once the reader waits for it.
         is_in_share: True while it counts against the share.
-        entered: set once it may take space.
+        entered: set once the range may take space.
     """
 
     size_bytes: int
@@ -57,14 +59,17 @@ class AheadSpace:
         return self._limit_bytes()
 
     def try_enter(self, place: RangePlace) -> bool:
-        """Let a range in if there is space in the share, and nobody waits for that."""
+        """Let a range in if there is space in the share, and no other range waits for it."""
         if self._waiting or not self._has_room(place):
             return False
         self._let_in(place)
         return True
 
     def wait(self, place: RangePlace) -> None:
-        """Let a range in once there is space in the share; never, if it is larger than that."""
+        """Let a range in once there is space in the share.
+
+        One that is larger than the share is not let in here: only as its reader's first, rule 1.
+        """
         if place.size_bytes <= self._limit_bytes():
             self._waiting[place] = None
 
@@ -96,11 +101,11 @@ class RangePlaces:
     def __init__(self, ahead: AheadSpace) -> None:
         self._ahead = ahead
         self._places: dict[int, RangePlace] = {}
-        self._waiting: dict[int, RangePlace] = {}  # of these, in the order of request
-        self._first: RangePlace | None = None  # what the reader waits for: see above
+        self._waiting: dict[int, RangePlace] = {}  # those not let in yet, in the order of request
+        self._first: RangePlace | None = None  # the range of rule 1, if there is one now
 
     async def enter(self, number: int, size_bytes: int, *, is_awaited: bool) -> None:
-        """Return once a range may take space. `leave` is called in any case."""
+        """Return once a range may take space. Call `leave` in any case, an exception included."""
         if self.try_enter(number, size_bytes, is_awaited=is_awaited):
             return
         place = RangePlace(size_bytes, is_awaited)
@@ -111,7 +116,7 @@ class RangePlaces:
         self._waiting.pop(number, None)
 
     def try_enter(self, number: int, size_bytes: int, *, is_awaited: bool) -> bool:
-        """Let a range take space, if it need not wait for that."""
+        """Let a range in if that takes no waiting; return whether it did."""
         if self.try_be_first(number, size_bytes, is_awaited=is_awaited):
             return True
         place = RangePlace(size_bytes, is_awaited)
@@ -121,7 +126,7 @@ class RangePlaces:
         return True
 
     def try_be_first(self, number: int, size_bytes: int, *, is_awaited: bool) -> bool:
-        """Let a range be the one that the reader waits for, unless that is another."""
+        """Let a range in as the reader's first, if the reader waits for it and has no first one."""
         if not is_awaited or self._first is not None:
             return False
         self._first = RangePlace(size_bytes, is_awaited)
@@ -129,7 +134,7 @@ class RangePlaces:
         return True
 
     def is_first(self, number: int) -> bool:
-        """Return whether a range is the one that the reader waits for."""
+        """Return whether a range was let in as the one that the reader waits for."""
         place = self._places.get(number)
         return place is not None and place is self._first
 
@@ -152,14 +157,12 @@ class RangePlaces:
             self._let_first_in()
 
     def _let_first_in(self) -> None:
-        """Let in the first range that the reader waits for, unless it has one already."""
+        """Let in the earliest range that the reader waits for, unless it has a first one."""
         if self._first is not None:
             return
-        waiting = self._waiting.items()
-        awaited = (number for number, place in waiting if place.is_awaited)
-        number = next(awaited, None)
-        if number is None:
+        awaited = [number for number, place in self._waiting.items() if place.is_awaited]
+        if not awaited:
             return
-        self._first = self._waiting.pop(number)
-        self._ahead.leave(self._first)
+        self._first = self._waiting.pop(awaited[0])
+        self._ahead.leave(self._first)  # it need not wait for the share any more
         self._first.entered.set()
