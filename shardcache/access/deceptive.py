@@ -10,7 +10,8 @@ from shardcache.errors import ConfigError
 # Control characters, surrogates, line separators, and characters that change the direction of
 # text.
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Local paths and all other hosts need a closer look.
+# Urls that need no closer look unless they contain "..": of providers' stores and of hosts with
+# plain names, all in plain characters.
 _PLAIN = re.compile(
     rf"(?:(?:{'|'.join(sorted(STORES))})://"
     r"|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"
@@ -29,12 +30,12 @@ _HOST = re.compile(
 
 
 def checked(url: str) -> str:
-    """Return the url unless it is too long, or may refer to another place than it seems to.
+    """Return the url, unless it is too long or may refer to another place than it seems to.
 
-    Raises ConfigError. Refused are `..`, encoded or not, and paths encoded so often that only `..`
-    would need it; characters that end a line or a string; urls within urls (`simplecache::…`,
-    `zip://`); credentials; relative paths of local files; and hosts that people and programs read
-    differently.
+    Raises ConfigError for `..`, encoded or not, and for paths encoded so often that only `..` would
+    need it; for characters that end a line or a string; for urls within urls (`simplecache::…`,
+    `zip://`); for credentials; for relative paths of local files; and for hosts that people and
+    programs read differently.
     """
     if len(url) > _MAX_CHARS:
         raise ConfigError(
@@ -53,7 +54,7 @@ def checked(url: str) -> str:
 def url_in(prefix: str) -> str:
     """Return a url that begins with a prefix, to be checked in place of the prefix.
 
-    The last segment of a prefix may go on: there, `..` is the beginning of a name such as `...`.
+    A final `..` of a prefix may be the beginning of a name such as `...`.
     """
     return f"{prefix}." if prefix.endswith("/..") else prefix
 
@@ -72,21 +73,24 @@ def _is_unwritable(url: str) -> bool:
 
 
 def _climbs(url: str) -> bool:
+    """Return whether a server might read a segment of the path as `..`."""
     path = place_of(url)
     if protocol_of(url) in WEB:
         path = re.split(r"[?#]", path, maxsplit=1)[0]
     for _ in range(_MAX_ENCODINGS + 1):
         # Servers may read "..;x" as "..", and "\\" as "/".
-        if any(segment.partition(";")[0] == ".." for segment in re.split(r"[/\\]", path)):
+        names = [segment.partition(";")[0] for segment in re.split(r"[/\\]", path)]
+        if ".." in names:
             return True
         decoded = unquote(path)
         if decoded == path:
             return False
         path = decoded
-    return True
+    return True  # still encoded after so many levels
 
 
-def _leads_on(url: str) -> bool:
+def _is_nested(url: str) -> bool:
+    """Return whether fsspec would read another url that this one contains."""
     if "://" not in url and url.startswith("/"):  # a path: none of its characters has a meaning
         return False
     return "::" in url.partition("://")[0] or protocol_of(url) in WRAPPERS
@@ -98,7 +102,7 @@ def _has_credentials(url: str) -> bool:
     authority, _, _ = place.partition("/")
     userinfo, at, _ = authority.rpartition("@")
     if row_of(protocol).has_slashed_secrets:
-        # Not only before an `@`, which may come behind the slash.
+        # A colon is enough: the `@` may come after a slash, beyond this part of the url.
         has_colon = ":" in authority and not authority.startswith("arn:")
         return bool(at) or has_colon
     if protocol in WEB:
@@ -122,6 +126,7 @@ def _has_ambiguous_host(url: str) -> bool:
     return _HOST.fullmatch(authority) is None or port == 0
 
 
+# For each kind of misleading url: the predicate that finds it, what is wrong, and the remedy.
 _MISLEADING = (
     (
         _is_unwritable,
@@ -130,7 +135,7 @@ _MISLEADING = (
     ),
     (_climbs, "a url must not contain `..`", "write the resolved url"),
     (
-        _leads_on,
+        _is_nested,
         "a url within a url is not followed",
         "use the url of the shard itself, without `::` or an archive",
     ),

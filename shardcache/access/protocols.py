@@ -21,25 +21,24 @@ class UrlProtocol(NamedTuple):
     """One protocol.
 
     Attributes:
-        names: its spellings in lower case, of one and the same place; urls are compared by the
-            first.
+        names: its spellings in lower case, if it has several for the same place; urls are compared
+            by the first.
         kind: decides who may use it by default, and what its urls may look like.
         origin: module and class of the `Origin`, imported on first use.
         package: to install if that import fails; empty if it is the one that could not be imported.
-        settings: names of the settings of an `[[origin]]` table that it has, of those that only
-            some protocols have.
+        settings: those settings of an `[[origin]]` table that it supports and not all protocols do.
         has_tier: True if a cluster's tier can be in front of it.
-        signed_options: `storage_options` that presigned urls support, with which alone a tier can
-            be used: others need an SDK. None if a tier can be used with any.
+        signed_options: the only `storage_options` with which a tier can be used: those that
+            presigned urls support, while others need an SDK. None if a tier can be used with any.
         load: module and function that loads what its first request needs, if that takes long.
             Blocks.
-        variables: how the names of the environment's variables begin that configure it; empty if
-            unknown.
-        endpoint_variables: variables that name its endpoint; the first of them that is set counts.
-        provider_variable: variable that, if it is true, has its provider's endpoint used in spite
-            of them; empty if there is none.
-        has_slashed_secrets: True if its secret keys may hold a slash, so that credentials in a url
-            may end behind its first one.
+        variables: prefix of the environment variables that configure it; empty if unknown.
+        endpoint_variables: environment variables that name its endpoint; the first that is set
+            counts.
+        provider_variable: environment variable that, if it is true, overrides these: the
+            provider's own endpoint is used; empty if there is none.
+        has_slashed_secrets: True if its secret keys may contain a slash: credentials in a url may
+            then extend beyond the url's first slash.
     """
 
     names: tuple[str, ...]
@@ -64,6 +63,7 @@ _AZURE = "shardcache.origin.cloud.permitted_stores:PermittedAzure"
 _HUB = "shardcache.origin.cloud.permitted_stores:PermittedHub"
 _ACCESS = frozenset({"endpoint_url", "anon"})
 _EMULATOR = ("STORAGE_EMULATOR_HOST",)
+# fsspec's filesystems over other ones.
 _WRAPPERS = (
     "asynclocal",
     "async_wrapper",

@@ -28,12 +28,12 @@ class ShardWriter:
 
     A shard is uploaded while the next is written; it appears in the destination whole or not at
     all. The same samples give the same bytes. The table of samples that `select` needs is written,
-    too. If the block raises, no index is written, and the shard at hand is discarded; complete ones
-    stay. Not for several threads.
+    too. If the block raises, no index is written, and the unfinished shard is discarded; complete
+    ones stay. Not for several threads.
 
     Args:
         destination: folder or url for the shards and `index.json`, without other shards.
-        shard_size_bytes: most bytes of a shard, unless a single sample is larger.
+        shard_size_bytes: maximum size of a shard, unless a single sample is larger.
         names: pattern of the shards' names, with one number.
         tokens: the member with a document's tokens, whose number the index then gives: "npy" for
             `.npy` files of that extension, "tok:uint16" for plain arrays.
@@ -45,7 +45,7 @@ class ShardWriter:
             the block, if no sample was written.
         AccessDeniedError, OriginUnavailableError, OriginError: the destination cannot be reached or
             written to.
-        DiskError: a shard at hand cannot be written to $TMPDIR or, for a local destination, there.
+        DiskError: a shard cannot be written: to the destination, or to $TMPDIR before its upload.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class ShardWriter:
         self._shard_size_bytes = shard_size_bytes
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
         self._member = None if tokens is None else TokenMember.parse(tokens)
-        self._shard: ShardFile | None = None
-        self._uploading: Future[Stored] | None = None
+        self._shard: ShardFile | None = None  # the one being written
+        self._number = 0  # its number: that of the finished ones before it
+        self._uploading: Future[Stored] | None = None  # the one before it
         self._stored: list[Stored] = []
-        self._number = 0  # of the shard at hand
         self._is_open = False
 
     def __enter__(self) -> Self:
@@ -95,6 +95,7 @@ class ShardWriter:
                         remedy="find out why there were no samples; nothing was stored",
                     )
                 names = [self._names.name(number) for number in range(self._number)]
+                # The index last: readers take its presence for a complete dataset.
                 self._call(self._target.store_table(names))
                 self._call(self._target.store_index(zip(names, self._stored, strict=True)))
         finally:
@@ -127,7 +128,10 @@ class ShardWriter:
         self._shard.add(found)
 
     def _finish_shard(self) -> None:
-        """Upload the shard at hand, after the one before it: at most two lie on the disk."""
+        """Start the upload of the shard being written, once the one before it is uploaded.
+
+        So at most two take space on the disk.
+        """
         if self._shard is None:
             return
         self._shard.finish()
@@ -145,6 +149,7 @@ class ShardWriter:
             self._stored.append(future.result())
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread of the event loop, and wait for its result."""
         return self._thread.submit(self._runner.run, work).result()
 
     def _close(self) -> None:

@@ -16,11 +16,11 @@ from shardcache.store.store import Store
 log = structlog.get_logger()
 
 _KIND = "shard"  # of rows in the catalogue
-_MAX_SAMPLES = 2**63  # what SQLite, and the columns of a list of shards, cannot hold
-_READ_AT_ONCE = 256  # sidecars
+_SAMPLES_LIMIT = 2**63  # SQLite, and the columns of a list of shards, hold numbers below it
+_SIDECARS_AT_ONCE = 256
 
-# Shards whose sample counts are looked up at a time: more would block the event loop
-_FILLED = 1_000
+# Shards whose sample counts are looked up at a time: more would block the event loop.
+_FILLED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Fetched:
         match row:
             case [str(version), None | int() as samples] if not isinstance(samples, bool):
                 version.encode()  # JSON may hold half a surrogate pair, which is not text
-                if samples is None or 0 <= samples < _MAX_SAMPLES:
+                if samples is None or 0 <= samples < _SAMPLES_LIMIT:
                     return cls(version, samples)
         raise ValueError("the row is not a version and a number of samples")
 
@@ -70,9 +70,9 @@ class History:
             if not damaged and await self.catalogue.count(_KIND) >= len(shards):
                 return
             log.info("rebuilding sample counts from the sidecars", shards=len(shards))
-            keys = list(reversed(shards))
-            for first in range(0, len(keys), _READ_AT_ONCE):
-                await self._restore(keys[first : first + _READ_AT_ONCE])
+            latest_first = list(reversed(shards))
+            for first in range(0, len(latest_first), _SIDECARS_AT_ONCE):
+                await self._restore(latest_first[first : first + _SIDECARS_AT_ONCE])
             self.changes += 1
 
     async def _restore(self, keys: Sequence[str]) -> None:
@@ -81,7 +81,9 @@ class History:
         shards = [cached[key] for key in keys if key in cached]
         peeked = await self._store.peek(shards)
         found = [facts for facts in peeked if facts is not None]
-        found.sort(key=lambda facts: facts.samples is None)  # of a url's shard and file, the shard
+        # The first row of a url counts: of its shard and its plain file, that of the shard, which
+        # has a count.
+        found.sort(key=lambda facts: facts.samples is None)
         await self.catalogue.add_many([_row_of(facts) for facts in found])
 
     async def remember(self, facts: Facts) -> None:
@@ -90,7 +92,8 @@ class History:
         if facts.samples is None:  # a tar fetched as a plain file keeps its count
             known = await self.catalogue.get(_KIND, facts.url, parse=Fetched.from_row)
         if known is None or known.version != facts.version:
-            self.changes += 1  # first: who sees the change looks the row up after it was written
+            # Before the row is written: a caller that sees the change reads the row afterwards.
+            self.changes += 1
             row = Fetched(facts.version, facts.samples).to_row()
             await self.catalogue.put(row, _KIND, facts.url)
 
@@ -99,7 +102,7 @@ class History:
         return [None if known is None else known.version for known in await self._known(urls)]
 
     async def cached_file(self, url: str) -> RemoteObject | None:
-        """Return the object of a file as it is cached; None if no version of it is."""
+        """Return the object of a url whose plain file is cached in the version fetched last."""
         (version,) = await self.versions([url])
         if version is None:
             return None
@@ -116,8 +119,8 @@ class History:
         """
         samples = array("q", shards.samples)
         unknown = [number for number, count in enumerate(samples) if count < 0]
-        for first in range(0, len(unknown), _FILLED):
-            numbers = unknown[first : first + _FILLED]
+        for first in range(0, len(unknown), _FILLED_AT_ONCE):
+            numbers = unknown[first : first + _FILLED_AT_ONCE]
             found = await self._known([shards.urls[number] for number in numbers])
             for number, known in zip(numbers, found, strict=True):
                 if known is None or known.samples is None:
@@ -132,7 +135,7 @@ class History:
         Rows that turn out to be damaged are first restored from the sidecars.
         """
         async with self._rebuilding:
-            pass  # wait for its end
+            pass  # only wait for the end of a rebuilding in progress
         keys = [(_KIND, stored_url(url)) for url in urls]
         losses = self.catalogue.losses
         found = await self.catalogue.get_many(keys, Fetched.from_row)

@@ -28,7 +28,7 @@ from shardcache.telemetry.metrics import Counters
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StatusPage:
-    """A read-only view of the whole cache. Urls that are not `visible` are hidden."""
+    """A read-only view of the whole cache; urls that the user may not see are hidden."""
 
     _store: Store
     _planner: Planner
@@ -42,7 +42,11 @@ class StatusPage:
     _reasons: Reasons
 
     def page(self, visible: Visible) -> Json:
-        """Return cache, counters, transfers and jobs."""
+        """Return cache, counters, transfers and jobs.
+
+        Args:
+            visible: returns whether the user may see a url.
+        """
         counters = self._counters
         scheduler = self._downloader.scheduler
         return {
@@ -100,9 +104,9 @@ class StatusPage:
         """Return the jobs, those without readers last."""
         readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)
         for reader in self._readers:
-            reader.clock.charge()
+            reader.clock.charge()  # the present wait counts up to now
             readers[reader.client].append(reader)
-        jobs = sorted(self._readers.jobs(), key=lambda job: not job.sessions)
+        jobs = sorted(self._readers.jobs(), key=lambda job: job.sessions == 0)
         return [self._job(job, readers[job.key], visible) for job in jobs]
 
     def _job(self, job: Job, readers: list[Reader], visible: Visible) -> Json:
@@ -125,21 +129,22 @@ class StatusPage:
     def _ahead_s(self, readers: list[Reader]) -> float | None:
         """Return the time until a reader needs a missing shard; None if all are cached."""
         if any(reader.resolving for reader in readers):
-            return 0.0
+            return 0.0  # it waits for a listing, and has no shard yet
         now = self._planner.now
         coming = [transfer.name for transfer in self._transfers.all()]
         is_cared_for = self._prefetcher.is_cared_for
         needs_s = [now.covered_until_s(reader, is_cared_for, coming) for reader in readers]
-        return _time_until_s(min(needs_s, default=math.inf), now.now_s)
+        soonest_s = min(needs_s, default=math.inf)
+        return _time_until_s(soonest_s, now.now_s)
 
     def _waiting_for(self, waiting: list[Reader], visible: Visible) -> str | None:
         """Return what most of the waiting readers wait for; None if there are none."""
         if not waiting:
             return None
         stages = [reader.waiting_for or "" for reader in waiting]
-        stage = max(set(stages), key=stages.count)
-        if stage != LISTING:
-            return self._reasons.of_stage(stage)
+        commonest = max(set(stages), key=stages.count)
+        if commonest != LISTING:
+            return self._reasons.of_stage(commonest)
         patterns = next(reader.resolving for reader in waiting if reader.resolving)
         if not visible(self._reasons.asked(patterns)):
             return LISTING

@@ -14,21 +14,22 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# A disk that is full, read-only or broken still responds; one that hangs blocks the readers too.
-# After a restart the daemon finds another disk, or fails to start, and jobs that may read directly
-# from the object store do so.
+# A disk that is silent for so long makes the daemon count as dead. One that is full, read-only or
+# broken still responds; one that hangs blocks the readers too. After a restart the daemon finds
+# another disk, or fails to start, and jobs that may read directly from the object store do so.
 _HUNG_S = 120.0
+# Maximum interval of messages.
 _TELL_S = 10.0
 # Pings per watchdog period: one lost ping, or a late one on a busy node, must not get the daemon
 # killed.
-_PINGS_A_LIMIT = 3
+_PINGS_PER_WATCHDOG_PERIOD = 3
 # Blocking work asks for this much more time repeatedly, up to a total.
 _MORE_S = 30.0
 _PATIENCE_S = 900.0
 
 
 class Liveness(NamedTuple):
-    """The daemon's liveness at one moment, which does not depend on any origin.
+    """The daemon's liveness at one moment; a failing origin is no reason to restart it.
 
     Attributes:
         alive: False if only a restart can help.
@@ -40,9 +41,12 @@ class Liveness(NamedTuple):
 
 
 def liveness(disk: Mapping[str, Any], store: Store, readers: int) -> Liveness:
-    """Return the daemon's liveness.
+    """Return the daemon's liveness. To be called on the event loop, which proves that that runs.
 
-    Calling it on the event loop is itself the proof that the loop is running.
+    Args:
+        disk: the state of the disk, as `DiskHealth.to_json` returns it.
+        store: the cache.
+        readers: number of those connected.
     """
     if disk["silent_s"] > _HUNG_S:
         return Liveness(False, f"The cache disk has not responded for {disk['silent_s']:.0f} s.")
@@ -66,31 +70,32 @@ class ServiceNotifier:
             watchdog_s: silence after which the manager kills the daemon; None if it does not.
         """
         self._address = address
-        self._is_deaf = False
+        self._is_unreachable = False
         self._period_s = _TELL_S
         if watchdog_s is not None:
-            self._period_s = min(_TELL_S, watchdog_s / _PINGS_A_LIMIT)
+            self._period_s = min(_TELL_S, watchdog_s / _PINGS_PER_WATCHDOG_PERIOD)
 
     def __repr__(self) -> str:
         return f"ServiceNotifier({self._address!r}, every {self._period_s:g} s)"
 
     @classmethod
     def take(cls, env: MutableMapping[str, str], pid: int) -> Self:
-        """Read the variables meant for the process `pid` and remove them.
+        """Read the variables meant for the process `pid`, and remove them.
 
-        No child process may notify in its name.
+        Otherwise child processes would inherit them, and could notify in its name.
         """
         address = env.pop("NOTIFY_SOCKET", "") or None
-        limit_us = env.pop("WATCHDOG_USEC", "")
-        watched = env.pop("WATCHDOG_PID", "")
-        if limit_us.isdecimal() and int(limit_us) > 0 and watched in ("", str(pid)):
-            return cls(address, watchdog_s=int(limit_us) / 1e6)
+        watchdog_us = env.pop("WATCHDOG_USEC", "")
+        watched_pid = env.pop("WATCHDOG_PID", "")
+        is_watched = watched_pid in ("", str(pid))
+        if is_watched and watchdog_us.isdecimal() and int(watchdog_us) > 0:
+            return cls(address, watchdog_s=int(watchdog_us) / 1e6)
         return cls(address)
 
     async def tell(self, **fields: object) -> None:
-        """Send one message. Failure is logged once per outage.
+        """Send one message.
 
-        Without messages the manager will stop the daemon.
+        A failure is logged, once per outage: a manager without messages may stop the daemon.
         """
         if self._address is None:
             return
@@ -104,16 +109,16 @@ class ServiceNotifier:
                 sock.connect(address)
                 await asyncio.get_running_loop().sock_sendall(sock, message)
         except OSError as exn:
-            if not self._is_deaf:
+            if not self._is_unreachable:
                 log.warning(
                     "cannot notify the service manager",
                     socket=self._address,
                     cause=str(exn),
                     what=[*fields],
                 )
-            self._is_deaf = True
+            self._is_unreachable = True
         else:
-            self._is_deaf = False
+            self._is_unreachable = False
 
     async def watch(self, liveness: Callable[[], Liveness]) -> None:
         """Send the status line, and a watchdog ping while the daemon is alive, until cancelled."""
@@ -126,9 +131,12 @@ class ServiceNotifier:
             await asyncio.sleep(self._period_s)
 
     async def have_patience(self, doing: str, call: Callable[[], T]) -> T:
-        """Run a blocking call in a thread.
+        """Run a blocking call in a thread; ask the manager for more time until it returns.
 
-        Keep asking the manager for more time until it returns, within a limit.
+        The asking ends after a quarter of an hour: then the manager may give the daemon up.
+
+        Args:
+            doing: the status line in the meantime.
         """
         work = asyncio.get_running_loop().run_in_executor(None, call)
         for _ in range(int(_PATIENCE_S / self._period_s)):
@@ -144,9 +152,9 @@ class ServiceNotifier:
 
 
 def _message(fields: Mapping[str, object]) -> bytes:
-    """Return a message of one field a line, in whose values white space is one blank."""
+    """Return a message of one field per line."""
     lines = []
     for name, value in fields.items():
-        words = str(value).split()
+        words = str(value).split()  # a line break would begin another field
         lines.append(f"{name}={' '.join(words)}")
     return "\n".join(lines).encode()
