@@ -8,7 +8,7 @@ from pathlib import Path
 from canvas import Canvas
 from fetching import daemons, parts, tier
 from measured import measured
-from passing import life, next_fetch, node
+from passing import deaths, life, next_fetch, node
 from plots import PLOTS, plot
 from reading import epoch, look, window
 from sharing import saved, workers
@@ -16,6 +16,7 @@ from sharing import saved, workers
 PICTURES = Path(__file__).parents[1] / "pictures"
 DRAWINGS: dict[str, Callable[[], Canvas]] = {
     "daemons": daemons,
+    "deaths": deaths,
     "epochs": epoch,
     "look": look,
     "measured": measured,

@@ -1,9 +1,11 @@
-"""Drawings of how shards pass through a node: the node itself, the choice of the next fetch, a shard's life."""
+"""Drawings of how shards pass through a node: the node, the choice of the next fetch, a shard's life, and deaths."""
 
 from canvas import Canvas
 
 SHARD_PX = 46
 SHARD_HEIGHT_PX = 32
+LANE_LEFT_PX = 122
+LANE_PX = 32
 
 
 def node() -> Canvas:
@@ -144,3 +146,40 @@ def life() -> Canvas:
     canvas.path("talk", "M464 280 V296 Q464 314 446 314 H94 Q76 314 76 296 V134")
     canvas.text(96, 306, "needed again: fetched again", "note")
     return canvas
+
+
+def deaths() -> Canvas:
+    """Draw what becomes of a reader's leases, and of the daemon's readers, when one of them dies."""
+    canvas = Canvas(
+        "When a process dies",
+        "When a reader dies, its leases and its plan end within a second, and the downloads go on for other readers. "
+        "When the daemon dies, readers finish the shards that they have open and wait for the next daemon, which finds "
+        "the published shards and the finished parts of downloads on the disk.",
+        296,
+    )
+    left = LANE_LEFT_PX
+    canvas.text(20, 34, "a reader dies", "name")
+    _lane(canvas, 46, "reader 0", [("ours", 0, 230, "reads")])
+    _lane(canvas, 46 + LANE_PX, "reader 1", [("ours", 0, 578, "reads on")])
+    _lane(canvas, 46 + 2 * LANE_PX, "daemon", [("coming", 0, 578, "downloads go on for reader 1")])
+    canvas.path("talk", f"M{left + 236} 59 H{left + 262}")
+    canvas.text(left + 270, 63, "its leases and its plan end within a second", "note")
+
+    canvas.text(20, 174, "the daemon dies", "name")
+    reading = [("ours", 0, 290, "finish open shards"), ("free", 296, 108, "wait"), ("ours", 410, 168, "read on")]
+    _lane(canvas, 186, "readers", reading)
+    serving = [("coming", 0, 180, "fetches"), ("here", 380, 198, "serves what is on disk")]
+    _lane(canvas, 186 + LANE_PX, "daemon", serving)
+    disk = [("here", 0, 578, "published shards, and finished parts of downloads, stay")]
+    _lane(canvas, 186 + 2 * LANE_PX, "disk", disk)
+    canvas.path("talk", f"M{left + 380} 214 V188")
+    canvas.text(left + 190, 236, "killed", "note")
+    canvas.text(left + 372, 236, "started again", "note end")
+    return canvas
+
+
+def _lane(canvas: Canvas, y: float, name: str, spans: list[tuple[str, float, float, str]]) -> None:
+    """Draw what one of them does: each span has a kind, a begin, a length and a label."""
+    canvas.text(LANE_LEFT_PX - 14, y + 18, name, "note end")
+    for kind, begin, length, label in spans:
+        canvas.box(kind, LANE_LEFT_PX + begin, y, length, 26, label)

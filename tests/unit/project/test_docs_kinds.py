@@ -4,11 +4,27 @@ import re
 
 import pytest
 
-from support.programs.pages import ROOT
+from support.programs.pages import ROOT, section, without_blocks
 
 DOCS = ROOT / "docs"
 KINDS = ("Tutorials", "How-to guides", "Explanation", "Reference", "Contributing")
 FROM_ELSEWHERE = {"changelog", "contributing"}  # the files of these names in the root
+MAX_WORDS_BESIDE_A_PICTURE = 220  # a laptop's screen
+# What is explained with a picture: the page, the section and the drawing.
+PICTURED = [
+    ("how-it-works", "How a shard passes through a node", "node"),
+    ("how-it-works", "How the next fetch is chosen", "next"),
+    ("how-it-works", "The life of a shard", "shard"),
+    ("how-it-works", "When a process dies", "deaths"),
+    ("how-it-works", "Parts and ranges", "parts"),
+    ("how-it-works", "Private and shared daemons", "daemons"),
+    ("how-it-works", "The tier of a cluster", "tier"),
+    ("epochs", "What an epoch is", "epochs"),
+    ("epochs", "What a look is", "look"),
+    ("epochs", "What a window shuffles, and how random that is", "window"),
+    ("workers", "What threads save", "workers"),
+    ("tier", "The way of a part", "tier"),
+]
 COOKBOOK = "cookbook/index"  # and its projects, each with a page of its own
 PAGES = sorted({path.stem for path in DOCS.glob("*.md")} - {"index"} | {COOKBOOK})
 
@@ -45,3 +61,12 @@ def test_tutorial_leads_on(page: str) -> None:
     """Its last paragraph links to further pages."""
     last = (DOCS / f"{page}.md").read_text().rstrip().rpartition("\n\n")[2]
     assert re.search(r"\]\([\w-]+\.md\)", last)
+
+
+@pytest.mark.parametrize(("page", "title", "picture"), PICTURED)
+def test_explanation_has_a_picture_and_a_screen_of_words(page: str, title: str, picture: str) -> None:
+    """Whoever has looked at the picture reads on without scrolling."""
+    text = section(f"docs/{page}.md", title)
+    assert f"](pictures/{picture}.svg)" in text
+    words = without_blocks(text).split()
+    assert 40 < len(words) <= MAX_WORDS_BESIDE_A_PICTURE
