@@ -1,7 +1,8 @@
 // How the site's search finds and ranks: the users' words in index entries first, guides next, internals last.
 const GUIDES = [
-  "how-do-i", "quick-start", "tutorial", "install", "why-waiting", "coming-from", "troubleshooting", "frameworks",
-  "tuning", "sizing", "python",
+  "how-do-i", "quick-start", "tutorial", "install", "why-waiting", "coming-from", "frameworks", "tuning", "sizing",
+  "python", "troubleshooting", "stalls", "ranks-disagree", "wrong-samples", "refused-shards", "no-answer",
+  "out-of-space",
 ];
 const INTERNALS = ["architecture", "benchmarks", "changelog", "contributing", "releasing", "semantics"];
 
