@@ -125,7 +125,7 @@ class Requests:
             count,
             span.parts.size_bytes,
             partial(self._bandwidth.grant, claim),
-            prompt=claim.ask_priority().alone,
+            prompt=span.claim.group.priority.alone,  # a hedged claim's own may have no group
         )
         claim.work = read
         self._reads[read] = claim.origin_name

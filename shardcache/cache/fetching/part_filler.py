@@ -14,6 +14,7 @@ from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import PostponedError, Wait
 from shardcache.errors import CacheError, ShardChangedError
 from shardcache.fetch.download import Downloader
+from shardcache.fetch.limits.slot_claims import AskPriority
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_request, runs
@@ -112,6 +113,10 @@ class _FillRun:
     _opened: PartFile | None = None
     _fetching: set[int] = field(default_factory=set)  # parts that are being fetched
     _kept: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by the wait they are for
+    _priority: AskPriority = field(init=False)  # of all its requests: they are one download
+
+    def __post_init__(self) -> None:
+        self._priority = lambda: self._claim.priority(lambda: NOW)
 
     @property
     def _file(self) -> PartFile:
@@ -360,7 +365,7 @@ class _FillRun:
             self._origin,
             partial,
             parts,
-            priority=lambda: self._claim.priority(lambda: NOW),
+            priority=self._priority,
             coming=self._transfer.coming,
         )
         async for part in finished:

@@ -12,7 +12,6 @@ from shardcache.fetch.limits.slot_claims import (
     AskPriority,
     Claim,
     ClaimGroup,
-    Rank,
     Ranking,
     RoundRobin,
 )
@@ -55,6 +54,7 @@ class Scheduler:
         self._holding: dict[Claim, None] = {}
         self._paused: dict[Claim, None] = {}  # queued again, until they get another slot
         self._round_robin = RoundRobin()
+        self._ranking = Ranking(self._round_robin)
         # By download (its `AskPriority` stands for it), until when it has precedence as `alone`.
         self._alone_until_s: WeakKeyDictionary[AskPriority, float] = WeakKeyDictionary()
         self._ask_due_s = 0.0  # when all priorities are to be asked for again
@@ -161,14 +161,12 @@ class Scheduler:
         claim.granted = asyncio.get_running_loop().create_future()
         claim.was_paused = False
 
-        priority = claim.ask_priority()
         key = (claim.ask_priority, claim.origin_name)
         group = self._groups.get(key)
         if group is None:
+            priority = claim.ask_priority()
             group = ClaimGroup(claim.ask_priority, self.origin(claim.origin_name), priority)
             self._groups[key] = group
-        else:
-            group.priority = priority
         group.count += 1
         group.enqueue(claim)
         claim.group = group
@@ -223,6 +221,7 @@ class Scheduler:
         asked = {ask: ask() for ask in {group.ask_priority for group in self._groups.values()}}
         for group in self._groups.values():
             group.priority = asked[group.ask_priority]
+        self._ranking.recount(self._holding)
 
     def _clear_links(self) -> None:
         """Pause claims that no reader waits for, where they would slow down one that is `alone`."""
@@ -258,6 +257,8 @@ class Scheduler:
 
     def _preemptor(self) -> Claim | None:
         """Return the waiting reader's claim that is to preempt another, if any can be preempted."""
+        if not any(group.queued and group.priority.waiting for group in self._groups.values()):
+            return None
         preemptible = {claim.group.origin for claim in self._victims(None)}
         if not preemptible:
             return None
@@ -273,17 +274,13 @@ class Scheduler:
         # A claim that is paused itself changes places with the one that it preempts, so that there
         # are no more paused ones.
         paused = [claim for claim in self._paused if may_preempt(claim.group)]
-        return min(paused, key=self._rank(), default=None)
+        return min(paused, key=self._ranking.rank, default=None)
 
     def _first(self, is_eligible: Callable[[ClaimGroup], bool]) -> Claim | None:
         """Return the first claim to serve of those queued in eligible groups."""
         groups = [group for group in self._groups.values() if group.queued and is_eligible(group)]
         heads = [group.queued[0] for group in groups]
-        return min(heads, key=self._rank(), default=None)
-
-    def _rank(self) -> Callable[[Claim], Rank]:
-        """Return what ranks claims for service, given those that hold a slot now."""
-        return Ranking(self._holding, self._round_robin).rank
+        return min(heads, key=self._ranking.rank, default=None)
 
     def _victims(self, origin: OriginState | None) -> list[Claim]:
         """Return the claims that may be paused: on one origin, or on all for None."""
@@ -301,6 +298,7 @@ class Scheduler:
         group = claim.group
         group.queued.remove(claim)
         self._holding[claim] = None
+        self._ranking.granted(claim)
         group.origin.held += 1
         self._round_robin.serve(group.priority.client)
         self._paused.pop(claim, None)
@@ -330,6 +328,7 @@ class Scheduler:
 
     def _release(self, claim: Claim) -> None:
         del self._holding[claim]
+        self._ranking.released(claim)
         claim.group.origin.held -= 1
 
 

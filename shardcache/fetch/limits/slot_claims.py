@@ -4,7 +4,7 @@ import asyncio
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -175,12 +175,24 @@ class Rank(NamedTuple):
 class Ranking:
     """Ranks of claims, given those that hold a slot at present."""
 
-    def __init__(self, holding: dict[Claim, None], round_robin: RoundRobin) -> None:
+    def __init__(self, round_robin: RoundRobin) -> None:
         self._round_robin = round_robin
         self._held: Counter[tuple[int, Hashable]] = Counter()  # by class and client
-        for claim in holding:
-            priority = claim.group.priority
-            self._held[priority.klass, priority.client] += 1
+
+    def granted(self, claim: Claim) -> None:
+        """Count a claim that holds a slot from now on."""
+        self._held[_share_of(claim)] += 1
+
+    def released(self, claim: Claim) -> None:
+        """Count a claim that holds its slot no longer."""
+        share = _share_of(claim)
+        self._held[share] -= 1
+        if not self._held[share]:
+            del self._held[share]
+
+    def recount(self, holding: Iterable[Claim]) -> None:
+        """Count all claims that hold a slot, after their priorities may have changed."""
+        self._held = Counter(map(_share_of, holding))
 
     def rank(self, claim: Claim) -> Rank:
         """Return the rank of a claim."""
@@ -189,9 +201,15 @@ class Ranking:
         held_by_download = group.held if priority.alone else 0
         return Rank(
             priority.klass,
-            self._held[priority.klass, priority.client],
+            self._held[_share_of(claim)],
             self._round_robin.last(priority.client),
             held_by_download,
             priority.deadline_s,
             claim.arrival,
         )
+
+
+def _share_of(claim: Claim) -> tuple[int, Hashable]:
+    """Return the class and client of a claim: the clients of a class share its slots equally."""
+    priority = claim.group.priority
+    return priority.klass, priority.client
