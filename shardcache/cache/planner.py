@@ -16,20 +16,26 @@ _NEVER_S = float("-inf")
 # Number of names whose answer from the origin is remembered, in addition to those of cached shards.
 _REMEMBERED = 200_000
 
-# Assumed duration of a transfer until one has been measured, and the weight of a new measurement.
+# Assumed duration of a transfer until one has been measured.
 _GUESS_S = 5.0
-_NEWEST = 0.2
+# Weight of a new measurement in the mean.
+_WEIGHT = 0.2
 
 
 @dataclass(slots=True)
-class _Checked:
-    """The origin's answer for a name: when it was last checked, and the size of the object."""
+class _Answer:
+    """The origin's answer for a name.
+
+    Attributes:
+        checked_at_s: the last time at which the origin confirmed the name's key.
+        size_bytes: the object's size, if the origin gave it.
+    """
 
     checked_at_s: float = _NEVER_S
     size_bytes: int | None = None
 
 
-_UNKNOWN = _Checked()
+_NO_ANSWER = _Answer()
 
 
 class Planner:
@@ -50,9 +56,9 @@ class Planner:
         self.lead_s = _GUESS_S
         self._cached = cached
         self._remembered = remembered
-        self._alias: dict[str, str] = {}  # by name, its key if that is another
+        self._key_of: dict[str, str] = {}  # by name, its key if that is not the name itself
         self._aliases: dict[str, set[str]] = {}  # by key, the other names that map to it
-        self._answers: dict[str, _Checked] = {}  # by name, oldest first
+        self._answers: dict[str, _Answer] = {}  # by name, oldest first
         self._schedule: Schedule[Holder] = Schedule(self)
 
     def __repr__(self) -> str:
@@ -67,11 +73,11 @@ class Planner:
 
     def took(self, transfer_s: float) -> None:
         """Record the duration of a transfer, from its first request for bytes to publication."""
-        self.lead_s += _NEWEST * (transfer_s - self.lead_s)
+        self.lead_s += _WEIGHT * (transfer_s - self.lead_s)
 
     def key(self, name: str) -> str:
         """Return the key that the name is known to map to; the name itself if it has no alias."""
-        return self._alias.get(name, name)
+        return self._key_of.get(name, name)
 
     def names(self, key: str) -> set[str]:
         """Return every name that maps to a key."""
@@ -82,7 +88,7 @@ class Planner:
 
         It is -inf if the origin never did.
         """
-        return self._answers.get(name, _UNKNOWN).checked_at_s
+        return self._answers.get(name, _NO_ANSWER).checked_at_s
 
     def learn(self, name: str, key: str, now_s: float) -> None:
         """Note that the origin's present version of `name` is the one under `key`."""
@@ -92,13 +98,13 @@ class Planner:
             return
         self._unlink(name)
         if name != key:
-            self._alias[name] = key
+            self._key_of[name] = key
             self._aliases.setdefault(key, set()).add(name)
         self._schedule.renamed(name, (previous, key))
 
     def size_bytes(self, name: str) -> int | None:
         """Return the size that the origin reported for the shard, or None."""
-        return self._answers.get(name, _UNKNOWN).size_bytes
+        return self._answers.get(name, _NO_ANSWER).size_bytes
 
     def learn_size(self, name: str, size_bytes: int) -> None:
         """Note the size of a shard that is not cached."""
@@ -111,18 +117,19 @@ class Planner:
             if name in self._answers:
                 self._answers[name].checked_at_s = _NEVER_S
 
-    def _answer(self, name: str) -> _Checked:
+    def _answer(self, name: str) -> _Answer:
+        """Return the answer for a name; a new one if there is none yet."""
         answer = self._answers.get(name)
         if answer is None:
-            answer = _Checked()
+            answer = _Answer()
             self._answers[name] = answer
             self._forget_oldest()
         return answer
 
     def _forget_oldest(self) -> None:
-        """Examine the two oldest answers; those of cached shards stay.
+        """Examine the two oldest answers: those of cached shards stay, and become the newest.
 
-        One was just added, so removing up to two keeps within the limit.
+        One answer is added at a time, so removing up to two keeps the others within the limit.
         """
         for _ in range(2):
             if len(self._answers) <= self._remembered:
@@ -135,7 +142,8 @@ class Planner:
                 self._unlink(name)
 
     def _unlink(self, name: str) -> None:
-        key = self._alias.pop(name, None)
+        """Remove the alias of a name, if it has one."""
+        key = self._key_of.pop(name, None)
         if key is not None:
             self._aliases[key].discard(name)
             if not self._aliases[key]:

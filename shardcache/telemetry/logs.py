@@ -1,6 +1,6 @@
 """Format of the daemon's log lines, and their redaction.
 
-Here is the logger, too, of modules that run in other programs as well.
+`SharedLogger` is for modules that also run in training processes.
 """
 
 import contextlib
@@ -19,10 +19,7 @@ _MAX_CHARS = 512
 
 
 def about(**facts: object) -> AbstractContextManager[None]:
-    """Add facts such as job, shard or user to the lines logged in a block.
-
-    They are added in the tasks started there, too.
-    """
+    """Add facts such as job, shard or user to the lines logged in a block, or by its tasks."""
     shown = {
         name: redact(value)[:_MAX_CHARS] if isinstance(value, str) else value
         for name, value in facts.items()
@@ -31,12 +28,14 @@ def about(**facts: object) -> AbstractContextManager[None]:
 
 
 def configure(level: str, form: str) -> None:
-    """Write log lines of at least `level` to stderr.
-
-    They are `text` for people, or `json` with one object per line.
+    """Write log lines to stderr, those of libraries as well.
 
     Lines include the facts set by `about`. Secrets in urls are redacted, and tracebacks omit local
     variables, which may hold credentials.
+
+    Args:
+        level: the minimum: "debug", "info", "warning" or "error".
+        form: "text" for people, or "json" with one object per line.
     """
     min_level = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -45,9 +44,10 @@ def configure(level: str, form: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    written = [*(_json() if form == "json" else _text()), _redacted]
+    rendering = _json() if form == "json" else _text()
+    rendering.append(_redacted)
     structlog.configure(
-        processors=[*shared, *written],
+        processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(min_level),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
@@ -58,7 +58,7 @@ def configure(level: str, form: str) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     handler.setLevel(min_level)
@@ -90,7 +90,7 @@ def _redacted(_logger: Any, _method: str, line: Any) -> str:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Drop malformed HTTP requests, which got a 400.
+    """Return False for the errors of malformed HTTP requests, which are answered with status 400.
 
     Anyone who can reach the port could fill the disk with them.
     """
@@ -119,24 +119,23 @@ class _Stderr:
 
 
 class SharedLogger:
-    """Logger of modules that run in training processes, too.
+    """Logger of modules that run in the daemon and in training processes.
 
-    In the daemon, which configures it, it is structlog's.
-
-    Elsewhere it writes to the logger `shardcache` of `logging`, as the client does: stdout, where
-    structlog writes by default, belongs to the training program.
+    In the daemon, which calls `configure`, it is structlog's. Elsewhere it writes to the logger
+    `shardcache` of `logging`, as the client does: stdout, where structlog writes by default,
+    belongs to the training program.
     """
 
     def __getattr__(self, method: str) -> Any:
         if structlog.is_configured():
             return getattr(structlog.get_logger(), method)
         own = logging.getLogger("shardcache")
-        return getattr(
-            structlog.wrap_logger(own, [_sentence], structlog.stdlib.BoundLogger), method
-        )
+        logger = structlog.wrap_logger(own, [_sentence], structlog.stdlib.BoundLogger)
+        return getattr(logger, method)
 
 
 def _sentence(_logger: Any, _method: str, event: EventDict) -> str:
+    """Return an event as plain text, with its facts in parentheses."""
     text = redact(str(event.pop("event")))
     facts = ", ".join(f"{name}={redact(str(value))}" for name, value in event.items())
     return f"{text} ({facts})" if facts else text

@@ -1,7 +1,7 @@
 """The live view of the dashboard: present waits, and needs of the next minutes.
 
-It is refreshed at most once a second, however many pages are open, and not at all when none is; on
-a node with many shards less often, so that it takes a small share of a core.
+It is refreshed at most once a second, however many pages are open, and only while one is. On a node
+with many shards, the needs are refreshed less often, so that they take a small share of a core.
 """
 
 import asyncio
@@ -25,11 +25,13 @@ from shardcache.store.store import Store
 
 # A little less than the pages' interval, so that no page gets the same state twice.
 _PERIOD_S = 0.9
-_SHARE = 0.04  # share of the time that refreshing the lanes may take
+_LANES_SHARE = 0.04  # maximum share of the time that is spent on refreshing the lanes
 
 
 class LiveView:
     """Data that open dashboard pages show beyond the status page.
+
+    A lane shows what one job needs in the next minutes.
 
     Attributes:
         looks: the number of refreshes.
@@ -53,8 +55,8 @@ class LiveView:
         self._turns = turns
         self._lanes: list[Lane] = []
         self._looking = asyncio.Lock()
-        self._looked_s = -math.inf  # when it was last refreshed
-        self._due_s = -math.inf  # when the lanes are to be refreshed again
+        self._looked_s = -math.inf  # time of the last refresh
+        self._lanes_due_s = -math.inf  # time of the next one that includes the lanes
 
     async def look(self) -> None:
         """Refresh the view, lanes included if they are due, unless that was just done."""
@@ -63,10 +65,10 @@ class LiveView:
             if begun_s - self._looked_s < _PERIOD_S:
                 return
             self._looked_s = begun_s
-            if begun_s >= self._due_s:
+            if begun_s >= self._lanes_due_s:
                 self._lanes = await self._present_lanes()
-                # The longer that takes, the later it is done again.
-                self._due_s = begun_s + (time.monotonic() - begun_s) / _SHARE
+                took_s = time.monotonic() - begun_s
+                self._lanes_due_s = begun_s + took_s / _LANES_SHARE
             self.looks += 1
 
     def outlook(self, visible: Visible) -> Json:
@@ -89,8 +91,11 @@ class LiveView:
             if reader.resolving:
                 pattern = self._reasons.asked(reader.resolving)
                 waiting[reader.client, pattern].append(reader)
-        for ((job, uid), pattern), readers in waiting.items():
-            reason = self._reasons.of_listing([pattern]) if visible(pattern) else LISTING
+        for (client, pattern), readers in waiting.items():
+            job, uid = client
+            reason: str = LISTING
+            if visible(pattern):
+                reason = self._reasons.of_listing([pattern])
             yield {
                 "job": job,
                 "uid": uid,
@@ -111,7 +116,8 @@ class LiveView:
             longest = longest_wait(waits)
             assert longest is not None
             assert longest.since_s is not None
-            reason = (longest.stages or transfer.stages).present.value
+            stages = longest.stages or transfer.stages
+            reason = stages.present.value
             if visible(url):
                 reason = self._reasons.of_wait(longest, transfer)
             yield {
@@ -143,6 +149,7 @@ class LiveView:
         return uses
 
     def _presence(self, name: str) -> Presence:
+        """Return whether the shard that a plan names is cached, or will be."""
         if self._planner.key(name) in self._store.shards:
             return Presence.CACHED
         if name in self._transfers:

@@ -25,17 +25,24 @@ class Arrival:
     """A shard that readers can open before it is published.
 
     Attributes:
-        partial: the file that is filled.
+        partial: the file that is being filled.
         readers: the job of each reader that has the file open.
         is_file: True once one of them reads the object's own bytes, whatever they are.
-        files: those of the whole shard once it has passed every check, unless they are lost again.
+        files: the checked files of the whole shard, before they are published; None until then, and
+            if the transfer fails.
         damage: what readers of `files` have to be warned of.
         shard: the shard once it is published.
-        refused: with `shard`, why it has no samples, and is only a file.
+        refused: if `shard` is a plain file, why it has no samples.
     """
 
     def __init__(self, partial: Partial, waits: set[Wait], coming: Coming, moved: Signal) -> None:
-        """Offer what arrives in `partial`; the rest is the transfer's: see `Transfer.offer`."""
+        """Offer what arrives in `partial`. See `Transfer.offer`.
+
+        Args:
+            waits: all of the transfer's waits.
+            coming: the requests for the parts in progress.
+            moved: the transfer's signal, notified when more can be read.
+        """
         self.partial = partial
         self.readers: list[JobKey | None] = []
         self.is_file = False
@@ -47,7 +54,7 @@ class Arrival:
         self._coming = coming
         self._moved = moved
         self._failure: ShardcacheError | None = None
-        self._parts = 0  # finished parts from the first on
+        self._first_parts = 0  # finished parts without a gap, from the first one on
         self._ready_bytes = 0
         self._when_left: Callable[[], None] | None = None
 
@@ -59,17 +66,18 @@ class Arrival:
     @property
     def ready_bytes(self) -> int:
         """Number of bytes, from the first on, that may be read."""
-        while self._parts in self.partial.done:
-            self._parts += 1
-        finished_bytes = min(self._parts * self.partial.part_bytes, self.partial.obj.size_bytes)
-        written_bytes = finished_bytes + self._coming.written_bytes(self._parts)
+        partial = self.partial
+        while self._first_parts in partial.done:
+            self._first_parts += 1
+        finished_bytes = min(self._first_parts * partial.part_bytes, partial.obj.size_bytes)
+        written_bytes = finished_bytes + self._coming.written_bytes(self._first_parts)
         # Never less than before: a part that is fetched again writes the same bytes to the same
         # place.
         self._ready_bytes = max(self._ready_bytes, written_bytes)
         return self._ready_bytes
 
     def is_worth(self, wait: Wait) -> bool:
-        """Return True if the caller can read what it needs first before the shard is published."""
+        """Return True if the reader that waits can begin to read before the shard is published."""
         if self._failure is not None:
             return False
         if self.files_for(wait) is not None:
@@ -79,9 +87,9 @@ class Arrival:
         return 0 < self.ready_bytes < self.partial.obj.size_bytes
 
     def files_for(self, wait: Wait) -> Unpublished | None:
-        """Return the checked files, if a caller may have them before they are published.
+        """Return the checked files, if a wait accepts them before they are published.
 
-        Without samples, the shard was fetched as a file: whoever wants samples has it indexed then.
+        None for files without samples: a reader of samples has them indexed first.
         """
         if not wait.unpublished or self.files is None or self.files.facts.samples is None:
             return None
@@ -120,17 +128,17 @@ class Arrival:
         self._moved.notify()
 
     def fail(self, exn: ShardcacheError) -> None:
-        """Announce that the rest will not arrive; the first reason given is the one reported."""
+        """Announce that the rest will not arrive. Of several reasons, the first is reported."""
         self._failure = self._failure or exn
         if self.files is not None and isinstance(exn, DiskError):
-            # The kernel may forget what it could not write.
+            # The kernel may drop pages that it could not write: readers may then find other bytes.
             message = f"it could not be written to disk: {exn.message}"
             self.damage = CorruptShardError(message, url=exn.url)
         self.files = None
         self._moved.notify()
 
     def leave(self, client: JobKey) -> None:
-        """Note that a reader closed the file before it was published."""
+        """Note that a reader of a job closed the file before it was published."""
         self.readers.remove(client)
         if not self.readers and self._when_left is not None:
             self._when_left()

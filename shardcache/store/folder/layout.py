@@ -14,11 +14,11 @@
 <root>/pins                   the pins, one per line
 <root>/s3-keys                keys of users of the S3 endpoint, for the daemon's user alone
 <root>/format                 the format number of the cache folder
-<root>/format.copy            the same number: a flipped bit makes that of a later release of one of
-                              them, but hardly of both
+<root>/format.copy            the same number: a flipped bit may turn one of them into the number of
+                              a later release, but hardly both
 
-Names and sizes are enough to serve: at start no file is opened but the journals of unfinished
-ones. A shard's sidecar is read and compared with the file when the shard is first requested.
+Names and sizes are enough to serve: at start only the journals of unfinished files are opened. A
+shard's sidecar is read and compared with the file when the shard is first requested.
 Everything here blocks: call it in a thread.
 """
 
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 # A release that changes names or formats in the folder increments the number: an older release then
 # refuses the folder instead of taking every shard in it for damaged.
 FORMAT = 1
-_UNMARKED = 0
+_UNMARKED = 0  # the number of a folder without its format file
 _FORMAT_TEXT = re.compile(r"[0-9]{1,9}\n?")
 
 # Suffixes of a shard's files
@@ -79,7 +79,7 @@ class Layout:
         return self.partial / (key + suffix)
 
     def unfinished(self, path: Path) -> Path:
-        """Return the path of the temporary file that replaces `path`, a file of the folder's."""
+        """Return the path of the temporary file that is to replace a file of the folder."""
         return self.partial / path.name
 
     def folders(self) -> list[Path]:
@@ -90,6 +90,7 @@ class Layout:
     def check_format(self) -> None:
         """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing."""
         found = self._read_format()
+        # A damaged file of what is otherwise a cache is written again, by `mark_format`.
         if found is None and not self._is_cache():
             raise CacheFormatError(
                 f"{self.format} does not contain a number, so the cache folder's format is unknown",
@@ -107,14 +108,16 @@ class Layout:
 
     def mark_format(self) -> None:
         """Write the current format number to a locked folder, unless it is there already."""
-        with contextlib.suppress(OSError):  # a disk that cannot be written is still served from
+        # A disk that cannot be written may still be read: cached shards are served from it.
+        with contextlib.suppress(OSError):
             found = self._read_format()
             if found is None:
                 log.warning(
                     "the cache folder's format file is damaged; rewriting it",
                     file=str(self.format),
                 )
-            # The copy first: a later release that is killed in between leaves a folder of this one.
+            # The copy first: if a later release is killed in between, its copy alone is not
+            # believed, and this release still takes the folder.
             for path in (self.format_copy, self.format):
                 if _number_in(path) != FORMAT:
                     replace_file(path, self.unfinished(path), [f"{FORMAT}\n"])
@@ -124,17 +127,18 @@ class Layout:
         number = _number_in(self.format)
         if number is None or number <= FORMAT:
             return number
+        # A later release's number, unless the copy shows that it is damage.
         copy = _number_in(self.format_copy)
-        is_believed = copy is None or copy == _UNMARKED or copy > FORMAT
-        return number if is_believed else None
+        is_damage = copy is not None and _UNMARKED < copy <= FORMAT
+        return None if is_damage else number
 
     def _is_cache(self) -> bool:
-        """Return True if the folder is a cache by everything else in it."""
+        """Return True if the folder is a cache, judged by its subfolders."""
         return all(folder.is_dir() for folder in (self.shards, self.partial, self.quarantine))
 
 
 def _number_in(path: Path) -> int | None:
-    """Return the number that a file holds; None if it holds anything else."""
+    """Return the number that a file holds; None for other content, 0 if there is no file."""
     try:
         text = path.read_bytes().decode("ascii", "replace")
     except FileNotFoundError:

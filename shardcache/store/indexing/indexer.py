@@ -1,8 +1,7 @@
-"""Program that indexes shards: walking one of small samples would hold the daemon's GIL.
+"""Program that indexes shards, in a process of its own: it would hold the daemon's GIL too long.
 
 It reads one request per line and writes one answer per line; it exits at the end of its input,
-hence with the daemon, however that ends. Imports are kept small, since every such process pays for
-them.
+hence with the daemon, however that ends. It imports little, since each such process pays for it.
 """
 
 import os
@@ -23,17 +22,29 @@ from shardcache.transport.between.checksums import crc32c
 
 @dataclass(frozen=True, slots=True)
 class IndexRequest:
-    """A request to index a shard."""
+    """A request to index a shard.
 
-    tar: str  # path of the shard to read
-    sidecar: str  # path to write
-    header: dict[str, Any]  # of the sidecar, complete except for the number of samples
-    url: str  # for error messages
-    require_end: bool  # reject a tar without an end-of-archive block
-    allowed_bytes: int  # maximum size of the sidecar
-    ignore_trailing_data: bool = False  # accept a tar with data after the end-of-archive block
-    require_adjacent: bool = True  # reject a tar in which a key comes again with other members
-    companion: str | None = None  # see `IndexOptions`
+    Attributes:
+        tar: path of the shard, of whatever format.
+        sidecar: path of the sidecar to write.
+        header: the sidecar's, complete except for what indexing finds.
+        url: the shard's, for error messages.
+        require_end: reject a tar without an end-of-archive block.
+        allowed_bytes: maximum size of the sidecar.
+        ignore_trailing_data: accept a tar with data after the end-of-archive block.
+        require_adjacent: reject a tar in which a key comes again with other members.
+        companion: see `IndexOptions`.
+    """
+
+    tar: str
+    sidecar: str
+    header: dict[str, Any]
+    url: str
+    require_end: bool
+    allowed_bytes: int
+    ignore_trailing_data: bool = False
+    require_adjacent: bool = True
+    companion: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +58,19 @@ class Indexed:
 
 @dataclass(frozen=True, slots=True)
 class TokensRequest:
-    """A request to count the tokens in one member of each sample of a published shard."""
+    """A request to count the tokens in one member of each sample of a published shard.
 
-    tar: str  # path to read
-    sidecar: str  # path to read
-    url: str  # for error messages
-    member: str  # as `TokenMember.parse` takes it
-
-
-def count_tokens(request: TokensRequest) -> int:
-    """Return the number of tokens in a shard. Blocks.
-
-    Raises TokensError, CorruptShardError, DiskError.
-    """
-    member = contents.TokenMember.parse(request.member)
-    with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
-        index = tables.TarIndex.open(Path(request.sidecar))
-        try:
-            return contents.find_tokens(index, _File(tar.fileno()), member, request.url).tokens
-        finally:
-            index.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """The bytes of an open file, read when asked for.
-
-    A bad sector is an error here; in a mapped file it would be a signal.
+    Attributes:
+        tar: path of the shard.
+        sidecar: path of its sidecar.
+        url: the shard's, for error messages.
+        member: as `TokenMember.parse` takes it.
     """
 
-    fd: int
-
-    def __getitem__(self, run: slice) -> bytes:
-        return os.pread(self.fd, run.stop - run.start, run.start)
+    tar: str
+    sidecar: str
+    url: str
+    member: str
 
 
 def index_shard(request: IndexRequest) -> Indexed:
@@ -110,10 +101,31 @@ def write_bare(sidecar: Path, header: dict[str, Any]) -> None:
         tables.write(sidecar, header, tables.Samples())
 
 
-def _answer(fields: dict[str, Any]) -> dict[str, Any]:
-    if "member" in fields:
-        return {"tokens": count_tokens(TokensRequest(**fields))}
-    return asdict(index_shard(IndexRequest(**fields)))
+def count_tokens(request: TokensRequest) -> int:
+    """Return the number of tokens in a shard. Blocks.
+
+    Raises TokensError, CorruptShardError, DiskError.
+    """
+    member = contents.TokenMember.parse(request.member)
+    with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
+        index = tables.TarIndex.open(Path(request.sidecar))
+        try:
+            return contents.find_tokens(index, _File(tar.fileno()), member, request.url).tokens
+        finally:
+            index.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The bytes of an open file, read when asked for.
+
+    A bad sector is an error here; in a mapped file it would be a signal.
+    """
+
+    fd: int
+
+    def __getitem__(self, span: slice) -> bytes:
+        return os.pread(self.fd, span.stop - span.start, span.start)
 
 
 def main() -> None:
@@ -128,6 +140,13 @@ def main() -> None:
         except MemoryError:
             answer = {"error": _too_large(fields["url"]).to_json()}
         send_answer(answer)
+
+
+def _answer(fields: dict[str, Any]) -> dict[str, Any]:
+    """Answer the one request or the other: only a `TokensRequest` has a member."""
+    if "member" in fields:
+        return {"tokens": count_tokens(TokensRequest(**fields))}
+    return asdict(index_shard(IndexRequest(**fields)))
 
 
 def _too_large(url: str) -> UnsupportedShardError:
