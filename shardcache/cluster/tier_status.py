@@ -12,8 +12,7 @@ from shardcache.cluster.tier_config import Tls, expiry_warning
 from shardcache.errors import ConfigError
 from shardcache.shared.front import PEERS, STATUS
 
-# Nodes that are down are many at once, and the others do not wait for them: at most these are asked
-# at a time.
+# Nodes asked at a time: many, since each that is down takes its time limit, and often many are.
 _AT_ONCE = 512
 _LIMIT_S = 3.0
 
@@ -23,11 +22,11 @@ class NodeReport:
     """Answer of one node.
 
     Attributes:
-        node: that was asked.
+        node: the node that was asked.
         peers: its view of the cluster: `node`, `peers` and `digest`; None if it is down.
-        figures: what `shardcache cluster run` publishes; None if nginx was started otherwise, or is
-            down.
-        error: the reason that it is down.
+        figures: the figures that `shardcache cluster run` publishes; None if nginx was started
+            otherwise, or is down.
+        error: why it is down; None if it is up.
     """
 
     node: Node
@@ -37,13 +36,15 @@ class NodeReport:
 
     @property
     def hit_share(self) -> float | None:
-        """Share of its bytes that came from its disk; None before the first."""
+        """Share of the bytes it sent that came from its disk; None if it has sent none."""
         if self.figures is None:
             return None
-        cached = self.figures["from_tier_bytes"]
-        fetched = self.figures["from_store_bytes"]
-        sent = cached + fetched
-        return cached / sent if sent else None
+        cached_bytes: int = self.figures["from_tier_bytes"]
+        fetched_bytes: int = self.figures["from_store_bytes"]
+        sent_bytes = cached_bytes + fetched_bytes
+        if sent_bytes == 0:
+            return None
+        return cached_bytes / sent_bytes
 
     @property
     def state(self) -> str:
@@ -56,7 +57,7 @@ class NodeReport:
 
     @property
     def stale(self) -> str | None:
-        """Reason that it does not use its list of nodes and certificates as they are now."""
+        """Reason that it uses an old list of nodes or old certificates; None if it does not."""
         reason = (self.figures or {}).get("stale")
         return f"uses an old list: {reason}" if reason else None
 
@@ -68,7 +69,7 @@ class NodeReport:
             "up": self.peers is not None,
             "error": self.error,
             "stale": self.stale,
-            "digest": self.peers and self.peers["digest"],
+            "digest": None if self.peers is None else self.peers["digest"],
             "hit_share": self.hit_share,
             "figures": self.figures,
         }
@@ -82,7 +83,11 @@ async def ask(
 ) -> list[NodeReport]:
     """Return the reports of all nodes, in their order.
 
-    `limit_s` limits a node's connection, and each of its answers.
+    Args:
+        nodes: those to ask.
+        owner_port: the port at which each serves the others.
+        tls: this node's certificates; None if the tier has none.
+        limit_s: time limit of connecting to a node, and of each of its answers.
 
     Raises ConfigError if the certificates cannot be used.
     """

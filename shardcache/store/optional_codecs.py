@@ -10,10 +10,10 @@ from shardcache.shared.units import size
 
 _CHUNK_BYTES = 256 * 1024
 
-# A block of Snappy is decompressed at once. MDS shards have 64 MB unless their writer asks for
-# another size.
+# A block of Snappy, which is a whole MDS shard, is decompressed at once. MDS shards have 64 MB
+# unless their writer asks for another size.
 _MAX_BLOCK_BYTES = 1024**3
-_LENGTH_BYTES = 5  # of the varint at a block's start
+_MAX_VARINT_BYTES = 5  # of the length at the start of a block
 
 
 class BrotliStream(io.RawIOBase):
@@ -29,7 +29,7 @@ class BrotliStream(io.RawIOBase):
         self._error = brotli.error
         self._decoder = brotli.Decompressor()
         self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
-        self._ready = memoryview(b"")
+        self._ready = memoryview(b"")  # decompressed, and not yet read
 
     def close(self) -> None:
         """Close the file."""
@@ -43,7 +43,7 @@ class BrotliStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read some bytes. Raises EOFError for a file that is cut short, OSError for a bad one."""
         view = memoryview(buffer)
-        while not self._ready:
+        while not self._ready:  # a piece may be empty
             if self._decoder.is_finished():
                 return 0
             self._ready = memoryview(self._next_piece())
@@ -53,7 +53,7 @@ class BrotliStream(io.RawIOBase):
         return size_bytes
 
     def _next_piece(self) -> bytes:
-        """Return some decompressed bytes, of which one read could make gigabytes."""
+        """Return some decompressed bytes: a bounded number, as few bytes may become gigabytes."""
         data = b""
         if self._decoder.can_accept_more_data():
             data = self._file.read(_CHUNK_BYTES)
@@ -62,7 +62,7 @@ class BrotliStream(io.RawIOBase):
         try:
             piece: bytes = self._decoder.process(data, output_buffer_limit=_CHUNK_BYTES)
         except self._error as exn:
-            raise OSError(str(exn)) from exn  # without errno, as gzip's
+            raise OSError(str(exn)) from exn  # as the gzip module raises it: without an errno
         return piece
 
 
@@ -93,7 +93,7 @@ class Lz4Stream(io.RawIOBase):
         try:
             piece = self._frames.read(len(view))
         except RuntimeError as exn:
-            raise OSError(str(exn)) from exn  # without errno, as gzip's
+            raise OSError(str(exn)) from exn  # as the gzip module raises it: without an errno
         view[: len(piece)] = piece
         return len(piece)
 
@@ -108,7 +108,7 @@ def snappy_block(path: Path) -> BinaryIO:
     except ImportError as exn:
         raise _missing("cramjam") from exn
     with open(path, "rb") as file:
-        size_bytes = _length_of(os.pread(file.fileno(), _LENGTH_BYTES, 0))
+        size_bytes = _decoded_varint(os.pread(file.fileno(), _MAX_VARINT_BYTES, 0))
         if size_bytes > _MAX_BLOCK_BYTES:
             raise UnsupportedShardError(
                 f"decompressing the snappy data needs {size(size_bytes)} of memory at once",
@@ -121,13 +121,15 @@ def snappy_block(path: Path) -> BinaryIO:
         raise OSError(str(exn)) from exn
 
 
-def _length_of(varint: bytes) -> int:
-    length = 0
-    for nth, byte in enumerate(varint):
-        length |= (byte & 0x7F) << (7 * nth)
-        if byte < 0x80:
+def _decoded_varint(data: bytes) -> int:
+    """Return the number at the start of some bytes: seven bits a byte, the lowest first."""
+    number = 0
+    for nth, byte in enumerate(data):
+        number |= (byte & 0x7F) << (7 * nth)
+        is_last = byte < 0x80
+        if is_last:
             break
-    return length
+    return number
 
 
 def _missing(package: str) -> MissingPackageError:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shardcache.shared.units import size
 
-_MIN_FREE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
+_RESERVE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
 
 
 def footprint_bytes(size_bytes: int) -> int:
@@ -18,6 +18,7 @@ def typical_sidecar_bytes(samples: int) -> int:
     header_bytes = 640
     key_bytes = 12
     members = 2
+    # Of the index: 16 bytes for a sample, and 20 for each of its members.
     sample_bytes = key_bytes + 16 + 20 * members
     return header_bytes + samples * sample_bytes
 
@@ -28,15 +29,24 @@ class Space:
 
     Space is reserved before a byte is fetched, as in bazel-remote's disk cache, so that published,
     arriving and quarantined files together never exceed the capacity.
+
+    Attributes:
+        capacity_bytes: maximum of `used_bytes`.
+        min_free_bytes: free space that the filesystem must keep.
+        kept_bytes: published shards with their sidecars, idle partials and quarantine.
+        reserved_bytes: open reservations, whether already on disk or not.
+        unwritten_bytes: the part of `reserved_bytes` that is not on disk yet.
+        pinned_bytes: the part of `kept_bytes` that is pinned.
+        disk_limit_bytes: the space that other files left to the cache when it was last measured.
     """
 
     capacity_bytes: int
-    min_free_bytes: int = 0  # that the filesystem must keep free
-    kept_bytes: int = 0  # published shards with their sidecars, idle partials and quarantine
-    reserved_bytes: int = 0  # open reservations, whether already on disk or not
-    unwritten_bytes: int = 0  # of `reserved_bytes`, what the filesystem does not count as used yet
-    pinned_bytes: int = 0  # of `kept_bytes`, what is pinned
-    disk_limit_bytes: int = sys.maxsize  # what other files leave to the cache, when last measured
+    min_free_bytes: int = 0
+    kept_bytes: int = 0
+    reserved_bytes: int = 0
+    unwritten_bytes: int = 0
+    pinned_bytes: int = 0
+    disk_limit_bytes: int = sys.maxsize
 
     @property
     def used_bytes(self) -> int:
@@ -44,12 +54,12 @@ class Space:
         return self.kept_bytes + self.reserved_bytes
 
     def measure(self, disk_free_bytes: int) -> None:
-        """Update `disk_limit_bytes`, which changes with other files only, not the cache's own."""
+        """Update `disk_limit_bytes`: the cache's own files do not change it, only others do."""
         on_disk_bytes = self.used_bytes - self.unwritten_bytes
         self.disk_limit_bytes = on_disk_bytes + disk_free_bytes - self.min_free_bytes
 
     def effective_bytes(self, allocating_bytes: int = 0) -> int:
-        """Return what the disk can hold of the capacity.
+        """Return the capacity, or less if other files leave less to the cache.
 
         Args:
             allocating_bytes: bytes that may have been on the disk already when it was measured.
@@ -79,17 +89,24 @@ class Space:
     @property
     def crowding_bytes(self) -> int:
         """Bytes to evict until `min_free_bytes` and a small reserve of the filesystem are free."""
-        return max(0, self.used_bytes + _MIN_FREE_BYTES - self.disk_limit_bytes)
+        return max(0, self.used_bytes + _RESERVE_BYTES - self.disk_limit_bytes)
 
 
 @dataclass(slots=True)
 class Reservation:
-    """One transfer's share of the reserved bytes; ended by exactly one call of `close`."""
+    """One transfer's share of the reserved bytes; ended by exactly one call of `close`.
+
+    Attributes:
+        space: the accounting that it belongs to.
+        size_bytes: bytes reserved.
+        unwritten_bytes: those of them that are not on disk yet.
+        adopted_bytes: those of them that were on disk before: an idle partial's.
+    """
 
     space: Space
     size_bytes: int = 0
     unwritten_bytes: int = 0
-    adopted_bytes: int = 0  # of `size_bytes`, those of an idle partial
+    adopted_bytes: int = 0
 
     def grow(self, size_bytes: int) -> None:
         """Reserve more bytes; the caller has checked that the shortfall for them is 0."""

@@ -15,9 +15,10 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 def read_facts(tar: Path, sidecar: Path, size_bytes: int) -> Facts:
-    """Return the facts in a sidecar, whose tar has `size_bytes`. Blocks.
+    """Return the facts in a sidecar. Blocks.
 
-    Raises CorruptShardError if it cannot be read, or has the facts of another size; ExhaustedError.
+    Raises CorruptShardError if they cannot be read, or the tar's `size_bytes` differ from theirs;
+    ExhaustedError.
     """
     try:
         with damage_errors(sidecar):
@@ -33,7 +34,7 @@ def read_facts(tar: Path, sidecar: Path, size_bytes: int) -> Facts:
 
 
 def check_sidecar(sidecar: Path, facts: Facts) -> None:
-    """Raise CorruptShardError if a sidecar is damaged, unreadable or of other facts. Blocks.
+    """Raise CorruptShardError if a sidecar is damaged, unreadable or another shard's. Blocks.
 
     Raises FileNotFoundError, ExhaustedError.
     """
@@ -48,17 +49,17 @@ def check_sidecar(sidecar: Path, facts: Facts) -> None:
             f"the sidecar {sidecar} cannot be read ({exn})",
             url=facts.url,
         ) from exn
-    # They may differ in one fact: a shard that was a file may have been indexed since, which counts
-    # its samples.
-    if replace(found, samples=facts.samples) != facts:
+    # The number of samples may differ: a plain file may have been indexed in the meantime.
+    is_same = replace(found, samples=facts.samples) == facts
+    if not is_same:
         raise CorruptShardError(f"the sidecar {sidecar} belongs to another shard", url=facts.url)
 
 
 class Scrub:
-    """The verification of one shard, in steps that each block for the time of one block's read.
+    """The verification of one shard, in steps that each block while one block is read.
 
-    The sidecar is checked first, then the tar is read block by block: whenever one of the parts
-    that have a checksum in the facts is complete, that is compared.
+    The sidecar is checked first. Then the tar is read block by block; at the end of each part, the
+    part's checksum is compared with that in the facts.
 
     The file is open only during a step, so that the shard can be evicted between steps. It is read
     with O_DIRECT: what is on the disk rather than in memory, and without adding pages to the page
@@ -76,7 +77,7 @@ class Scrub:
         self._tar = tar
         self._sidecar = sidecar
         self._facts = facts
-        self._crc = 0  # of the present part, as far as it has been read
+        self._crc = 0  # CRC32C of the present part, as far as it has been read
 
     def run(self) -> None:
         """Verify the whole shard. Blocks, and raises as `step` does."""
@@ -106,7 +107,10 @@ class Scrub:
         return wanted_bytes
 
     def _check_before_reading(self) -> None:
-        """Check the sidecar, and the tar's kind and size. If it is too short, a read finds out."""
+        """Check the sidecar, and the tar's kind and size.
+
+        A tar that is too short is found by the read that ends early, which knows where.
+        """
         if self._sidecar is not None:
             check_sidecar(self._sidecar, self._facts)
         with damage_errors(self._tar, self._facts.url):
@@ -125,8 +129,9 @@ class Scrub:
     def _check_part(self) -> None:
         """Compare the checksum of the part that ends where the last block did, if one does."""
         part_bytes = self._facts.part_bytes
+        is_end_of_part = self.read_bytes % part_bytes == 0
         is_end_of_tar = self.read_bytes == self._facts.size_bytes  # the last part may be shorter
-        if self.read_bytes % part_bytes and not is_end_of_tar:
+        if not (is_end_of_part or is_end_of_tar):
             return
 
         number = (self.read_bytes - 1) // part_bytes

@@ -19,7 +19,7 @@ class ShardFile:
     """A local tar that grows by samples, and counts their members and tokens.
 
     Attributes:
-        path: of the tar.
+        path: the tar's.
         samples: number of samples so far.
         members: number of members so far, by extension.
         tokens: number of tokens so far; None if they are not counted.
@@ -29,8 +29,8 @@ class ShardFile:
         """Begin a tar, which replaces an older file. Raises DiskError if it cannot be written.
 
         Args:
-            path: of the tar.
-            member: the one whose tokens to count, if any.
+            path: the tar's.
+            member: the member whose tokens are counted, if any.
         """
         self.path = path
         self.samples = 0
@@ -50,7 +50,7 @@ class ShardFile:
     def add(self, sample: Sample) -> None:
         """Append a sample.
 
-        Raises SampleError for one with the key of the one before, TokensError for a bad array.
+        Raises SampleError if the previous sample has the same key, TokensError for a bad array.
         """
         if sample.key == self._last_key:
             raise errors.SampleError(
@@ -60,14 +60,14 @@ class ShardFile:
             )
         self._last_key = sample.key
         self._count_tokens(sample)
-        at = self._file.tell()
+        end = self._file.tell()
         with writing(self.path):
             self._file.writelines(sample.tar())
         for extension, data in sample.members:
             self.members[extension.lower()] += sample.count
             name = utf8(f"{sample.key}.{extension}")
-            at += member_bytes(len(name), len(data))
-            start = at - padded(len(data))
+            end += member_bytes(len(name), len(data))
+            start = end - padded(len(data))  # after its headers
             self._grouping.add([(name, start, start + len(data), None)])
         self.samples += sample.count
 
@@ -82,7 +82,7 @@ class ShardFile:
     def finish(self) -> None:
         """Write the end of the archive, and close the file.
 
-        Raises SampleError if two samples have one key, and not the same members.
+        Raises SampleError if two samples have the same key and different members.
         """
         torn = Adjacency(self._grouping.finish()).torn()
         if torn is not None:
@@ -100,9 +100,9 @@ class ShardFile:
         """Write the part of the sample table about this shard.
 
         Args:
-            path: of the part.
-            number: of the shard in the index.
-            version: of the shard, for the table; None for a local one.
+            path: the part's.
+            number: the shard's, in the index.
+            version: the shard's, for the table; None for a local one.
         """
         samples = self._grouping.finish()
         rows = rows_of(samples, blocks=blocks_of(samples, None))

@@ -22,12 +22,12 @@ Position = Any
 FileFact = tuple[str, int, int]
 """A file of the input: its path, size in bytes and modification time in nanoseconds.
 
-By the last two, one notices that it changed.
+If the size or the time differs later, the file has changed.
 """
 
 
 class Source(Protocol):
-    """Samples in a fixed order, any stretch of which can be read in another process.
+    """Samples in a fixed order, any run of which can be read in another process.
 
     Constructed from a JSON object, the `arguments` of an `Input`. Both methods block.
     """
@@ -35,11 +35,11 @@ class Source(Protocol):
     def positions(self) -> Iterator[tuple[int, Position]]:
         """Yield the size in a tar, in bytes, and the position of each sample, in order.
 
-        The size may be an estimate, if it is the same one each time. Raises InputError.
+        The size may be an estimate, but is the same in each call. Raises InputError.
         """
 
     def read(self, first: Position, last: Position) -> Iterator[Sample]:
-        """Yield the samples from one position to another, which is included.
+        """Yield the samples from the first position to the last, both included.
 
         Raises InputError for a file that is malformed or has changed, SampleError.
         """
@@ -51,8 +51,8 @@ class Input:
 
     Attributes:
         kind: "folder", "jsonl", "parquet" or "datasets".
-        arguments: of the `Source`, for any process.
-        identity: short name of its contents, as far as names, sizes and modification times tell.
+        arguments: from which any process can construct the `Source`.
+        identity: short hash, by names, sizes and modification times, that changes with its content.
         files: number of its files; 0 if unknown.
         skipped: number of files that belong to no sample.
         classes: their names, by number.
@@ -114,8 +114,12 @@ def missing(path: Path) -> InputError:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return InputError("there is no such folder", url=str(path.parent), remedy="check the path")
-    same = [name for name in names if Path(name).stem == path.stem]
-    hint = did_you_mean(path.name, same or names, 0 if same else 0.6)
+    # The same name with another suffix is the most probable one; else one that is spelled alike.
+    same_stem = [name for name in names if Path(name).stem == path.stem]
+    if same_stem:
+        hint = did_you_mean(path.name, same_stem, 0)
+    else:
+        hint = did_you_mean(path.name, names)
     return InputError(
         f"there is no such file or folder{hint}",
         url=str(path),

@@ -19,11 +19,11 @@ from shardcache.store.shard import Shard
 from shardcache.store.space import Space
 
 _MAX_HOLDERS = 3  # jobs named as holding space
-_MAX_PATTERNS = 256  # of a reader, among which the one that is being asked about is searched
+_MAX_PATTERNS = 256  # of a reader's, those that `asked` looks through
 
 
 class Reasons:
-    """Reasons why shards have not arrived, and patterns are not resolved."""
+    """Reasons why shards have not arrived, and patterns are not resolved, in words for users."""
 
     def __init__(
         self,
@@ -40,18 +40,19 @@ class Reasons:
         self._downloader = downloader
 
     def of_wait(self, wait: Wait | None, transfer: Transfer) -> str:
-        """Return why a reader still waits for what a transfer fetches: its range, or all of it.
+        """Return why a reader still waits: for its range of an object, or for all of it.
 
         Args:
             wait: None if it is for more of an arriving shard.
+            transfer: the one that fetches it.
         """
         if wait is None or wait.stages is None or not wait.has_own_stages:
             return self.of_transfer(transfer)
         stage = wait.stages.present
         if stage is Stage.SPACE:
-            used = size(self._residency.parts.leased_bytes)
+            in_use = size(self._residency.parts.leased_bytes)
             return (
-                f"{stage.value} for a range: {self.space_in_words()}, {used} of ranges in use; "
+                f"{stage.value} for a range: {self.space_in_words()}, {in_use} of ranges in use; "
                 f"ranges are read in turn ({self._space.remedy}, or read smaller ranges)"
             )
         return self._of_network(stage, transfer)
@@ -67,6 +68,7 @@ class Reasons:
         return self._of_network(stage, transfer)
 
     def _of_network(self, stage: Stage, transfer: Transfer) -> str:
+        """Return a stage with the last failed request, else with the limit that holds it back."""
         failed = self._downloader.failing.get(transfer.ref.url)
         if failed:
             return f"{stage.value}; {failed}"
@@ -90,21 +92,27 @@ class Reasons:
 
     def asked(self, patterns: Sequence[str]) -> str:
         """Return the pattern that its origin is being asked about; the first if unknown."""
-        asking = self._downloader.asking
-        return next((each for each in patterns[:_MAX_PATTERNS] if each in asking), patterns[0])
+        for pattern in patterns[:_MAX_PATTERNS]:
+            if pattern in self._downloader.asking:
+                return pattern
+        return patterns[0]
 
     def limits(self, visible: Visible) -> Iterator[Limit]:
-        """Yield what may hold readers back: configured limits, and whatever does now."""
+        """Yield what may hold readers back: the configured limits, and present causes.
+
+        Args:
+            visible: returns whether the user may see a url.
+        """
         yield from self._downloader.limits()
 
         transfers = self._transfers.all()
         waits_for_space = any(each.stages.present is Stage.SPACE for each in transfers)
         yield Limit("space", self.space_in_words(), waits_for_space)
 
-        checked = [each for each in transfers if each.stages.present is Stage.DISK]
-        if checked:
-            is_waited_for = any(each.klass is Class.WAITING for each in checked)
-            text = f"arrived shards being checked and indexed: {len(checked)}"
+        being_checked = [each for each in transfers if each.stages.present is Stage.DISK]
+        if being_checked:
+            is_waited_for = any(each.klass is Class.WAITING for each in being_checked)
+            text = f"arrived shards being checked and indexed: {len(being_checked)}"
             yield Limit("disk", text, is_waited_for)
 
         failing = [str(failed) for url, failed in self._downloader.failing.items() if visible(url)]
@@ -132,10 +140,10 @@ class Reasons:
         held: defaultdict[JobKey, set[Shard]] = defaultdict(set)
         for reader in self._readers:
             held[reader.client].update(reader.retained())
-        sizes_bytes = {
-            f"{name} of {user_name(uid)}": sum(shard.kept_bytes for shard in shards)
-            for (name, uid), shards in held.items()
-        }
-        holders = [holder for holder, size_bytes in sizes_bytes.items() if size_bytes]
-        holders.sort(key=lambda holder: sizes_bytes[holder], reverse=True)
-        return [f"{holder} {size(sizes_bytes[holder])}" for holder in holders[:_MAX_HOLDERS]]
+        sizes: list[tuple[int, str]] = []
+        for (name, uid), shards in held.items():
+            held_bytes = sum(shard.kept_bytes for shard in shards)
+            if held_bytes:
+                sizes.append((held_bytes, f"{name} of {user_name(uid)}"))
+        sizes.sort(key=lambda entry: entry[0], reverse=True)
+        return [f"{job} {size(held_bytes)}" for held_bytes, job in sizes[:_MAX_HOLDERS]]

@@ -18,15 +18,15 @@ from shardcache.errors import NO_PROCESS_REMEDY, CacheError
 
 log = structlog.get_logger()
 
-_LINE_BYTES = 1024**2  # of an answer, which may be an error
+_MAX_ANSWER_BYTES = 1024**2
 SILENCE_S: Final = 20.0
 """Time for which a process may be silent, even about pings, before it counts as hung."""
 
-# A process that leaves this many pings in a row unanswered hangs; one that has not started yet has
-# longer.
-_PINGS = 3
-_STARTING_PINGS = 60
-_PING = b"\n"
+# A process that leaves more pings in a row unanswered counts as hung. One that has not answered any
+# may still be starting, and gets more time.
+_MAX_UNANSWERED = 3
+_MAX_UNANSWERED_AT_START = 60
+_PING = b"\n"  # and the answer to it
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +37,8 @@ class HelperProcess:
     """
 
     _process: Process
-    _ping_s: float
-    _is_up: bool = False  # True once it has sent anything
+    _ping_s: float  # interval of pings
+    _has_started: bool = False  # True once it has answered a ping
 
     @classmethod
     async def start(
@@ -53,8 +53,8 @@ class HelperProcess:
 
         Args:
             module: its full name.
-            url: a shard's, for errors.
-            silence_s: a process that is silent for longer hangs.
+            url: the shard for which it is started, for errors.
+            silence_s: a process that is silent for longer counts as hung.
             env: its environment; by default, this process's.
 
         Raises CacheError, which names `url`.
@@ -69,7 +69,7 @@ class HelperProcess:
                 stdin=PIPE,
                 stdout=PIPE,
                 start_new_session=True,
-                limit=_LINE_BYTES,
+                limit=_MAX_ANSWER_BYTES,
                 env=env,
             )
         except OSError as exn:
@@ -78,7 +78,7 @@ class HelperProcess:
                 url=url,
                 remedy=NO_PROCESS_REMEDY,
             ) from exn
-        return cls(process, silence_s / (_PINGS + 1))
+        return cls(process, silence_s / (_MAX_UNANSWERED + 1))
 
     @property
     def pid(self) -> int:
@@ -88,18 +88,22 @@ class HelperProcess:
     @property
     def runs(self) -> bool:
         """False once it has ended."""
-        # uvloop raises a RuntimeError on writes to a pipe that it knows to be closed.
         stdin = self._process.stdin
-        return self._process.returncode is None and stdin is not None and not stdin.is_closing()
+        if self._process.returncode is not None or stdin is None:
+            return False
+        # Its pipe may be closed before the exit status is known; uvloop's raises a RuntimeError on
+        # a write then.
+        return not stdin.is_closing()
 
     def send(self, value: object) -> None:
-        """Send a JSON value; if the process was killed, its answer will be missing."""
+        """Send a JSON value; if the process has ended, nothing is sent."""
         self._write(json.dumps(value).encode() + b"\n")
 
     async def ask(self, value: object) -> bytes:
         """Return the answer to a JSON value, or empty bytes if the process died or hangs.
 
-        Counts pings, not time: if this process was stopped itself, the answers wait to be read.
+        A process hangs by the number of unanswered pings, not by the clock: while this process
+        itself is stopped (SIGSTOP), time passes, but no ping is sent.
         """
         assert self._process.stdout
         self.send(value)
@@ -115,13 +119,13 @@ class HelperProcess:
             if line != _PING:
                 return line
             unanswered = 0
-            self._is_up = True
+            self._has_started = True
         log.warning("helper process is not responding; killing it", pid=self.pid)
         return b""
 
     @property
     def _max_unanswered(self) -> int:
-        return _PINGS if self._is_up else _STARTING_PINGS
+        return _MAX_UNANSWERED if self._has_started else _MAX_UNANSWERED_AT_START
 
     def _write(self, data: bytes) -> None:
         if self.runs:
