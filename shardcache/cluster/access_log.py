@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardcache.cluster.tier_config import MIB
 
-_READ_BYTES = MIB
+_CHUNK_BYTES = MIB  # read at a time; no line is longer
 _MAX_LOG_BYTES = 64 * MIB
 
 
@@ -52,16 +52,17 @@ class TierFigures:
         """Count the cached parts in a folder."""
         self.files = 0
         self.cached_bytes = 0
-        for where, _folders, names in os.walk(folder):
+        for parent, _folders, names in os.walk(folder):
             for name in names:
                 # Without a Path object for each of 100,000 files.
-                path = os.path.join(where, name)  # noqa: PTH118
-                with suppress(FileNotFoundError):  # evicted meanwhile
+                path = os.path.join(parent, name)  # noqa: PTH118
+                with suppress(FileNotFoundError):  # evicted in the meantime
                     self.cached_bytes += os.stat(path).st_size  # noqa: PTH116
                     self.files += 1
 
 
 def _number(text: object) -> int:
+    """Return a number in the log; 0 for "-", which stands for none."""
     digits = str(text).strip()
     return int(digits) if digits.isdigit() else 0
 
@@ -73,8 +74,9 @@ class AccessLog:
         """Read a log from its present end on.
 
         Args:
-            path: of the log.
-            owner_port: of the requests that count: those to the front are repeated at the owner.
+            path: the log's.
+            owner_port: port of the requests that count. Those to the front, for this node's daemon,
+                are passed on to an owner and counted there.
         """
         self._path = path
         self._owner_port = str(owner_port)
@@ -100,14 +102,15 @@ class AccessLog:
         return True
 
     def _lines(self) -> Iterator[bytes]:
+        """Yield the lines added since the last call, except one that is still being written."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
             file.seek(self._position)
-            data = file.read(_READ_BYTES)
+            data = file.read(_CHUNK_BYTES)
             while b"\n" in data:
-                whole, newline, _beginning = data.rpartition(b"\n")
-                self._position += len(whole + newline)
+                whole_lines, newline, _beginning_of_next = data.rpartition(b"\n")
+                self._position += len(whole_lines + newline)
                 file.seek(self._position)
-                yield from whole.splitlines()
-                data = file.read(_READ_BYTES)
+                yield from whole_lines.splitlines()
+                data = file.read(_CHUNK_BYTES)

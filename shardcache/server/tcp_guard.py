@@ -1,4 +1,4 @@
-"""Guard of requests over TCP: they may read what is public on the node, or carry the token."""
+"""Guard of requests over TCP: they only read, what every user may see or, with the token, all."""
 
 import os
 import socket
@@ -30,9 +30,10 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if refusal is not None:
         return refusal
 
-    # With the token, a client has the daemon's own rights; without one, it is any user who can log
-    # in to the node.
-    request[PEER] = _NOBODY if token_hash is None else Peer(os.getuid())
+    if token_hash is None:
+        request[PEER] = _NOBODY  # the client may be any user who can log in to the node
+    else:
+        request[PEER] = Peer(os.getuid())  # the token gives the daemon's own rights
     return await handler(request)
 
 
@@ -51,6 +52,7 @@ def _is_local(request: web.Request) -> bool:
 
 
 def _refusal(request: web.Request, token_hash: bytes | None) -> web.Response | None:
+    """Return the response that refuses a request over TCP; None if it is allowed."""
     # The dashboard's static files hold no data, and a browser loads them without a token.
     is_page = request.path == "/" or request.path.startswith(STATIC_PATH)
     if token_hash is None and not _is_loopback_name(request.host):
@@ -70,11 +72,12 @@ def _refused(status: int, message: str, headers: dict[str, str] | None = None) -
 
 
 def _is_loopback_name(host: str) -> bool:
-    """Return True for a loopback name.
+    """Return True if a Host header, with or without a port, names the loopback.
 
-    A page loaded by any other may belong to a DNS rebinding site.
+    Any other name that leads here may be that of a DNS rebinding site, whose page sent the request.
     """
     name = host
-    if ":" in host and not host.endswith("]"):
+    has_port = ":" in host and not host.endswith("]")
+    if has_port:
         name, _, _ = host.rpartition(":")
     return name.lower() in ("localhost", "127.0.0.1", "[::1]")

@@ -8,7 +8,7 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.store.partial import Partial
 
 FILE_BYTES = 4096
-"""Space of a file of parts besides these, which is that of its journal."""
+"""Space of a file of parts in addition to the parts: that of its journal."""
 
 Span = tuple[int, int]
 """Start and end of a range of bytes."""
@@ -34,7 +34,7 @@ class PartFile:
     is_left: bool = False
 
     def confirm(self, obj: RemoteObject) -> None:
-        """Note what the origin says of the object, of which an earlier daemon left the parts."""
+        """Note the object as the origin describes it: the journal does not say everything."""
         self.partial.obj = obj
         self.is_left = False
 
@@ -56,7 +56,7 @@ class PartFile:
         return all(part in done for part in self.parts_of(span))
 
     def end_in(self, span: Span) -> int:
-        """Return where the bytes from the start of a span on end that are in the file."""
+        """Return the end of the bytes that are in the file without a gap, from a span's start."""
         start, end = span
         for part in self.parts_of(span):
             if part not in self.partial.done:
@@ -64,12 +64,12 @@ class PartFile:
         return min(end, self.partial.obj.size_bytes)
 
     def key_of(self, part: int) -> str:
-        """Return the name of a part among all that is cached."""
+        """Return the key of a part; no shard has the same."""
         return f"{self.partial.key}/{part}"
 
     @property
     def kept(self) -> list[int]:
-        """The parts that take space: those in it, and what an earlier daemon has left unchecked."""
+        """The parts that take space: the finished ones, and those not checked since the restart."""
         return [*self.partial.done, *self.partial.unchecked]
 
     @property
@@ -88,16 +88,17 @@ class PartFile:
         return kept_bytes
 
     def forget(self, part: int) -> None:
-        """Take a part for one that was never fetched."""
+        """Count a part as never fetched."""
         self.partial.done.pop(part, None)
         self.partial.unchecked.pop(part, None)
 
 
 class GrantedFiles:
-    """Closed files of which readers hold parts, that they may still open by path and inode.
+    """Closed files of which readers still hold parts: they may open them by path and inode.
 
-    Filesystems use the number of an inode again, so no later file at the path may have it before
-    the readers have released their parts: they would read its holes.
+    Filesystems reuse the numbers of inodes. Until the readers have released their parts, a new file
+    at the path must not get the same number: they would take it for the old one, and read its
+    holes.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class GrantedFiles:
             files.append(file)
 
     def remove(self, file: PartFile) -> None:
-        """Forget a file, of which no reader holds any more parts. No-op for any other."""
+        """Forget a file once no reader holds parts of it. No-op for a file that was not added."""
         files = self._by_key.get(file.partial.key, [])
         if file in files:
             files.remove(file)
@@ -123,6 +124,8 @@ class GrantedFiles:
 
 
 def part_of_key(key: str) -> tuple[str, int] | None:
-    """Return the object's key and the part's number of a part's name; None for a shard's key."""
+    """Return the object's key and the number that a part's key consists of; None for a shard's."""
     object_key, slash, part = key.partition("/")
-    return (object_key, int(part)) if slash else None
+    if not slash:
+        return None
+    return object_key, int(part)

@@ -10,7 +10,7 @@ from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, PostponedError
 from shardcache.store.space import footprint_bytes
 
-# Whoever reads ranges meanwhile causes many changes, most of which free no space.
+# Minimum interval of attempts: readers of ranges cause many changes, most of which free no space.
 _TRY_AGAIN_S = 0.05
 
 
@@ -21,7 +21,15 @@ async def reserve_for_transfer(
     key: str,
     size_bytes: int,
 ) -> None:
-    """Let a claim's reservation have `size_bytes` in all. Raises as `Residency.reserve` does."""
+    """Grow a claim's reservation to `size_bytes`. Raises as `Residency.reserve` does.
+
+    Args:
+        residency: the cached shards, of which some may be evicted.
+        claim: the claim of all transfers that lead to `key`.
+        transfer: the one that is shown as waiting for space.
+        key: the shard's.
+        size_bytes: the space that the shard takes.
+    """
 
     def needed_at_s() -> float:
         return _needed_at_s(residency, claim, key)
@@ -35,8 +43,10 @@ class WholeSpace:
     """Space for a whole object, of which ranges are served until there is enough.
 
     Args:
-        key: of the object.
-        size_bytes: of the object.
+        residency: the cached shards, of which some may be evicted.
+        claim: the claim of all transfers that lead to `key`.
+        key: the object's.
+        size_bytes: the object's.
     """
 
     def __init__(
@@ -60,7 +70,7 @@ class WholeSpace:
         return self._residency.may_fit(self._size_bytes)
 
     async def try_reserve(self) -> bool:
-        """Reserve the space of all parts that are not there; False if that takes waiting."""
+        """Reserve the space of all missing parts; False if that takes waiting."""
         now_s = time.monotonic()
         if now_s < self._next_try_s:
             return False
@@ -77,16 +87,21 @@ class WholeSpace:
         return True
 
     async def reserve_at_once(self) -> bool:
-        """Reserve that space although nobody needs the whole, if that takes no waiting.
+        """Reserve the space of all missing parts, if that takes no waiting.
 
-        It is not worth waiting for: others, each of whom has some parts, might wait as well.
+        For an object that nobody needs as a whole: waiting for its space could deadlock with others
+        that have some of their parts and wait as well.
         """
         with self._sparing():
             wanted_bytes = self._wanted_bytes()
             return await self._residency.reserve_at_once(self._claim, wanted_bytes)
 
     async def wait(self, url: str) -> None:
-        """Wait until there may be space, or the claim moves. Raises as `Residency.reserve` does."""
+        """Wait until there may be space, or the claim moves. Raises as `Residency.reserve` does.
+
+        Args:
+            url: the object's, for errors.
+        """
         if not self._is_waiting:
             self._is_waiting = True
             wanted_bytes = max(1, self._wanted_bytes())
@@ -95,25 +110,32 @@ class WholeSpace:
         self._residency.check_possible(self._size_bytes, url)
         if not self._claim.whole_waits:
             raise PostponedError
-        limit_s = self._next_try_s - time.monotonic()
-        await self._residency.change(self._claim, limit_s if limit_s > 0 else LOOK_AGAIN_S)
+        until_next_try_s = self._next_try_s - time.monotonic()
+        if until_next_try_s <= 0:
+            until_next_try_s = LOOK_AGAIN_S
+        await self._residency.change(self._claim, until_next_try_s)
 
     def end_wait(self) -> None:
-        """Wait no longer; no-op if nobody did."""
+        """End the wait for space; no-op if there is none."""
         self._is_waiting = False
         self._waiting.close()
 
     def _wanted_bytes(self) -> int:
+        """Return the space of the whole beyond what is cached or reserved already."""
         file = self._residency.parts.get(self._key)
         kept_bytes = 0 if file is None else file.kept_bytes
         return max(0, self._size_bytes - kept_bytes - self._claim.reserved_bytes)
 
     def _sparing(self) -> AbstractContextManager[None]:
+        """Keep the cached parts of the object itself from being evicted for its other parts."""
         file = self._residency.parts.get(self._key)
-        return nullcontext() if file is None else self._residency.parts.sparing(file)
+        if file is None:
+            return nullcontext()
+        return self._residency.parts.sparing(file)
 
 
 def _needed_at_s(residency: Residency, claim: KeyClaim, key: str) -> float:
+    """Return the time at which the whole of a shard or object is needed."""
     if claim.whole_klass is Class.WAITING:
         return NOW
     if claim.whole_klass is Class.PLANNED:

@@ -19,38 +19,56 @@ from shardcache.store.shard import Shard
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """The fetching of one shard from origin to cache."""
+    """The fetching of one shard from origin to cache.
 
-    name: str  # of the shard in plans
+    Attributes:
+        name: the shard's name in plans.
+        ref: the shard.
+        wanted: urgency, not counting waiting readers.
+        is_whole: False while only ranges of the object are wanted.
+        is_divisible: False once the object can only be fetched as a whole.
+        given_up: why the whole object was given up, while ranges of it are still fetched.
+        waits: the present waits for the shard.
+        stages: the present stage, and the time spent in each.
+        done_bytes: bytes on disk, of `total_bytes`.
+        coming: bytes received that are not on disk yet.
+        total_bytes: None until the origin has reported it.
+        arriving: early access to the shard, while it can be offered.
+        part_file: the parts that have arrived, for readers of ranges.
+        moved: notified when any of these changes.
+        outcome: the shard; None if only ranges were wanted, and no more of them are.
+        task: the task that fetches it.
+    """
+
+    name: str
     ref: ShardRef
-    wanted: Class  # its urgency, not counting waiting readers
-    is_whole: bool = True  # False while only ranges of the object are wanted
-    is_divisible: bool = True  # False once the object can only be fetched as a whole
-    # Why the whole of it was given up, while ranges went on
+    wanted: Class
+    is_whole: bool = True
+    is_divisible: bool = True
     given_up: ShardcacheError | PostponedError | None = None
-    waits: set[Wait] = field(default_factory=set)  # the present waits for the shard
+    waits: set[Wait] = field(default_factory=set)
     stages: Stages = field(default_factory=Stages)
-    done_bytes: int = 0  # on disk, of `total_bytes`
-    coming: Coming = field(default_factory=Coming)  # bytes received that are not on disk yet
-    total_bytes: int | None = None  # None until the origin has reported it
-    arriving: Arrival | None = None  # early access to the shard, while it can be offered
-    part_file: PartFile | None = None  # its parts that have arrived, for readers of ranges
-    moved: Signal = field(default_factory=Signal)  # notified when any of these changes
-    # None if only ranges were wanted, and nobody wants more of them.
+    done_bytes: int = 0
+    coming: Coming = field(default_factory=Coming)
+    total_bytes: int | None = None
+    arriving: Arrival | None = None
+    part_file: PartFile | None = None
+    moved: Signal = field(default_factory=Signal)
     outcome: asyncio.Future[Shard | None] = field(default_factory=asyncio.Future, repr=False)
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
     def klass(self) -> Class:
         """Present urgency, counting waiting readers."""
-        return self.wanted if longest_wait(self.waits) is None else Class.WAITING
+        has_waiting_reader = longest_wait(self.waits) is not None
+        return Class.WAITING if has_waiting_reader else self.wanted
 
     def join(self, moved: Signal, part_file: PartFile | None) -> None:
-        """Move with other transfers of the same object, and have the parts that they have."""
+        """Share the signal and the parts of other transfers of the same object."""
         previous = self.moved
         self.moved = moved
         self.part_file = part_file
-        previous.notify()
+        previous.notify()  # whoever waits for it looks again, and then waits for the new one
 
     def want_whole(self) -> None:
         """Want all of the object from now on."""
@@ -60,7 +78,10 @@ class Transfer:
             self.moved.notify()
 
     def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
-        """End the waits for the whole object, by their error; those for ranges go on."""
+        """End the waits for the whole object, with `exn` if it is an error.
+
+        Waits for ranges go on.
+        """
         if not self.is_whole:
             return
         self.is_whole = False

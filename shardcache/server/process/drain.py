@@ -9,8 +9,8 @@ from aiohttp import WSCloseCode, web
 
 from shardcache.errors import StoppingError
 
-# Longer requests must be sent to the next daemon again; busy or frozen readers do not answer the
-# close handshake.
+# Requests that take longer are cancelled, and have to be sent to the next daemon again. Busy or
+# frozen readers do not answer the close handshake.
 _DRAIN_LIMIT_S = 3.0
 
 
@@ -19,7 +19,7 @@ class Drain:
 
     Attributes:
         began: True once the daemon is shutting down.
-        sessions: of the connected readers.
+        sessions: the connected readers' WebSockets.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Drain:
 
     @contextmanager
     def errand(self) -> Iterator[None]:
-        """Track a request that shutdown waits for.
+        """Track the request handled by this task: shutdown waits for it.
 
         Raises StoppingError if the daemon is already stopping.
         """
@@ -51,19 +51,17 @@ class Drain:
                 self._idle.set()
 
     async def unused(self, for_s: float) -> None:
-        """Return once there has been no session for `for_s` seconds, and no request that changes
-        something.
-        """
-        used_s = None
-        while used_s != self._used_s or self._errands:
+        """Return after `for_s` seconds without sessions and requests that change something."""
+        while True:
             await self._idle.wait()
             used_s = self._used_s
             await asyncio.sleep(used_s + for_s - time.monotonic())
+            was_used = self._used_s != used_s
+            if not was_used and not self._errands:
+                return
 
     async def run(self) -> None:
-        """Close the readers' sessions and wait for running requests; cancel those that take too
-        long.
-        """
+        """Close the sessions, and wait for running requests; cancel those that take too long."""
         self.began = True
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_LIMIT_S):
