@@ -21,11 +21,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefetcher:
-    """Turns the plan into transfers.
-
-    It starts those of the shards needed soonest, while there is space and a free slot. It looks
-    again whenever something has `_changed`.
-    """
+    """Turns plans into transfers: of the shards needed soonest, while there are space and slots."""
 
     _store: Store
     _planner: Planner
@@ -59,18 +55,19 @@ class Prefetcher:
             missing = now.next_missing(self.is_cared_for)
             if missing is None:
                 return None
-            ref = missing.session.ref(missing.position)
-            # Shards needed later than the soonest missing one have even less claim to the space.
+            reader = missing.session
+            ref = reader.ref(missing.position)
             if self._must_wait(missing.name, ref, missing.needed_at_s):
-                early_s = missing.needed_at_s - now.now_s - self._planner.lead_s
-                if early_s <= 0:
+                # Others are needed later, and have even less claim to the space. From the lead time
+                # before its need on, this one may evict planned shards.
+                until_lead_s = missing.needed_at_s - now.now_s - self._planner.lead_s
+                if until_lead_s <= 0:
                     return LOOK_AGAIN_S
-                return min(early_s, LOOK_AGAIN_S)
+                return min(until_lead_s, LOOK_AGAIN_S)
 
-            client = missing.session.client
-            job, uid = client
+            job, uid = reader.client
             with about(job=job, uid=uid):
-                self._transfers.start(missing.name, ref, Class.PLANNED, client)
+                self._transfers.start(missing.name, ref, Class.PLANNED, reader.client)
         return LOOK_AGAIN_S
 
     def _must_wait(self, name: str, ref: ShardRef, needed_at_s: float) -> bool:
@@ -90,14 +87,12 @@ class Prefetcher:
 
     def _transfers_ahead(self) -> int:
         """Return the number of transfers for plans alone, without a reader that waits."""
-        planned = [each for each in self._transfers.all() if each.wanted is Class.PLANNED]
-        return sum(not transfer.waits for transfer in planned)
+        transfers = self._transfers.all()
+        ahead = [each for each in transfers if each.wanted is Class.PLANNED and not each.waits]
+        return len(ahead)
 
     def is_cared_for(self, name: str) -> bool:
-        """Return whether a shard needs no prefetch.
-
-        It is cached, being fetched, or blocked after failures.
-        """
+        """Return whether a shard needs no prefetch: it is cached, being fetched, or has failed."""
         if self._planner.key(name) in self._store.shards:
             return True
         return name in self._transfers or name in self._transfers.failures

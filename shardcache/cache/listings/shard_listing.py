@@ -7,7 +7,7 @@ from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.urls.url_names import is_shard, is_shard_or_file
 from shardcache.store.keys import place_of, shard_key
 
-# Memory of a list, and of a shard in it, besides its texts: name and numbers.
+# Memory of a list, and of a shard in it: its name and numbers, without the texts of the list.
 _LIST_BYTES = 16_384
 _ROW_BYTES = 168
 
@@ -19,7 +19,7 @@ def name_of(ref: ShardRef) -> str:
 
 
 def _name(place: str, version: str | None) -> str:
-    """Return the name of what is cached under `place`: its key, if its version is known."""
+    """Return the key of a place in a version; the place itself if the version is unknown."""
     if not version:
         return place
     return shard_key(place, version)
@@ -31,8 +31,8 @@ class Listing:
     Attributes:
         shards: the shards, in the order of their numbers.
         names: the name of each.
-        remembered: how many sample counts come from this daemon's catalogue; other nodes may lack
-            them.
+        remembered: number of sample counts that come from this daemon's catalogue; other nodes may
+            not have them.
         memory_bytes: memory that the list takes.
     """
 
@@ -43,25 +43,28 @@ class Listing:
         remembered: int = 0,
         wanted: Wanted = "samples",
     ) -> None:
-        """Build from the shards, and from their names if these are known. Blocks."""
+        """Build from the shards. Blocks.
+
+        Args:
+            names: of the shards, if they are known already.
+            wanted: which of them are read as shards, and which as files or by ranges.
+        """
         self.shards = shards
         self.remembered = remembered
         self._wanted = wanted
-        self.names = names or [
-            _name(place, version)
-            for place, version in zip(
-                self._places(),
-                shards.versions,
-                strict=True,
-            )
-        ]
+        self.names = names or self._named()
         texts_bytes = len(shards.urls.text) + len(shards.versions.text)
         self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + texts_bytes
+
+    def _named(self) -> list[str]:
+        each = zip(self._places(), self.shards.versions, strict=True)
+        return [_name(place, version) for place, version in each]
 
     def _places(self) -> Iterable[str]:
         return (place_of(url, is_file=self._is_file(url)) for url in self.shards.urls)
 
     def _is_file(self, url: str) -> bool:
+        """Return whether the object's own bytes are wanted, rather than the samples in it."""
         if self._wanted == "shards":
             return not is_shard(url)
         if self._wanted == "either":
@@ -70,7 +73,7 @@ class Listing:
 
     @property
     def is_of_ranges(self) -> bool:
-        """True if nothing of the files is wanted but what readers ask for."""
+        """True if only the ranges are fetched that readers ask for, and nothing ahead of need."""
         return self._wanted == "ranges"
 
     def ref(self, number: int) -> ShardRef:
@@ -87,7 +90,7 @@ class Listing:
         return [self.ref(number) for number in range(len(self.shards))]
 
     def wanting(self, wanted: Wanted) -> "Listing":
-        """Return the same list with samples, or files, wanted of it. Blocks."""
+        """Return the same shards with something else wanted of them. Blocks."""
         if wanted == self._wanted:
             return self
         return Listing(self.shards, (), self.remembered, wanted)

@@ -10,12 +10,13 @@ from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.shared.protocol import Json
 
-# How far ahead plans are examined, in how many intervals, and how many positions per reader: one
-# shard per second.
+# Plans are examined so far ahead.
 HORIZON_S = 300.0
+# Equal intervals of the horizon, for each of which shards are counted.
 BINS = 60
+# Positions of a plan that are examined: enough for one shard per second.
 MAX_USES = 300
-_SOONEST = 5
+_MAX_SOONEST = 5
 _MAX_GAPS = 12
 
 
@@ -29,7 +30,7 @@ class Presence(enum.StrEnum):
 
 
 class Use(NamedTuple):
-    """One job's need of one shard, at the reader's pace."""
+    """One job's need of one shard, at the reader's pace; compared by its time first."""
 
     in_s: float  # time until the need; 0 if the reader is already waiting or reading
     url: str
@@ -57,8 +58,9 @@ class Lane:
     """The shards that one job's readers need in the next minutes.
 
     Attributes:
-        counts: by presence, the number of shards needed in each of the horizon's equal intervals.
-        looked_s: how far ahead all of its readers' plans were examined.
+        client: the job.
+        counts: by presence, the number of shards needed in each interval of the horizon.
+        looked_s: time up to which all of its readers' plans were examined.
         soonest: the first few uses.
         gaps: the first few uses of shards that are not cached.
     """
@@ -74,10 +76,11 @@ class Lane:
         for use in uses:
             number = min(int(use.in_s * BINS / HORIZON_S), BINS - 1)
             self.counts[use.presence][number] += 1
-        if len(uses) == MAX_USES:
+        is_cut_short = len(uses) == MAX_USES
+        if is_cut_short:
             self.looked_s = min(self.looked_s, uses[-1].in_s)
 
-        self.soonest = sorted([*self.soonest, *uses[:_SOONEST]])[:_SOONEST]
+        self.soonest = sorted([*self.soonest, *uses[:_MAX_SOONEST]])[:_MAX_SOONEST]
         missing = (use for use in uses if use.presence is not Presence.CACHED)
         first_missing = itertools.islice(missing, _MAX_GAPS)
         self.gaps = sorted([*self.gaps, *first_missing])[:_MAX_GAPS]
@@ -97,12 +100,12 @@ class Lane:
 def gaps(lanes: Iterable[Lane]) -> list[Use]:
     """Return the soonest uses of shards that are not cached, one per shard, over all jobs.
 
-    A shard that is being fetched is always among them: its transfer is shown, with the job that it
-    is for.
+    Beyond the first few, only shards that are being fetched are among them: the page shows each
+    transfer with the job that it is for.
     """
     soonest: dict[str, Use] = {}
     for use in sorted(use for lane in lanes for use in lane.gaps):
         soonest.setdefault(use.url, use)
     uses = list(soonest.values())
-    later = [use for use in uses[_MAX_GAPS:] if use.presence is Presence.FETCHING]
-    return uses[:_MAX_GAPS] + later
+    fetched_later = [use for use in uses[_MAX_GAPS:] if use.presence is Presence.FETCHING]
+    return uses[:_MAX_GAPS] + fetched_later

@@ -8,9 +8,9 @@ from typing import Self
 
 from shardcache.errors import ConfigError
 
-_FIRST_FD = 3
+_FIRST_FD = 3  # SD_LISTEN_FDS_START
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
-_OTHERS = 0o007
+_ANY_RIGHT_OF_OTHERS = 0o007
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class ActivatedSockets:
         stream socket, for a second Unix socket, and for a Unix socket that every user of the node
         may connect to.
         """
-        meant_for = env.pop("LISTEN_PID", "")
+        receiver_pid = env.pop("LISTEN_PID", "")
         count = env.pop("LISTEN_FDS", "")
         env.pop("LISTEN_FDNAMES", "")
-        if meant_for != str(pid) or not count.isdecimal():
+        if receiver_pid != str(pid) or not count.isdecimal():
             return cls()
 
         sockets = [_adopt(fd) for fd in range(_FIRST_FD, _FIRST_FD + int(count))]
@@ -46,29 +46,31 @@ class ActivatedSockets:
                 "more than one activated Unix socket",
                 remedy="give the socket unit a single path",
             )
-        for sock in unix:
-            _check_guarded(sock)
         tcp = tuple(sock for sock in sockets if sock not in unix)
-        return cls(unix[0] if unix else None, tcp)
+        if not unix:
+            return cls(None, tcp)
+        _check_not_open_to_all(unix[0])
+        return cls(unix[0], tcp)
 
-    def path(self, asked_for: Path | None) -> Path | None:
+    def path(self, configured: Path | None) -> Path | None:
         """Return the path of the activated Unix socket, None without one.
 
-        Raises ConfigError if `asked_for` is another path: clients would look there and find no
+        Raises ConfigError if `configured` is another path: clients would look there and find no
         daemon.
         """
         if self.unix is None:
             return None
         path = Path(self.unix.getsockname())
-        if asked_for is not None and asked_for.resolve() != path.resolve():
+        if configured is not None and configured.resolve() != path.resolve():
             raise ConfigError(
-                f"the activated socket is {path}, but --socket says {asked_for}",
+                f"the activated socket is {path}, but --socket says {configured}",
                 remedy="omit --socket, or change ListenStream= in the socket unit",
             )
         return path
 
 
 def _adopt(fd: int) -> socket.socket:
+    """Return the socket of a file descriptor. Raises ConfigError unless it is a listening one."""
     try:
         sock = socket.socket(fileno=fd)
         is_known = sock.family in _FAMILIES
@@ -87,11 +89,13 @@ def _adopt(fd: int) -> socket.socket:
     return sock
 
 
-def _check_guarded(sock: socket.socket) -> None:
+def _check_not_open_to_all(sock: socket.socket) -> None:
+    """Raise ConfigError for a Unix socket that every user of the node may connect to."""
     name = sock.getsockname()
+    is_open = True  # so is an abstract name (bytes), which has no mode
     try:
-        # An abstract name (bytes) has no mode: every user of the node may connect to it.
-        is_open = not isinstance(name, str) or Path(name).stat().st_mode & _OTHERS
+        if isinstance(name, str):
+            is_open = bool(Path(name).stat().st_mode & _ANY_RIGHT_OF_OTHERS)
     except OSError as exn:
         raise ConfigError(
             f"the activated socket {name} has no file at its path: {exn.strerror}",

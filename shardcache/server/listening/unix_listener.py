@@ -9,8 +9,10 @@ from pathlib import Path
 
 from shardcache.errors import ConfigError, DaemonError, SocketInUseError
 
-_MODE = 0o660  # owner and group may connect; whoever may connect may use the cache
-_BACKLOG = 1024  # all readers of a node may reconnect together after a restart
+# Whoever may connect may use the cache: the owner and the group.
+_MODE = 0o660
+# After a restart, all readers of a node may reconnect together.
+_BACKLOG = 1024
 
 
 @contextmanager
@@ -19,12 +21,12 @@ def listening_at(
     group: str | None,
     activated: socket.socket | None = None,
 ) -> Iterator[socket.socket]:
-    """Yield a socket that listens at `path`: the activated one, or a new one, unlinked at the end.
+    """Yield the activated socket, or a new one that listens at `path`.
 
-    A new one replaces one left by a killed daemon.
+    A new one replaces the socket of a daemon that was killed, and is unlinked at the end.
 
     Args:
-        path: where to bind a new socket.
+        path: path of a new socket.
         group: name of the group that may connect to a new socket; None for the user's own.
         activated: the activated socket, if there is one.
 
@@ -49,7 +51,8 @@ def listening_at(
         yield sock
     finally:
         sock.close()
-        if not _is_answered(path):  # else another daemon listens there by now
+        is_of_another = _is_answered(path)  # another daemon may have replaced it
+        if not is_of_another:
             path.unlink(missing_ok=True)
 
 
@@ -73,14 +76,15 @@ def _bound(path: Path, group: str | None) -> socket.socket:
         path.chmod(_MODE)  # before listen: nobody can connect while the mode is still the umask's
         sock.listen(_BACKLOG)
         sock.setblocking(False)
-        failing.pop_all()
+        failing.pop_all()  # nothing has failed: the socket stays open
     return sock
 
 
 def _is_answered(path: Path, stale: tuple[type[OSError], ...] = (OSError,)) -> bool:
-    """Return whether a connection to the socket is accepted, False for the errors in `stale`.
+    """Return whether a daemon accepts a connection to the socket.
 
-    Raises other OSErrors.
+    Args:
+        stale: errors that mean that none does; others are raised.
     """
     with suppress(*stale), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.connect(os.fspath(path))
@@ -89,6 +93,7 @@ def _is_answered(path: Path, stale: tuple[type[OSError], ...] = (OSError,)) -> b
 
 
 def _give_to(path: Path, group: str) -> None:
+    """Change the group of a file. Raises ConfigError if there is no such group."""
     try:
         shutil.chown(path, group=group)
     except LookupError:

@@ -1,8 +1,8 @@
 """Pool of processes that index shards, started on first use, replaced when one dies or hangs.
 
-Not a `ProcessPoolExecutor`: its running calls cannot be cancelled, nor a hung one be told from a
-busy one; a process that is killed breaks the whole pool, the other's call included; and after a
-daemon that was killed, its processes write on.
+Not a `ProcessPoolExecutor`: its running calls cannot be cancelled; a hung one looks like a busy
+one; a process that is killed breaks the whole pool with all of its calls; and if the daemon is
+killed, its processes continue to write.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from shardcache.store.indexing.indexer import Indexed, IndexRequest, TokensReque
 
 log = structlog.get_logger()
 
-_TRIES = 2
+_MAX_TRIES = 2  # of a request
 
 
 class Indexers:
@@ -49,7 +49,7 @@ class Indexers:
     async def _run(self, request: IndexRequest | TokensRequest) -> dict[str, Any]:
         async with self._slots:
             process = await self._idle_or_new(request.url)
-            for tries_left in reversed(range(_TRIES)):
+            for tries in range(1, _MAX_TRIES + 1):
                 try:
                     answer = await process.ask(asdict(request))
                 except BaseException:
@@ -61,8 +61,8 @@ class Indexers:
                     return _fields_of(answer)
                 await process.end()
                 log.warning("indexing process killed", url=request.url)
-                if tries_left:
-                    # Not an idle one: what killed or froze this one may have met them all.
+                if tries < _MAX_TRIES:
+                    # Not an idle one: what killed or froze this one may have happened to them, too.
                     process = await self._start(request.url)
         raise CacheError(
             "the indexing process was killed, or did not respond, twice",
@@ -81,7 +81,7 @@ class Indexers:
         return await self._start(url)
 
     async def _start(self, url: str | None = None) -> "HelperProcess":
-        # It reads local files, whose contents may be anybody's: it gets no credentials.
+        # Without credentials: it parses files whose contents may come from anybody.
         env = {name: value for name, value in os.environ.items() if not reaches_stores(name)}
         return await HelperProcess.start(indexer.__name__, url, silence_s=self._silence_s, env=env)
 
