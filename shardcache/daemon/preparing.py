@@ -16,17 +16,15 @@ from shardcache.store.indexing.indexers import Indexers
 
 log = structlog.get_logger()
 
-# Where a store with an SDK is configured, as S3 has, the daemon serves once that is loaded and a
-# transport worker is up: a reader's first batch then takes as long as any. These are the limits on
-# that, and on the credentials, which may come from far away.
+# If a store that needs an SDK is configured, such as S3, the daemon serves only once that is loaded
+# and a transport worker is up, so that a reader's first batch takes as long as any other. These
+# limit that wait, and the one for credentials, which may come over the network.
 _PREPARED_WITHIN_S = 10.0
 _CREDENTIALS_WITHIN_S = 1.0
-# Where nothing says that such a store will be used, its SDK is loaded after what a job with other
-# urls waits for at first.
-_UNCONFIGURED_S = 1.0
-# At first, a daemon that is started for a job has other things to do than to start more transport
-# workers.
-_OTHERS_AFTER_S = 5.0
+# Otherwise the SDKs are loaded later: a job with other urls waits for something else at first.
+_SDKS_AFTER_S = 1.0
+# One transport worker is enough for the first requests: the others start later.
+_OTHER_WORKERS_AFTER_S = 5.0
 
 
 async def start_preparing(
@@ -34,9 +32,9 @@ async def start_preparing(
     origins: Origins,
     indexers: Indexers,
 ) -> list[asyncio.Task[None]]:
-    """Start to prepare, and return the tasks that do.
+    """Start the preparation, and return its tasks.
 
-    If a store with an SDK is configured, returns once it is prepared, or the limits are over.
+    If a store with an SDK is configured, returns once it is prepared, or after the time limits.
     """
     preparation = group.create_task(_prepare(origins, indexers))
     credentials = group.create_task(_obtain_credentials(origins, preparation))
@@ -48,10 +46,10 @@ async def start_preparing(
 
 async def prepare_later(origins: Origins) -> None:
     """Prepare what the first readers hardly need."""
-    await asyncio.sleep(_UNCONFIGURED_S)
+    await asyncio.sleep(_SDKS_AFTER_S)
     if not origins.prepared_urls:
         await _attempt("SDKs", _load_sdks())
-    await asyncio.sleep(_OTHERS_AFTER_S - _UNCONFIGURED_S)
+    await asyncio.sleep(_OTHER_WORKERS_AFTER_S - _SDKS_AFTER_S)
     await _attempt("transport workers", origins.start_other_workers())
 
 
@@ -73,10 +71,12 @@ async def _obtain_credentials(origins: Origins, preparation: asyncio.Task[None])
 
 
 async def _attempt(what: str, preparation: Coroutine[Any, Any, None]) -> None:
-    # Not by type: SDKs raise what they like over the user's files.
-    for outcome in await asyncio.gather(preparation, return_exceptions=True):
-        if outcome is not None:
-            log.debug("preparation failed", what=what, cause=repr(outcome))
+    """Await a preparation; if it fails, log why."""
+    # With any exception: SDKs raise all kinds of them over the user's config files.
+    outcomes = await asyncio.gather(preparation, return_exceptions=True)
+    failure = outcomes[0]
+    if failure is not None:
+        log.debug("preparation failed", what=what, cause=repr(failure))
 
 
 async def _load_sdks() -> None:

@@ -15,9 +15,9 @@ class Facts:
 
     url: str
     version: str  # in the origin
-    size_bytes: int  # of the tar in the cache
+    size_bytes: int  # size of the tar in the cache
     origin_bytes: int  # size in the origin; differs if the shard is compressed there
-    part_bytes: int  # size of each part but the last; a checksum covers one
+    part_bytes: int  # size of each part but the last
     part_crcs: tuple[int, ...]  # CRC32C of each part of the tar, in order
     samples: int | None  # None for a file, and for a tar fetched as one and not indexed yet
 
@@ -71,7 +71,7 @@ class Shard:
     size_bytes: int
     sidecar_bytes: int
     used_at_s: float  # end of its last use, in seconds since the Unix epoch
-    use_saved_s: float = 0.0  # that of the last use that was persisted
+    use_saved_s: float = 0.0  # end of the last use that was persisted
     leases: int = 0
     pinned: bool = False
     # Its sidecar's header; None after a restart, until it is first needed
@@ -81,7 +81,7 @@ class Shard:
 
     @property
     def stays(self) -> bool:
-        """True if it must not be evicted."""
+        """True while it must not be evicted."""
         return self.pinned or self.leases > 0
 
     @property

@@ -23,8 +23,8 @@ class Stored(NamedTuple):
     """A complete shard in the destination.
 
     Attributes:
-        size_bytes: of the shard.
-        version: that it has there.
+        size_bytes: its size.
+        version: its version there.
         samples: number of its samples.
         tokens: number of its tokens, if they are counted.
         members: number of samples with each extension.
@@ -39,22 +39,30 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Journal:
-    """The input and settings of a dataset, and its complete shards, by name: kept beside them."""
+    """The input and settings of a dataset, and its complete shards by name.
+
+    It lies in the destination with the shards.
+    """
 
     settings: dict[str, Any]
     shards: dict[str, Stored] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the journal's text; `resume` reads it."""
-        text = {"format": FORMAT, "settings": self.settings, "shards": self.shards}
-        return json.dumps(text, ensure_ascii=True, indent=1).encode()
+        content = {"format": FORMAT, "settings": self.settings, "shards": self.shards}
+        return json.dumps(content, ensure_ascii=True, indent=1).encode()
 
 
 def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
     """Return the journal of an interrupted run.
 
-    Raises ConfigError if settings, which it names, or the input have changed: new shards must not
-    mix with the old.
+    Args:
+        text: the journal in the destination.
+        settings: this run's.
+        url: the destination's, for errors.
+
+    Raises ConfigError, which names them, if settings or the input have changed: new shards must not
+    be mixed with old ones.
     """
     remedy = "empty the destination, or choose another"
     try:

@@ -19,10 +19,10 @@ class Cut:
     """The samples of one shard.
 
     Attributes:
-        first: position of the first in the input.
-        last: position of the last, which is included.
+        first: position of the first one in the input.
+        last: position of the last one.
         samples: number of them.
-        size_bytes: in the tar; exact if the input gives exact sizes.
+        size_bytes: size of the tar; exact if the input gives exact sizes.
     """
 
     first: Any
@@ -32,9 +32,9 @@ class Cut:
 
 
 def cut(samples: Iterable[tuple[int, Any]], shard_size_bytes: int) -> Iterator[Cut]:
-    """Cut samples, given size and position of each, to shards that are as full as they may be.
+    """Cut samples, given size and position of each, into shards of at most `shard_size_bytes`.
 
-    A sample larger than `shard_size_bytes`, the maximum of a shard, is a shard by itself.
+    Each is filled before the next begins. A sample that is larger is a shard by itself.
     """
     shard: Cut | None = None
     for size_bytes, position in samples:
@@ -59,10 +59,10 @@ class ShardNames:
     pattern: str = SHARD_NAMES
 
     def __post_init__(self) -> None:
-        fixed = _NUMBER.sub("", self.pattern, count=1)
-        has_one_number = fixed != self.pattern and "%" not in fixed
-        is_visible_file = "/" not in fixed and not fixed.startswith(".")
-        if not has_one_number or not is_visible_file or fixed[-4:] != ".tar":
+        text = _NUMBER.sub("", self.pattern, count=1)
+        has_one_number = text != self.pattern and "%" not in text
+        is_visible_file = "/" not in text and not text.startswith(".")
+        if not (has_one_number and is_visible_file and text.endswith(".tar")):
             raise ConfigError(
                 f"not a pattern for names of shards: {self.pattern!r}",
                 remedy="write one number with %, and the suffix .tar: train-%06d.tar",
@@ -73,10 +73,7 @@ class ShardNames:
         return self.pattern % number
 
     def foreign(self, names: Iterable[str]) -> list[str]:
-        """Return the names of shards that the pattern cannot have produced, sorted.
-
-        Those of other files that readers take for shards are among them.
-        """
+        """Return, sorted, the names that readers take for shards and that are not the pattern's."""
         return sorted(name for name in names if is_tar(name) and not self._is_own(name))
 
     def _is_own(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Objects for those who name one after another, by their user's rules."""
+"""Objects for clients that name one at a time, such as those of S3, by the rules for their user."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ from shardcache.origin.registry import Origins
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objects:
-    """Objects as far as a user may know and read them.
+    """The objects that a user may see and read.
 
     Attributes:
-        reads: reads of objects that were found here.
+        reads: reads of the objects that `stat` or `known` returned.
     """
 
     reads: ObjectReads
@@ -26,7 +26,7 @@ class Objects:
     _allow: AllowList
 
     async def stat(self, url: str, peer: Peer) -> RemoteObject:
-        """Return an object as its origin had it lately.
+        """Return an object; its origin is asked, unless it was a short time ago.
 
         Raises NotAllowedError before any request to the origin, and the origin's errors.
         """
@@ -42,13 +42,16 @@ class Objects:
         return self._known.fresh(url)
 
     def forget(self, url: str) -> None:
-        """Ask the origin again, next time: it has another version."""
+        """Have the next `stat` ask the origin: it has another version."""
         self._known.forget(url)
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-        """Return start and end of a part in which an object was uploaded; None if there is none.
+        """Return start and end of a part of a multipart upload; None if there is no such part.
 
-        Raises the origin's errors.
+        An object that was uploaded as a whole has one part. Raises the origin's errors.
+
+        Args:
+            number: the part's, counted from 1.
         """
         parts = parts_of(obj) or 1
         if number > parts:
@@ -64,20 +67,20 @@ class Objects:
         return await self._page(wanted)
 
     async def has_bucket(self, prefix: str, peer: Peer) -> bool:
-        """Return whether there is a bucket of which a user may read something.
+        """Return whether the user may read something in a bucket.
 
-        Raises the origin's errors, but for NotFoundError if there is none.
+        Raises NotFoundError if there is no such bucket, and the origin's other errors.
 
         Args:
-            prefix: of all urls in the bucket.
+            prefix: the bucket's, with which all urls in it begin.
         """
         if not self._allow.reaches(prefix, peer):
             return False
-        await self._page(PageRequest(prefix, max_keys=1))
+        await self._page(PageRequest(prefix, max_keys=1))  # raises if there is no bucket
         return True
 
     def prefixes(self, peer: Peer) -> list[str]:
-        """Return what the urls that a user may request begin with, as far as rules say it."""
+        """Return the prefixes of the rules by which the user may request urls."""
         return self._allow.prefixes(peer)
 
     async def _page(self, wanted: PageRequest) -> ListedPage:
@@ -86,9 +89,11 @@ class Objects:
 
 
 def parts_of(obj: RemoteObject) -> int | None:
-    """Return in how many parts an object was uploaded, which its ETag ends with, as S3 has it.
+    """Return the number of parts of a multipart upload; None for an object uploaded as a whole.
 
-    None if it was uploaded as a whole.
+    S3's ETags of multipart uploads end with it, after a dash.
     """
     _, dash, parts = obj.version.rpartition("-")
-    return int(parts) if dash and parts.isascii() and parts.isdecimal() else None
+    if dash and parts.isascii() and parts.isdecimal():
+        return int(parts)
+    return None

@@ -14,16 +14,15 @@ from shardcache.store.shard import Facts, Shard, Unpublished
 class LeaseState(enum.Enum):
     """State of a lease.
 
-    A lease granted ahead of need is only an early answer: the plan protects the shard, unless a
-    waiting reader needs the space. The reader then finds no file and asks again.
+    A lease granted ahead of need does not keep the shard in the cache: only the plan protects it,
+    unless a waiting reader needs the space. The reader then finds no file, and asks again.
     """
 
     REQUESTED = enum.auto()
     AWAITED = enum.auto()  # requested, and the reader has nothing else to read
-    GRANTED = enum.auto()  # ahead of need
-    # The reader has reached the shard, which is retained from its publication on
-    IN_USE = enum.auto()
-    EVICTED = enum.auto()  # before the reader reached it
+    GRANTED = enum.auto()  # before the reader has reached the shard
+    IN_USE = enum.auto()  # the reader has reached the shard, which is retained once published
+    EVICTED = enum.auto()  # granted, and evicted before the reader reached it
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +35,7 @@ class Lease:
     state: LeaseState = LeaseState.REQUESTED
     # The shard, or its transfer if the lease was granted before its end.
     granted: Shard | Arrival | HeldRange | None = None
-    # Those of the whole shard, if granted before their publication
+    # The whole shard's, if it was granted before its publication.
     files: Unpublished | None = None
     damage_seen: bool = False  # True once damage of its shard was noted
     # Waits for the shard; cancelled if the reader withdraws the request.
@@ -45,9 +44,11 @@ class Lease:
     @property
     def shard(self) -> Shard | None:
         """The published shard; None until there is one."""
+        if isinstance(self.granted, Shard):
+            return self.granted
         if isinstance(self.granted, Arrival):
             return self.granted.shard
-        return self.granted if isinstance(self.granted, Shard) else None
+        return None
 
     @property
     def facts(self) -> Facts | None:
@@ -80,7 +81,9 @@ class Lease:
         """Damage found in what the reader has in use."""
         if self.retained is not None:
             return self.retained.damage
-        return self.granted.damage if isinstance(self.granted, Arrival) else None
+        if isinstance(self.granted, Arrival):
+            return self.granted.damage
+        return None
 
 
 def has_more_samples(shard: Shard, count: int) -> bool:

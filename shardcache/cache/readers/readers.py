@@ -27,6 +27,7 @@ class Readers:
         self._changed = shared.changed
         self._bills = shared.counters.bills
         self._readers: set[Reader] = set()
+        # Readers of one job that are workers of the same DataLoader.
         self._workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
         self._jobs: dict[JobKey, Job] = {}  # most recently joined last
         self._plan_memory = PlanMemory(self._readers, plan_memory_bytes)
@@ -58,6 +59,7 @@ class Readers:
         return reader
 
     def _join(self, job_name: str, uid: int) -> Job:
+        """Return a job, known or new, with a further reader; it is the most recent one now."""
         job = self._jobs.pop((job_name, uid), None)
         if job is None:
             job = Job(job_name, uid)
