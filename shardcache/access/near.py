@@ -38,13 +38,15 @@ _NAMES = frozenset(
 )
 _DOMAINS = (".localhost", ".docker.internal")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")  # its addresses reach the node itself
 
 
 @lru_cache(maxsize=1024)
 def is_near(host: str) -> bool:
     """Return whether a host is this node or its cloud's metadata service.
 
-    It may be a name, or an address in any notation.
+    Args:
+        host: a name, or an address in any notation.
     """
     name = host.lower().rstrip(".")
     address = _address(name)
@@ -66,15 +68,15 @@ def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
         within = _ipv4_within(address)
         if within is not None:
             return _is_near(within)
-    elif int(address) >> 24 == 0:  # "this network", which reaches the node itself
+    elif address in _THIS_NETWORK:
         return True
-    is_special = (
-        address.is_loopback,
-        address.is_link_local,
-        address.is_multicast,
-        address.is_unspecified,
+    return (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or address in _METADATA
     )
-    return any(is_special) or address in _METADATA
 
 
 def _ipv4_within(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:

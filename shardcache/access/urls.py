@@ -7,6 +7,9 @@ from urllib.parse import urlsplit
 from shardcache.access.protocols import WEB, row_of
 from shardcache.shared.urls.url_names import path_of
 
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+_WILDCARD = re.compile(r"[*?\[]")
+
 
 def protocol_of(url: str) -> str:
     """Return the part before `://`; a plain path is `file`."""
@@ -33,25 +36,19 @@ def host_of(url: str) -> str:
     return (urlsplit(url).hostname or "").lower()
 
 
-_PORTS = {"http": ":80", "https": ":443"}
-
-
 def canonical(url: str) -> str:
     """Return the url in a form for comparison.
 
-    `file://` for a path, schemes and web hosts in lower case. Everything after the host is kept:
-    two spellings of a path are two urls.
+    A path becomes a `file://` url. Schemes and web hosts are in lower case, without the default
+    port. Everything after the host is kept: two spellings of a path are two urls.
     """
     protocol = row_of(protocol_of(url)).names[0]
     path = place_of(url)
     if protocol in WEB:
         authority, slash, rest = path.partition("/")
-        host = authority.lower().removesuffix(_PORTS[protocol])
+        host = authority.lower().removesuffix(_DEFAULT_PORTS[protocol])
         path = f"{host}{slash}{rest}"
     return f"{protocol}://{path}"
-
-
-_WILDCARD = re.compile(r"[*?\[]")
 
 
 def is_glob(url: str) -> bool:
@@ -74,10 +71,10 @@ def join(base: str, relative: str) -> str:
     """Resolve a shard's name in an index at `base`; a url is returned unchanged."""
     if "://" in relative:
         return relative
-    head, separator, path = path_of(base).rpartition("://")
+    scheme, separator, path = path_of(base).rpartition("://")
+    root = f"{scheme}{separator}"
     if separator and protocol_of(base) != "file":
-        authority, _, path = path.partition("/")
-        head = f"{head}{separator}{authority}"
-    else:
-        head += separator
-    return head + posixpath.normpath(posixpath.join("/", posixpath.dirname(path), relative))
+        bucket_or_host, _, path = path.partition("/")
+        root += bucket_or_host
+    absolute = posixpath.join("/", posixpath.dirname(path), relative)
+    return root + posixpath.normpath(absolute)

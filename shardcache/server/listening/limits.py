@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from shardcache.config.settings import Settings
 from shardcache.errors import ExhaustedError
 
-# Descriptors for the daemon's own files, processes and TCP connections; for a connection to an
-# origin; for a transfer.
+# Descriptors for the daemon's own files, processes and TCP connections.
 _OWN_FILES = 160
+# Descriptors for each connection to an origin, and for each transfer.
 _FILES_PER_CONNECTION = 2
 _FILES_PER_TRANSFER = 6
 
@@ -24,7 +24,7 @@ FEWER_CONNECTIONS = (
 
 
 def own_files(settings: Settings) -> int:
-    """Return how many descriptors the daemon needs for itself."""
+    """Return the number of descriptors that the daemon needs apart from its clients."""
     to_origins = _FILES_PER_CONNECTION * settings.max_connections
     of_transfers = _FILES_PER_TRANSFER * settings.max_transfers
     return _OWN_FILES + to_origins + of_transfers
@@ -43,11 +43,10 @@ class Limits:
 
     Attributes:
         connections: maximum number at a time.
-        per_user: maximum of one user other than root and the daemon's own.
-        limit_s: lifetime, or the time until the first request has arrived.
+        per_user: maximum number of one user other than root and the daemon's own.
+        limit_s: maximum lifetime of a connection, or time until its first request has arrived.
         first_only: True if `limit_s` applies to the first request.
-        stall_s: how long a client may read nothing of what it is sent; None if that does not
-            matter.
+        stall_s: time for which a client may read nothing of what it is sent; None for any time.
     """
 
     connections: int
@@ -70,12 +69,12 @@ class Limits:
         )
 
     def check_sessions(self, sessions: int) -> None:
-        """Raise ExhaustedError if there may be no further session.
+        """Raise ExhaustedError if `sessions` is the maximum already.
 
-        Not all connections may be sessions: the rest is for commands, metrics and probes, which
-        soon end.
+        Some connections are for commands, metrics and probes, which end soon.
         """
-        if sessions >= self.connections - max(4, self.connections // 8):
+        for_others = max(4, self.connections // 8)
+        if sessions >= self.connections - for_others:
             raise ExhaustedError(
                 f"the daemon has {sessions} readers, its maximum",
                 remedy=FEWER_CONNECTIONS,

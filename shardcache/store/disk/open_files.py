@@ -12,27 +12,29 @@ from shardcache.store.disk.file_operations import unlink_quietly
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Return True if another process may have `path` open or mapped; False if nothing can tell."""
-    # Readers that lost their connection keep their mapping: their shard counts as used until it can
-    # be freed.
+    """Return True if another process may have `path` open or mapped; False if nothing can tell.
+
+    Readers that have lost their connection keep their mapping: their shard counts as used, too.
+    """
     return ask_openness(path) is not False
 
 
 def ask_openness(path: Path) -> bool | None:
-    """Return True if another process has `path` open, or a hard link to it.
+    """Return whether another process has `path` open, or it has another hard link.
 
-    False if not, or if nothing can tell.
+    The kernel grants a write lease (fcntl(2), F_SETLEASE) only on a file that no other process has
+    open, mappings included and across containers, and only to its owner or with CAP_LEASE, which
+    containers do not have by default.
 
-    None if another user owns the file. The kernel grants a write lease (fcntl(2), F_SETLEASE) only
-    on a file that no other process has open, mappings included and across containers, and only to
-    its owner or with CAP_LEASE, which containers do not have by default.
+    Returns:
+        False also where nothing can tell; None if another user owns the file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_nlink > 1:
             return True
-        # A process that opens the file right now breaks the lease: SIGURG is ignored by default,
-        # SIGIO kills.
+        # If a process opens the file right now, the kernel breaks the lease by a signal. SIGURG is
+        # ignored by default; SIGIO would kill this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Links to cached files, with the objects' own names: some libraries go by a file's suffix.
+"""Links to cached files, with the objects' names: some libraries tell a format by the suffix.
 
 <root>/names/ab/<key>/<name>    a symbolic link to <root>/shards/ab/<key>.tar
 
@@ -22,12 +22,12 @@ _NO_NAMES = ("", ".", "..")
 
 
 def name_of(facts: Facts) -> str | None:
-    """Return the name of an object, or of its plain tar if it was inflated.
+    """Return the name of an object, without the suffix of a compression if it was decompressed.
 
     None if no file can have that name.
     """
     name = path_of(facts.url).rpartition("/")[2]
-    if facts.samples is not None:  # a shard, which was inflated
+    if facts.samples is not None:  # shards are decompressed as they arrive, other files are not
         name = plain_name(name)
     if name in _NO_NAMES or "\0" in name:
         return None
@@ -48,7 +48,7 @@ class NameLinks:
     def path(self, key: str, facts: Facts) -> Path:
         """Return a path of a published shard that ends with its object's name.
 
-        That of its tar, if there can be no such link.
+        If no link can have that name or be made, return the path of the shard itself.
         """
         tar = self._layout.tar(key)
         name = name_of(facts)

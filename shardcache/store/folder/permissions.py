@@ -12,10 +12,10 @@ from shardcache.store.folder.layout import Layout
 
 
 def other_writers(path: Path, uid: int) -> str:
-    """Return who besides a user and root may write to a folder; an empty string if nobody may.
+    """Return who may write to a folder, other than a user and root; an empty string if nobody may.
 
-    A group that is this user's alone, as distributions make one for each user, does not count. Nor
-    does a folder with the sticky bit: others may add files there, but neither remove nor replace
+    The user's own group, which distributions create for each user, does not count. Nor does anybody
+    if the folder has the sticky bit: others may add files there, but neither remove nor replace
     those of this user. May ask a directory server. Raises OSError.
     """
     found = path.stat()
@@ -31,6 +31,7 @@ def other_writers(path: Path, uid: int) -> str:
 
 
 def _is_group_of_one(gid: int, uid: int) -> bool:
+    """Return whether a group has the user's or root's name, and no other members."""
     try:
         group = grp.getgrgid(gid)
     except KeyError:  # as in a container, which has no names
@@ -40,20 +41,21 @@ def _is_group_of_one(gid: int, uid: int) -> bool:
 
 
 def check_writers(layout: Layout) -> None:
-    """Raise CacheDirError if another user can write where the daemon does, or has planted a file.
+    """Raise CacheDirError if another user can write where the daemon does, or owns a file there.
 
-    A link would be followed, and in a folder of theirs they could swap a file at any time.
+    The daemon would follow a link of theirs; in a folder of theirs, they could replace a file at
+    any time.
     """
     root, *folders = layout.folders()
     folders.append(layout.catalogue)
     files = (layout.pins, layout.format, layout.format_copy, layout.probe)
     for path in (*folders, *files):
-        _check_planted(path, root)
+        _check_owner(path, root)
     for folder in (root, *folders):
-        _check_open(folder, root)
+        _check_only_writer(folder, root)
 
 
-def _check_open(folder: Path, root: Path) -> None:
+def _check_only_writer(folder: Path, root: Path) -> None:
     try:
         who = other_writers(folder, os.geteuid())
     except (FileNotFoundError, NotADirectoryError):
@@ -69,7 +71,7 @@ def _check_open(folder: Path, root: Path) -> None:
         )
 
 
-def _check_planted(path: Path, root: Path) -> None:
+def _check_owner(path: Path, root: Path) -> None:
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -21,10 +21,10 @@ log = structlog.get_logger()
 class Pin:
     """A pinned shard."""
 
-    url: str  # redacted as in its sidecar
-    key: str  # of the pinned version
+    url: str  # redacted, as in its sidecar
+    key: str  # the pinned version's
     size_bytes: int  # in the cache; an estimate until it is cached
-    uids: frozenset[int]  # the users who pinned it
+    uids: frozenset[int]  # ids of the users who pinned it
 
     def to_line(self) -> str:
         """Return the pin's line in the file, a JSON array."""
@@ -39,14 +39,14 @@ class Pin:
             return None
         match fields:
             case [str(url), str(key), int(size_bytes), [_, *_] as uids]:
-                is_sound = is_key(key) and size_bytes >= 0
-                if is_sound and all(type(uid) is int for uid in uids):
+                are_ids = all(type(uid) is int for uid in uids)  # True is an int as well
+                if is_key(key) and size_bytes >= 0 and are_ids:
                     return cls(url, key, size_bytes, frozenset(uids))
         return None
 
 
 def read_pins(layout: Layout) -> list[Pin]:
-    """Return the pins that can be read; of a damaged file a copy is kept. Blocks.
+    """Return the pins that can be read, and keep a copy of a damaged file. Blocks.
 
     Raises ExhaustedError.
     """
