@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 
 # Overhead of the smallest shard: sidecar, journal and index.
 MIN_CAPACITY_BYTES = 64 * 1024
-_BLOCK_BYTES = 4096
+_BLOCK_BYTES = 4096  # of a disk
 _BYTES = pydantic.TypeAdapter(ByteSize)
 
 
@@ -37,7 +37,9 @@ class DiskAmount:
 
     def of(self, filesystem_bytes: int) -> int:
         """Return the amount in bytes on a filesystem of the given size."""
-        return self.value_bytes if self.fraction is None else int(filesystem_bytes * self.fraction)
+        if self.fraction is None:
+            return self.value_bytes
+        return int(filesystem_bytes * self.fraction)
 
     def excess(self, filesystem_bytes: int) -> str | None:
         """Return a warning if the amount exceeds the size of the filesystem, else None."""
@@ -49,8 +51,9 @@ class DiskAmount:
 
 
 def _holds_a_shard(capacity: DiskAmount) -> DiskAmount:
-    is_small = capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES
-    if is_small or capacity.fraction == 0:
+    """Return a capacity. Raises ValueError if it cannot hold a shard, as without its unit."""
+    is_too_small = capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES
+    if is_too_small or capacity.fraction == 0:
         found = size(capacity.value_bytes)
         raise ValueError(f"{found} cannot hold a single shard; add a unit, such as 500GB or 80%")
     return capacity
@@ -68,12 +71,15 @@ def _whole_blocks(value: ByteSize) -> ByteSize:
     return ByteSize((value + _BLOCK_BYTES // 2) // _BLOCK_BYTES * _BLOCK_BYTES)
 
 
-def _per_second(text: object) -> object:
-    return text.strip().removesuffix("/s") if isinstance(text, str) else text
+def _without_per_second(value: object) -> object:
+    """Return `500MB` for the text `500MB/s`; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    return value.strip().removesuffix("/s")
 
 
 PartSize = Annotated[ByteSize, AfterValidator(_whole_blocks)]
 """A number of bytes, in whole blocks."""
 
-Rate = BeforeValidator(_per_second)
+Rate = BeforeValidator(_without_per_second)
 """Bytes per second: `500MB/s` is as good as `500MB`."""

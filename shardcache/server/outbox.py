@@ -11,15 +11,16 @@ from shardcache.telemetry.logs import SharedLogger
 
 log = SharedLogger()
 
-# Answers that may wait while the client reads earlier ones.
+# Answers that wait while the client reads earlier ones. With more, `send` does not return.
 _MAX_WAITING = 256
 
 
 class Outbox:
-    """Sends answers to a client, those of one turn of the event loop by one message.
+    """Sends answers to a client, all of one turn of the event loop in one message.
 
     Args:
-        bundles: whether the client takes a `bundle`.
+        socket: the client's connection.
+        bundles: whether the client accepts messages of type `bundle`.
 
     Attributes:
         is_gone: True once the client has disconnected.
@@ -33,29 +34,34 @@ class Outbox:
         self._sending = asyncio.Lock()
 
     async def send(self, answers: Iterable[Json]) -> None:
-        """Send answers, with those that come soon after.
+        """Send answers, together with those that come soon after.
 
-        Returns when it is sent, or another call is about to send it; no sooner than the client has
-        read enough of those before.
+        Returns once they are sent, or another call is about to send them; but not before the client
+        has read enough of earlier ones.
         """
         self._waiting += answers
-        if self._sending.locked() and len(self._waiting) < _MAX_WAITING:
+        is_sent_by_another_call = self._sending.locked()
+        if is_sent_by_another_call and len(self._waiting) < _MAX_WAITING:
             return
         async with self._sending:
             if self._bundles:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # other requests of this turn add their answers
             while self._waiting:
                 together = self._waiting
                 self._waiting = []
                 await self._send_all(together)
 
     async def _send_all(self, answers: Sequence[Json]) -> None:
-        is_alone = len(answers) == 1 or not self._bundles
-        together = [] if is_alone else [each for each in answers if "packed" not in each]
+        if len(answers) == 1 or not self._bundles:
+            for answer in answers:
+                await self._send(answer)
+            return
+        # Answers with packed bytes are binary messages, each by itself.
+        together = [each for each in answers if "packed" not in each]
         if together:
             await self._send({"type": "bundle", "messages": together})
         for answer in answers:
-            if not together or "packed" in answer:
+            if "packed" in answer:
                 await self._send(answer)
 
     async def _send(self, message: Json) -> None:

@@ -1,7 +1,4 @@
-"""Names of files that became one sample, though they suggest samples of their own.
-
-Numbers or rare words in them do.
-"""
+"""Names of files that became one sample, although numbers or rare words suggest several."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +6,10 @@ from itertools import combinations
 
 
 def numbers_apart(extensions: Sequence[str]) -> tuple[str, str] | None:
-    """Return two extensions that begin with different numbers, if there are any.
+    """Return two extensions of a sample that differ by a number at the beginning, if there are any.
 
-    Or of which one is the other's with a number before it. Words there, as in `left.png` and
-    `right.png`, name members of one sample.
+    Both begin with a number, or one does and both have the same suffix. Words there, as in
+    `left.png` and `right.png`, name members of one sample.
     """
     if not any(extension[:1].isdigit() for extension in extensions):
         return None
@@ -21,8 +18,11 @@ def numbers_apart(extensions: Sequence[str]) -> tuple[str, str] | None:
         other_name, _, other_suffix = other.rpartition(".")
         if name == other_name:
             continue
-        numbered = [each for each in (name, other_name) if each[:1].isdigit()]
-        if len(numbered) == 2 or (numbered and suffix == other_suffix):
+        is_numbered = name[:1].isdigit()
+        is_other_numbered = other_name[:1].isdigit()
+        if is_numbered and is_other_numbered:
+            return one, other
+        if (is_numbered or is_other_numbered) and suffix == other_suffix:
             return one, other
     return None
 
@@ -32,28 +32,30 @@ class RareWords:
 
     Files of one key and one last extension are members of one sample if the words in between are
     those of other keys, too (0001.left.jpg and 0001.right.jpg), or are added to another file's name
-    (0001.seg.png beside 0001.png). Memory: the distinct extensions of several parts.
+    (0001.seg.png next to 0001.png). It keeps the distinct extensions of several parts in memory.
     """
 
     def __init__(self) -> None:
         # By extension of several parts, the number of keys that have it.
         self._keys_with = Counter[str]()
-        # By extension, a file that has it, and one it was merged with.
+        # By extension, two files of one key, of which one or the other has it.
         self._doubtful: dict[str, tuple[str, str]] = {}
 
     def add(self, files: Mapping[str, str]) -> None:
         """Note the files of a key, by extension."""
         compound = [extension for extension in files if "." in extension]
         self._keys_with.update(compound)
-        shortened = {shorter for extension in compound for shorter in _endings(extension)}
+        endings = {ending for extension in compound for ending in _endings(extension)}
         for one, other in _same_last_part(files):
             for extension in (one, other):
-                is_longer = not files.keys().isdisjoint(_endings(extension))
-                if extension not in shortened and not is_longer:
+                # As `png` of `seg.png`, or as `seg.png` with `png`: words added to another name.
+                ends_another = extension in endings
+                extends_another = not files.keys().isdisjoint(_endings(extension))
+                if not (ends_another or extends_another):
                     self._doubtful.setdefault(extension, (files[one], files[other]))
 
     def found(self) -> tuple[str, str] | None:
-        """Return two files told apart by words that no other key has, if there are any."""
+        """Return two files that differ by words that no other key has, if there are any."""
         for extension, files in self._doubtful.items():
             if self._keys_with[extension] == 1:
                 return files
@@ -61,7 +63,7 @@ class RareWords:
 
 
 def _same_last_part(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each extension whose last part an earlier one has, too, after the first such."""
+    """Yield pairs of extensions with the same last part: the first that has it, and each other."""
     first_with: dict[str, str] = {}
     for extension in files:
         _, _, last_part = extension.rpartition(".")
@@ -71,9 +73,6 @@ def _same_last_part(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _endings(extension: str) -> list[str]:
-    """Return the shorter extensions that an extension ends in.
-
-    `nii.gz` and `gz` of `seg.nii.gz`.
-    """
+    """Return the shorter extensions in which one ends: `nii.gz` and `gz` for `seg.nii.gz`."""
     parts = extension.split(".")
     return [".".join(parts[start:]) for start in range(1, len(parts))]

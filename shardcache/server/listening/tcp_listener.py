@@ -59,8 +59,8 @@ def listening(
         addresses = [sock.getsockname()[:2] for sock in activated]
     else:
         addresses = resolved("--http", http)
-    is_for_node = all(ipaddress.ip_address(address).is_loopback for address, _ in addresses)
-    if wanted_hash is None and not is_for_node:
+    is_loopback = all(ipaddress.ip_address(address).is_loopback for address, _ in addresses)
+    if wanted_hash is None and not is_loopback:
         raise ConfigError(
             f"{http or addresses} can be reached from other machines, but there is no token",
             remedy="set --http-token-file, or listen on 127.0.0.1",

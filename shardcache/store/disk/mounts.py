@@ -13,7 +13,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = re.compile(
     "nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)",
 )
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # of a blank, say, in octal
 
 
 def free_bytes(path: Path) -> int:
@@ -46,15 +46,16 @@ class Mount(NamedTuple):
 def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
     """Return the filesystem of a path, which need not exist.
 
-    Raises CacheDirError if there is no /proc.
-
     Args:
-        table: lines of /proc/self/mountinfo (proc(5)), which is read if they are not given.
+        table: lines of /proc/self/mountinfo (proc(5)); by default, the file's.
+
+    Raises CacheDirError if there is no /proc.
     """
     lines = _mounts() if table is None else table
     place = path.resolve()
     mounts = [mount for mount in map(_parse, lines) if place.is_relative_to(mount.folder)]
-    # The last filesystem mounted on a folder hides the others.
+    # The deepest folder counts; of several filesystems mounted on it, the last one, which hides the
+    # others: `max` returns the first of equal ones.
     return max(reversed(mounts), key=lambda mount: len(mount.folder.parts))
 
 
@@ -72,7 +73,7 @@ def _mounts() -> list[str]:
 def _parse(line: str) -> Mount:
     """Return the mount of a line: `36 35 98:0 / /mnt rw master:1 - ext3 /dev/root rw`."""
     before, _, after = line.partition(" - ")
-    quoted_folder = before.split(" ")[4]
-    folder = _OCTAL.sub(lambda found: chr(int(found[1], 8)), quoted_folder)
+    escaped_folder = before.split(" ")[4]
+    folder = _ESCAPE.sub(lambda found: chr(int(found[1], 8)), escaped_folder)
     kind = after.split(" ", 1)[0]
     return Mount(Path(folder), kind)

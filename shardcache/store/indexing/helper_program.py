@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_IN = 0
-_OUT = 1
+_STDIN = 0
+_STDOUT = 1
 _READ_BYTES = 64 * 1024
 _writing = threading.Lock()
 
@@ -24,8 +24,8 @@ _writing = threading.Lock()
 def end_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent, with pid `parent`, is killed (prctl(2)).
 
-    The next daemon may index the same shard: this process must not be writing the same file by
-    then.
+    The next daemon may index the same shard: by then, this process must not write to the file any
+    more.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer without a reader is not an error
@@ -34,10 +34,10 @@ def end_with_parent(parent: int) -> None:
 
 
 def requests() -> Iterator[Any]:
-    """Yield the JSON values that arrive, one a line, until the input ends.
+    """Yield the JSON values that arrive, one per line, until the input ends.
 
-    A thread answers pings as long as the process gets the processor, whatever the request does. An
-    empty line is sent at the start as well: from then on, silence means that the process hangs.
+    A thread answers pings in the meantime, whatever the caller does with a request. It also sends
+    an empty line at the start: from then on, silence means that the process hangs.
     """
     lines: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_read, args=[lines], daemon=True).start()
@@ -47,10 +47,10 @@ def requests() -> Iterator[Any]:
 
 
 def _read(lines: SimpleQueue[bytes | None]) -> None:
-    """Read requests, and answer pings, until the input ends, which `lines` gets as None."""
+    """Put requests into `lines`, and answer pings, until the input ends; then put None."""
     # Not sys.stdin, whose lock would be held while the interpreter shuts down.
     partial_line = b""
-    while data := os.read(_IN, _READ_BYTES):
+    while data := os.read(_STDIN, _READ_BYTES):
         *whole, partial_line = (partial_line + data).split(b"\n")
         for line in whole:
             if line:
@@ -69,4 +69,5 @@ def _send_line(line: bytes) -> None:
     unsent = memoryview(line + b"\n")
     with _writing:
         while unsent:
-            unsent = unsent[os.write(_OUT, unsent) :]
+            sent_bytes = os.write(_STDOUT, unsent)
+            unsent = unsent[sent_bytes:]
