@@ -18,10 +18,10 @@ _NAMES = (
 )
 # A parameter ends at the next one, at the end of the url, or at a quotation mark.
 _PARAMETER = re.compile(rf"([?&;#](?:{_NAMES})=)[^\s&;#'\"<>]+", re.IGNORECASE)
-# More is never shown.
+# Of a longer text, only the beginning is looked at: more is never shown.
 _MAX_READ_CHARS = 8192
 # C0 and C1 controls, line separators, and bidirectional overrides.
-_COMMANDS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Passwords may contain slashes, as AWS's often do; ports, IPv6 addresses, ARNs and github's
 # org:repo@ref are not passwords. A match ends before the next "://": scanning further from each one
 # takes minutes on a text full of them.
@@ -34,25 +34,26 @@ def redact(text: str) -> str:
     """Return a url, or a text with urls in it, with passwords, signatures and tokens redacted."""
     if "=" in text:
         text = _PARAMETER.sub(rf"\1{HIDDEN}", text)
-    return _USERINFO.sub(rf"\1{HIDDEN}@", text) if "@" in text else text
+    if "@" in text:
+        text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
+    return text
 
 
 def printable(text: str) -> str:
-    """Return untrusted text on one line, with control characters escaped.
-
-    Such are a job's name, or a server's reason.
-    """
-    return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Return untrusted text, such as a job's name, on one line: control characters are escaped."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def excerpt(text: str, max_chars: int = 500) -> str:
-    """Return untrusted text for a message: redacted, printable, and not too long.
+    """Return untrusted text for a message: redacted, printable, and at most `max_chars` long.
 
-    It loses its middle if it is longer than `max_chars`.
-
-    Bytes that could not be decoded (surrogates), which JSON in UTF-8 cannot carry, are escaped as
-    well.
+    A longer text loses its middle. Bytes that could not be decoded (surrogates), which JSON in
+    UTF-8 cannot carry, are escaped as well.
     """
-    shown = printable(redact(text[:_MAX_READ_CHARS].encode(errors="backslashreplace").decode()))
+    encodable = text[:_MAX_READ_CHARS].encode(errors="backslashreplace").decode()
+    shown = printable(redact(encodable))
+    if len(shown) <= max_chars:
+        return shown
     tail = max_chars // 5
-    return shown if len(shown) <= max_chars else f"{shown[: max_chars - tail - 1]}…{shown[-tail:]}"
+    head = max_chars - tail - 1
+    return f"{shown[:head]}…{shown[-tail:]}"

@@ -36,10 +36,7 @@ def member_remedy(
 
 
 def _kin_of(extension: str, members: list[str]) -> str:
-    """Return the advice to name a member that the sample has, as it may have been meant.
-
-    Else an empty string.
-    """
+    """Return the advice to name another member, which may have been meant; "" if none is alike."""
     dotted = [name for name in members if name.endswith(f".{extension}")]
     if dotted:
         return f'name "*.{extension}", which fits {dotted[0]!r}'
@@ -47,15 +44,17 @@ def _kin_of(extension: str, members: list[str]) -> str:
     if extension in _IMAGES and images:
         return f'name {images[0]!r}; "{extension};{images[0]}" takes either'
     meant = did_you_mean(extension, members)
-    if not meant and did_you_mean(extension, _IMAGES):
+    is_misspelt_image = bool(did_you_mean(extension, _IMAGES))
+    if not meant and is_misspelt_image:
         meant = did_you_mean(extension, images, 0)
     return meant.strip("; ?")
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `; did you mean 'capacity'?` for the closest known name.
+    """Return `; did you mean 'capacity'?` for the closest known name; "" if none is close.
 
-    An empty string if none is close.
+    Args:
+        cutoff: the least similarity, 0 to 1, of names that count as close.
     """
     import difflib  # for an error alone; every command and trainer imports this module
 

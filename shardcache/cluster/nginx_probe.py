@@ -1,10 +1,9 @@
 """Health probe of this node's nginx.
 
-It runs every few seconds in a container, and so needs the standard library alone.
+`python -m shardcache.cluster.nginx_probe [SOCKET]` exits 0 if nginx answers at the socket, or if
+`shardcache cluster run --wait` has not started it yet, as the list of nodes lacks this node.
 
-`python -m shardcache.cluster.nginx_probe` exits 0 if the front answers, at its default path or the
-one given, or if `shardcache cluster run --wait` still waits for the list of nodes to have this
-node.
+It runs every few seconds in a container, and therefore imports the standard library alone.
 """
 
 import sys
@@ -18,10 +17,13 @@ _USAGE = 2
 
 
 def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
-    """Return the node and the digest of the list that nginx has at a front.
+    """Return the name of nginx's node, and the digest of its list of nodes.
 
-    `limit_s` limits each step. Raises OSError if nothing answers, and ValueError if something else
-    does.
+    Args:
+        front: path of the socket at which nginx serves this node.
+        limit_s: time limit of each step.
+
+    Raises OSError if nothing answers, ValueError if something other than the tier does.
     """
     match page(front, PEERS, limit_s):
         case {"node": node, "peers": peers, "digest": digest}:

@@ -9,12 +9,12 @@ from shardcache.store.disk.file_operations import fsync_path
 
 PARTS = "parts"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BOOT = "boot"
-_CLEAN = "clean"
+_BOOT = "boot"  # the file with the id of the boot in which the folder was last used
+_CLEAN = "clean"  # the file that is there while the folder is cleanly stopped
 
 
 def make_folder(folder: Path, mode: int, user: str) -> None:
-    """Create a folder, for a user and its group if root creates it; one that exists stays."""
+    """Create a folder unless it exists; if root does, it belongs to `user` and the user's group."""
     if folder.exists():
         return
     folder.mkdir(parents=True, mode=0o700)
@@ -26,22 +26,23 @@ def make_folder(folder: Path, mode: int, user: str) -> None:
 def prepare(folder: Path, boot_id: str | None = None) -> bool:
     """Make a cache folder ready for use; return True if its parts were removed.
 
-    After a power loss, files may hold bytes that never reached the disk. Parts are kept if this
-    machine has not booted since they were written, or if the tier was stopped before it went down.
+    After a power loss, files may lack bytes that never reached the disk. Parts are kept only if
+    this machine has not booted since they were written, or the tier was stopped before it did.
     """
     if boot_id is None:
         boot_id = _BOOT_ID.read_text().strip()
     boot = folder / _BOOT
     clean = folder / _CLEAN
     parts = folder / PARTS
-    written = boot.read_text() if boot.exists() else None
-    unclean = parts.exists() and written != boot_id and not clean.exists()
-    if unclean:
+    last_boot_id = boot.read_text() if boot.exists() else None
+    may_be_torn = last_boot_id != boot_id and not clean.exists()
+    is_removed = parts.exists() and may_be_torn
+    if is_removed:
         shutil.rmtree(parts)
     boot.write_text(boot_id)
     clean.unlink(missing_ok=True)
     fsync_path(folder)
-    return unclean
+    return is_removed
 
 
 def finish(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Wait for what a node's tier needs, such as a list that has the node, which may join before."""
+"""Start of a node's tier that waits, such as for a list of nodes that has this node."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +18,9 @@ def run_when_usable(
 ) -> int:
     """Call `run` until it raises no ConfigError; return its result, or 0 if `stopping` is set.
 
-    In between, the health probe finds the reason in a file of `run_dir`, and the node is not at
-    fault.
+    In between, a file in `run_dir` has the reason: the health probe then reports no failure.
     """
-    noted = run_dir / WAITING
+    note = run_dir / WAITING
     reason = ""
     while not stopping.is_set():
         try:
@@ -30,7 +29,7 @@ def run_when_usable(
             if str(exn) != reason:
                 reason = str(exn)
                 say(f"waiting: {reason}")
-            _write(noted, exn.message)
+            _write(note, exn.message)
         stopping.wait(_RETRY_S)
     return 0
 

@@ -13,19 +13,17 @@ VARIABLE_PREFIX = "SHARDCACHE_"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Sources of the options, in order of precedence: what sets each of them is named in errors."""
+    """Sources of the options, in order of precedence."""
 
     flags: Mapping[str, Any]
     env: Mapping[str, str]
     file: Path
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values that are set, as they are written.
-
-        Those of the file may be of any name.
+        """Return the values that are set, as they are written. The file's may have any name.
 
         Args:
-            names: of all options that a variable may set.
+            names: the options that environment variables may set.
 
         Raises OSError or ValueError if the file is unusable.
         """
@@ -42,16 +40,18 @@ class Sources:
         """Return `flag`, `environment` or `file` for an option that is set."""
         if name in self.flags:
             return "flag"
-        return "file" if self._variable(name) is None else "environment"
+        if self._variable(name) is not None:
+            return "environment"
+        return "file"
 
     def place(self, loc: tuple[int | str, ...]) -> str:
-        """Return where an option, or a part of one, is set.
+        """Return where an option, or a part of one, is set, for errors.
 
-        `--capacity`, `$SHARDCACHE_CAPACITY`, or a line of the file.
+        It is `--capacity`, `$SHARDCACHE_CAPACITY`, or a line of the file.
 
         Args:
-            loc: the option and the way to its part: keys, indices of tables, and pydantic's names
-                of validators.
+            loc: pydantic's location: the option, then keys, numbers of tables, and names of
+                validators.
         """
         name = str(loc[0])
         if name in self.flags:
@@ -66,5 +66,6 @@ class Sources:
         return place if line is None else f"{place}, line {line}"
 
     def _variable(self, name: str) -> str | None:
+        """Return the environment variable that sets an option, in upper or lower case."""
         wanted = VARIABLE_PREFIX + name.upper()
-        return next((each for each in self.env if each.upper() == wanted), None)
+        return next((variable for variable in self.env if variable.upper() == wanted), None)

@@ -1,7 +1,7 @@
 """Lines of a TOML file on which options are set, for errors and for `shardcache config show`.
 
-tomllib keeps no lines, and an option is not found without one: validation numbers the tables of a
-name from 0, and a rule's wrong key is not in its place at all (`allow.3`).
+tomllib keeps no lines. Without them, an option is hard to find: pydantic numbers the tables of a
+name from 0, and does not name the wrong key of a rule (`allow.3`).
 """
 
 import re
@@ -13,7 +13,7 @@ _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
 def line_of(loc: tuple[int | str, ...], toml: str) -> int | None:
     """Return the line number of a key in a TOML file, or else that of its table's header.
 
-    None for a key in a form that is not looked for, such as a header with quotes.
+    None for a key in a form that is not searched for, such as a header with quotes.
 
     Args:
         loc: `(option,)`; or `(table, number, key)`, where `number` counts the tables of one name
@@ -22,7 +22,7 @@ def line_of(loc: tuple[int | str, ...], toml: str) -> int | None:
     """
     option, *keys = [part for part in loc if isinstance(part, str)]
     number = next((part for part in loc if isinstance(part, int)), 0)
-    table = ""  # whose keys the present line is among; empty before the first table
+    table = ""  # the table of the present line; empty before the first one
     headers = Counter[str]()  # tables of each name so far
     header_line = None
     for line, text in enumerate(toml.splitlines(), 1):

@@ -10,8 +10,8 @@ _FULL_COLLECTIONS_RARER = 10
 def collect_seldom() -> None:
     """Make full garbage collections rare.
 
-    With many plans in memory, one blocks the event loop for a tenth of a second. Reference counting
-    frees nearly everything; only the cycles that exceptions and their frames create need it.
+    With many plans in memory, each blocks the event loop for a tenth of a second. Reference
+    counting frees nearly everything but cycles, such as those of exceptions and their frames.
     """
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, old * _FULL_COLLECTIONS_RARER)

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Iterator
 
 AHEAD_SHARE = 8
-"""One in so many bytes of the cache may be ranges that readers ask for before they need them."""
+"""An eighth of the cache may be ranges that readers ask for before they need them."""
 
 # Neighbouring parts are one request up to this size: beyond it, another connection is faster.
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
 
 def is_worth_the_whole(wanted: int, count: int, max_share: float, *, may_fit: bool) -> bool:
-    """Return whether an object is fetched as a whole, for the parts of it that are wanted.
+    """Return whether an object is fetched as a whole, given the number of its wanted parts.
 
-    Once so many of them are, the others cost less than later requests.
+    Once many are wanted, fetching the others costs less than later requests for them.
 
     Args:
         wanted: number of parts that are cached, being fetched, or to be fetched now.
@@ -29,7 +29,7 @@ def max_parts_per_request(part_bytes: int) -> int:
 
 
 def runs(parts: Iterable[int], max_run: int) -> Iterator[range]:
-    """Yield parts that follow each other, at most `max_run` at a time."""
+    """Yield runs of ascending parts that follow each other, of at most `max_run` parts."""
     run = range(0)
     for part in parts:
         if part == run.stop and 0 < len(run) < max_run:

@@ -1,7 +1,4 @@
-"""The audit log.
-
-A line for each epoch of a job and each request that changes something, with the user's id.
-"""
+"""The audit log: a line for each epoch of a job, and for each request that changes something."""
 
 import time
 from collections import Counter, OrderedDict
@@ -15,7 +12,7 @@ log = structlog.get_logger()
 Place = tuple[int | None, int | None]
 """A reader of a job: its rank and its number among the rank's workers."""
 
-# Epochs remembered, of all jobs together, and readers of each: clients name both.
+# Epochs remembered, of all jobs together, and readers of each: clients choose both freely.
 _MAX_EPOCHS = 256
 _MAX_READERS = 1024
 # Lines per user and period; further events are only counted.
@@ -24,9 +21,9 @@ _PERIOD_S = 60.0
 
 
 class Audit:
-    """Writes the audit lines.
+    """Writes the audit lines, each with a user's id.
 
-    Their rate is limited per user: none can fill the node's disk with requests.
+    Their rate is limited per user: nobody can fill the node's disk by requests.
     """
 
     def __init__(self) -> None:
@@ -62,7 +59,8 @@ class Audit:
         if len(self._epochs) > _MAX_EPOCHS:
             self._epochs.popitem(last=False)
 
-        if not readers or reader in readers:
+        is_new_pass = not readers or reader in readers
+        if is_new_pass:
             readers.clear()
             self.note("session started", job[1], epoch=epoch, **fields)
         if len(readers) < _MAX_READERS:

@@ -14,7 +14,7 @@ _GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups
 _SO_PEERGROUPS = getattr(socket, "SO_PEERGROUPS", 59)
 
 PEER = "shardcache.peer"
-"""Request key of the peer where the kernel cannot identify it: a check of the server's own did."""
+"""Key under which a request has its user, if another check than the kernel's has identified it."""
 
 
 def peer_of(request: web.Request) -> Peer:
@@ -22,9 +22,9 @@ def peer_of(request: web.Request) -> Peer:
 
     The ids are those at the time of connecting (SO_PEERCRED and SO_PEERGROUPS, unix(7)).
     """
-    known: Peer | None = request.get(PEER)
-    if known is not None:
-        return known
+    identified: Peer | None = request.get(PEER)
+    if identified is not None:
+        return identified
     sock = socket_of(request)
     _pid, uid, gid = credentials(sock)
     return Peer(uid, frozenset({gid, *_groups(sock)}))

@@ -23,13 +23,13 @@ def is_key(name: str) -> bool:
 
 
 def place_of(url: str, *, is_file: bool) -> str:
-    """Return the url, or other text, that a shard or file is cached under.
+    """Return the url, or other text, under which a shard or file is cached.
 
-    It is the url, with two exceptions, which no url is like:
+    It is the url, with two exceptions, whose texts are no possible urls:
 
-    1. The own bytes of a shard that is cached in another form.
+    1. The own bytes of a shard that is cached in another form, such as decompressed.
     2. A signed url: all signatures of one object have one place. The url without a signature has
-       another one, as a signature permits nothing to those who have none.
+       another one, since a signature permits nothing to those who do not have it.
     """
     place = url
     if is_signed(url):

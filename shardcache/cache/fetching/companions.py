@@ -14,11 +14,11 @@ from shardcache.shared.units import size
 from shardcache.shared.urls.url_names import format_of
 from shardcache.transport.between.flow import Flow, Received
 
-_MAX_KEPT = 100
+_MAX_KNOWN = 100
 
 
 class Companions:
-    """Companions of shards, each read once per version; see `Format.companion_of`."""
+    """Contents of companion files, each read once per version; see `Format.companion_of`."""
 
     def __init__(self, origins: Origins, downloader: Downloader) -> None:
         self._origins = origins
@@ -27,7 +27,7 @@ class Companions:
         self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def of(self, url: str) -> str | None:
-        """Return what the companion of a shard says; None if shards of its format have none.
+        """Return the content of a shard's companion; None if shards of its format have none.
 
         Raises NotFoundError if it is missing, ShardError, and the origin's errors.
         """
@@ -63,6 +63,6 @@ class Companions:
         data = await read_object(origin, obj, Flow(received))
         found = await asyncio.to_thread(format_.companion_of, data, url)
         self._known[key] = found
-        while len(self._known) > _MAX_KEPT:
+        while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
         return found

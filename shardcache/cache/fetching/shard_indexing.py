@@ -33,10 +33,10 @@ class ShardIndexing:
 
         Args:
             tar: path of the shard, whatever its format.
-            sidecar: path to write.
-            facts: that the sidecar will have.
-            obj: the object that the shard is of.
-            grow: reserves a number of bytes more than `allowed_index_bytes`.
+            sidecar: path of the sidecar.
+            facts: the sidecar's, still without the number of samples.
+            obj: the shard's object.
+            grow: reserves so many bytes in addition to `allowed_index_bytes`.
 
         Raises ShardError, the errors of reading the shard's companion, and those of `grow`.
         """

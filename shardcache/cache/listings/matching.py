@@ -10,7 +10,7 @@ from shardcache.tarindex.key_splits import key_split_in
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return a predicate: does a redacted url match any of the patterns, by the rules of `expand`?
+    """Return a predicate: does a stored url match any of the patterns, by the rules of `expand`?
 
     Blocks: a brace pattern may expand to millions of urls. Raises ConfigError.
     """
@@ -30,6 +30,6 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _stored(url: str) -> str:
-    """Return a url or pattern without secrets, and without what it says of keys."""
+    """Return a url or pattern without secrets, and without the part that selects keys."""
     objects, _ = key_split_in(url)
     return stored_url(objects)

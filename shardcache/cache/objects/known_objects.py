@@ -1,4 +1,4 @@
-"""Recent answers of origins about objects, for clients that ask for the same ones often."""
+"""Recent answers of origins about objects, for clients that request the same ones often."""
 
 import asyncio
 import time
@@ -29,15 +29,16 @@ class KnownObjects:
     )
 
     async def present(self, url: str) -> RemoteObject:
-        """Return an object; its origin is asked once for all who want to know.
+        """Return an object, from its origin if the known answer is too old.
 
-        As it is cached if the origin fails. Raises the origin's errors.
+        Concurrent callers share one request. If the origin fails, the object is returned as it is
+        cached. Raises the origin's errors if it is not.
         """
         known = self.fresh(url)
         if known is not None:
             return known
         async with self._locks.setdefault(url, asyncio.Lock()):
-            known = self.fresh(url)
+            known = self.fresh(url)  # another caller may have asked in the meantime
             if known is None:
                 known = await self._dated(await self._manifests.stat(url))
                 self._remember(known)
@@ -61,7 +62,10 @@ class KnownObjects:
             self._known.popitem(last=False)
 
     async def _dated(self, obj: RemoteObject) -> RemoteObject:
-        """Return an object with a time: that at which it was fetched, if no other is known."""
+        """Return an object with its time of modification.
+
+        If the origin does not tell it, that is the time at which it was fetched, or the present.
+        """
         if obj.modified_s is not None:
             return obj
         key = shard_key(place_of(obj.url, is_file=True), obj.version)

@@ -1,7 +1,7 @@
 """Time that a reader has waited lately."""
 
 RECENT_S = 30.0
-"""Length of the time over which a job is judged: many short waits are as bad as a long one."""
+"""Period whose waits are added up: many short ones are as bad as a long one."""
 
 
 class RecentWaits:
@@ -24,6 +24,6 @@ class RecentWaits:
         start_s = now_s - RECENT_S
         total_s = 0.0
         for second, spent_s in self._waited_s.items():
-            share = min(1.0, second + 1 - start_s)  # less than all of the second in which it starts
+            share = min(1.0, second + 1 - start_s)  # of the second in which the period begins: less
             total_s += spent_s * max(0.0, share)
         return min(RECENT_S, total_s)

@@ -8,8 +8,8 @@ class Signal:
     """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment.
 
     Attributes:
-        count: number of calls of `notify`, which reveals missed ones.
-        next: set by the next one.
+        count: number of calls of `notify`, by which a task notices those that it has missed.
+        next: the event that the next call sets.
     """
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# A turn ends after this time or number of items. A request passes through the loop about ten times
-# until it is answered, and may meet a turn each time.
+# A turn ends after this time or number of items. It is short, as a request passes through the loop
+# about ten times until it is answered, and may wait for a turn each time.
 _TURN_S = 0.001
 _MAX_ITEMS = 256
 _PIECE = 32  # items between two looks at the clock
@@ -26,19 +26,19 @@ class Turns:
 
     async def take(self, items: Sequence[T], act: Callable[[Sequence[T]], object]) -> None:
         """Call `act` with the items, piece by piece. Raises as `act` does."""
-        at = 0
-        while at < len(items):
+        done = 0
+        while done < len(items):
             async with self._lock:
-                stop = min(at + _MAX_ITEMS, len(items))
+                max_done = min(done + _MAX_ITEMS, len(items))
                 until_s = time.perf_counter() + _TURN_S
-                while at < stop:
-                    act(items[at : at + _PIECE])
-                    at += _PIECE
+                while done < max_done:
+                    act(items[done : done + _PIECE])
+                    done += _PIECE
                     if time.perf_counter() > until_s:
                         break
                 await asyncio.sleep(0)
 
     async def wait(self) -> None:
-        """Wait for the caller's turn, which lasts until it next awaits."""
+        """Wait for the caller's turn, which lasts until the caller's next await."""
         async with self._lock:
             await asyncio.sleep(0)

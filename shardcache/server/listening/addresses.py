@@ -9,7 +9,8 @@ def resolved(option: str, text: str) -> list[tuple[str, int]]:
     """Return the addresses and ports of HOST:PORT, each once. Raises ConfigError.
 
     Args:
-        option: name of the option that says it.
+        option: the option whose value it is, such as "--http".
+        text: HOST:PORT.
     """
     host, colon, port = text.rpartition(":")
     try:
@@ -32,7 +33,11 @@ def resolved(option: str, text: str) -> list[tuple[str, int]]:
 
 
 def bound(option: str, text: str, address: tuple[str, int], backlog: int) -> socket.socket:
-    """Return a non-blocking socket that listens at an address. Raises DaemonError."""
+    """Return a non-blocking socket that listens at an address. Raises DaemonError.
+
+    Args:
+        option: the option that names the address, and `text` its value, for errors.
+    """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     try:
         sock = socket.create_server(address, family=family, backlog=backlog)

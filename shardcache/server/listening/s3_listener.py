@@ -17,9 +17,9 @@ class S3Options:
     """Options of the endpoint.
 
     Attributes:
-        sockets: that listen for its clients; none if there is to be no endpoint.
-        key_life_s: how long a new key is valid.
-        stall_s: how long a client may read nothing of its answer.
+        sockets: sockets that listen for its clients; none without an endpoint.
+        key_life_s: time for which a new key is valid.
+        stall_s: time for which a client may read nothing of its answer.
     """
 
     sockets: tuple[socket.socket, ...] = ()
@@ -53,9 +53,12 @@ def listening_for_s3(s3: str | None) -> Iterator[tuple[socket.socket, ...]]:
             "no encryption and serves only this node's users",
             remedy="listen on 127.0.0.1; each node runs a daemon of its own",
         )
+    _, port = addresses[0]
+    if port == 0:  # the kernel chooses one, and would choose another for each address
+        addresses = addresses[:1]
     with ExitStack() as held:
-        first = addresses[0]
-        yield tuple(
-            held.enter_context(bound("--s3", s3, address, _BACKLOG))
-            for address in (addresses if first[1] else [first])  # one port, if any will do
-        )
+        sockets: list[socket.socket] = []
+        for address in addresses:
+            sock = bound("--s3", s3, address, _BACKLOG)
+            sockets.append(held.enter_context(sock))
+        yield tuple(sockets)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class StallTimer:
     """Aborts a connection once its client has read nothing for too long.
 
-    It runs while bytes wait to be sent: to be told of the first one, it sets the transport's limit
-    to zero.
+    It runs while bytes wait to be sent. So that asyncio reports the first of them (pause_writing),
+    it sets the limit of the transport's buffer to zero.
     """
 
     _transport: asyncio.WriteTransport
@@ -20,19 +20,19 @@ class StallTimer:
         self._transport.set_write_buffer_limits(high=0)
 
     def start(self) -> None:
-        """Start, as the client does not read as fast as it is sent."""
+        """Start: there are bytes that the client has not read."""
         waiting_bytes = self._transport.get_write_buffer_size()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._limit_s, self._check, waiting_bytes)
 
     def stop(self) -> None:
-        """Stop, as the client has read everything, or is gone."""
+        """Stop: the client has read everything, or has disconnected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _check(self, waited_bytes: int) -> None:
-        """Abort the connection unless fewer bytes wait than did."""
+        """Abort the connection unless fewer bytes wait than at the start."""
         if self._transport.get_write_buffer_size() < waited_bytes:
             self.start()
         else:

@@ -10,7 +10,7 @@ from aiohttp import web
 from shardcache.errors import ConfigError
 
 _MIN_TOKEN_CHARS = 16
-_OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
+_RIGHTS_OF_OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 
 
 def token_hash(path: Path) -> bytes:
@@ -27,7 +27,7 @@ def token_hash(path: Path) -> bytes:
             f"cannot read the token file: {exn}",
             remedy="correct --http-token-file",
         ) from None
-    if mode & _OTHERS:
+    if mode & _RIGHTS_OF_OTHERS:
         raise ConfigError(f"{path} may be read or written by others", remedy=f"chmod 600 {path}")
     if len(text) < _MIN_TOKEN_CHARS or not text.isascii() or not text.isprintable():
         raise ConfigError(
@@ -41,7 +41,7 @@ def token_hash(path: Path) -> bytes:
 def carries(request: web.Request, wanted_hash: bytes) -> bool:
     """Return True if a request carries the token: `Authorization: Bearer …` (RFC 6750, 2.1)."""
     scheme, _, text = request.headers.get("Authorization", "").partition(" ")
-    # Hashes have one length: the comparison's time reveals nothing.
+    # All hashes have the same length: the time that the comparison takes reveals nothing.
     is_same = hmac.compare_digest(_hash(text.strip()), wanted_hash)
     return is_same and scheme.lower() == "bearer"
 

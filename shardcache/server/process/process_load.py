@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardcache.telemetry.metrics import Histogram
 
-_LAG_PERIOD_S = 0.05
+_LAG_PERIOD_S = 0.05  # interval of measurements
 _REMEMBERED_S = 600.0
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -55,11 +55,8 @@ def _quantile(ascending: list[float], share: float) -> float:
 
 
 def process_stats() -> dict[str, int]:
-    """Return the process's figures, from proc(5).
-
-    Open file descriptors, threads, tasks of the running event loop, and resident memory in bytes.
-    """
-    # Lists of names, without a Path object per entry: this runs on the event loop.
+    """Return the process's open file descriptors, threads, tasks and resident memory in bytes."""
+    # From proc(5), by names alone: this runs on the event loop, and makes no Path for each entry.
     fds = os.listdir("/proc/self/fd")  # noqa: PTH208
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     pages = int(Path("/proc/self/statm").read_text().split()[1])

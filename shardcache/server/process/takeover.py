@@ -15,11 +15,11 @@ _ASK_TIMEOUT_S = 2.0
 
 
 async def predecessor_gone(path: Path, limit_s: float) -> None:
-    """Wait until a stopping daemon at the socket has ended.
+    """Wait until a stopping daemon at the socket has ended, so that this one can replace it.
 
-    So the next one can be started at any time. Returns immediately if none is stopping, and after
-    `limit_s` in any case: binding the socket or locking the folder then fails with its own error. A
-    daemon in another PID namespace cannot be watched and is not waited for.
+    Returns immediately if none is stopping, and after `limit_s` in any case: binding the socket or
+    locking the folder then fails with its own error. A daemon in another PID namespace cannot be
+    watched and is not waited for.
     """
     with suppress(ProcessLookupError, TimeoutError):
         async with asyncio.timeout(limit_s):
@@ -30,15 +30,13 @@ async def predecessor_gone(path: Path, limit_s: float) -> None:
 
 
 def _stopping(path: Path) -> int | None:
-    """Return the process id of the daemon at the socket, if it is stopping.
-
-    None in another PID namespace. Blocks.
-    """
+    """Return the process id of the daemon at the socket, if it is stopping; else None. Blocks."""
     # Suppressed: no daemon, or something else, which binding the socket reports.
     with suppress(OSError, ValueError):
         if health(path, _ASK_TIMEOUT_S)["status"] == "draining":
             with connected(path, _ASK_TIMEOUT_S) as sock:
-                return credentials(sock)[0] or None
+                pid, _uid, _gid = credentials(sock)
+                return pid or None  # 0 if it is in another PID namespace
     return None
 
 

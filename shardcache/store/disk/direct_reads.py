@@ -20,7 +20,7 @@ def read_direct(path: Path, offset: int, size_bytes: int) -> memoryview:
     except OSError as exn:
         if exn.errno != errno.EINVAL:
             raise
-    # The file system has no O_DIRECT, or the disk larger blocks than memory has pages.
+    # The file system has no O_DIRECT, or the disk's blocks are larger than the pages of memory.
     return _open_and_read(path, 0, offset, size_bytes)
 
 
