@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from shardcache.errors import ProtocolError
@@ -12,6 +13,9 @@ from shardcache.shared.credentials.handed_credentials import KINDS, Credentials
 # Of a kind, without a session: what has been asked for is still fetched, and the next job of the
 # same role finds its connections. Where none may read an object, the store is asked with each.
 _MAX_ENDED = 16
+_Found = tuple[Credentials, ...]  # at most one of each kind
+# In the tasks of a session or command, and in those that they start.
+_of_this_task: ContextVar[_Found] = ContextVar("_of_this_task", default=())
 
 
 class Handed:
@@ -24,6 +28,9 @@ class Handed:
         environment: the daemon's own, with its own credentials.
         is_private: True in a private daemon. No other daemon takes credentials: it would read for
             all of its users with them.
+
+    Attributes:
+        changes: number of times that others were kept than before.
     """
 
     def __init__(self, environment: Mapping[str, str], *, is_private: bool = False) -> None:
@@ -35,6 +42,21 @@ class Handed:
             self._newest_first[kind] = []
             self._ended[kind] = []
         self._holders: Counter[Credentials] = Counter()
+        self.changes = 0
+
+    def own(self, kind: type[Credentials]) -> Credentials | None:
+        """Return the daemon's own of a kind, if its environment has any."""
+        return self._own[kind]
+
+    def of_this_task(self, kind: type[Credentials]) -> Credentials | None:
+        """Return those of the session or command for which this task works; None if unknown.
+
+        They may be the daemon's own, or be kept no longer.
+        """
+        for each in _of_this_task.get():
+            if isinstance(each, kind):
+                return each
+        return None
 
     def newest_first(self, kind: type[Credentials]) -> list[Credentials]:
         """Return all of a kind that are kept, without the daemon's own.
@@ -50,23 +72,45 @@ class Handed:
 
         Raises ProtocolError if there is anything, and this is not the private daemon of the user.
         """
-        if variables and not (self._is_private and uid == os.geteuid()):
-            raise ProtocolError("only a user's own private daemon takes credentials")
-        found = [kind.of(variables) for kind in KINDS]
-        others = [each for each in found if each is not None and each != self._own[type(each)]]
+        found = self._taken(variables, uid)
+        others = self._others(found)
         for each in others:
             self._begin(each)
+        before = _of_this_task.set(found)
         try:
             yield
         finally:
+            _of_this_task.reset(before)
             for each in others:
                 self._end(each)
+
+    def hand_over(self, variables: Mapping[str, Any], uid: int) -> None:
+        """Keep what a command hands over as if its session had ended; this task works for it.
+
+        Raises as `held` does.
+        """
+        found = self._taken(variables, uid)
+        for each in self._others(found):
+            self._begin(each)
+            self._end(each)
+        _of_this_task.set(found)
+
+    def _taken(self, variables: Mapping[str, Any], uid: int) -> _Found:
+        if variables and not (self._is_private and uid == os.geteuid()):
+            raise ProtocolError("only a user's own private daemon takes credentials")
+        found = [kind.of(variables) for kind in KINDS]
+        return tuple(each for each in found if each is not None)
+
+    def _others(self, found: _Found) -> list[Credentials]:
+        """Return all that are not the daemon's own."""
+        return [each for each in found if each != self._own[type(each)]]
 
     def _begin(self, credentials: Credentials) -> None:
         self._holders[credentials] += 1
         known = self._newest_first[type(credentials)]
         if credentials not in known:
             known.insert(0, credentials)
+            self.changes += 1
         ended = self._ended[type(credentials)]
         if credentials in ended:
             ended.remove(credentials)
@@ -80,3 +124,4 @@ class Handed:
         ended.append(credentials)
         if len(ended) > _MAX_ENDED:
             self._newest_first[type(credentials)].remove(ended.pop(0))
+            self.changes += 1

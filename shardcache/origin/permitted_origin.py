@@ -1,8 +1,11 @@
 """Object stores, read with any of a user's credentials."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -22,6 +25,11 @@ from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
 
 _MAX_BUCKETS = 10_000  # of which it is remembered with which credentials they are read
+_MAX_FOLDERS = 1_000  # of which it is remembered that some credentials were refused
+# A refused request for an object's version is three to S3. Permissions that are granted later are
+# used after this time, and before if no other credentials have them.
+_REFUSED_S = 300.0
+_EVERYWHERE = ""  # as a folder
 _Result = TypeVar("_Result")
 
 
@@ -55,12 +63,77 @@ _Opened = CredentialedOrigin | AccessDeniedError | ConfigError
 """An origin, or the error for credentials with which it cannot be opened."""
 
 
+class _Candidate:
+    """A store by one set of credentials, opened when it is first used.
+
+    Args:
+        open_: opens it, and blocks.
+
+    Attributes:
+        is_retired: True once its credentials are no longer kept.
+    """
+
+    def __init__(self, open_: Callable[[], _Opened]) -> None:
+        self._open = open_
+        self._opened: _Opened | None = None
+        self._opening = asyncio.Lock()
+        self._users = 0  # requests that use it at present
+        self.is_retired = False
+        self._refused: dict[str, float] = {}  # times by folder
+
+    @asynccontextmanager
+    async def use(self, url: str) -> AsyncIterator[CredentialedOrigin]:
+        """Provide the origin for a request. Raises the error of one that could not be opened."""
+        self._users += 1
+        try:
+            if self._opened is None:
+                async with self._opening:
+                    if self._opened is None:
+                        self._opened = await asyncio.to_thread(self._open)
+            opened = self._opened
+            if not isinstance(opened, CredentialedOrigin):
+                raise type(opened)(opened.message, url=url, remedy=opened.remedy)
+            yield opened
+        finally:
+            self._users -= 1
+            if self.is_retired and not self._users:
+                await self.close()
+
+    async def retire(self) -> None:
+        """Close the origin after its last request."""
+        self.is_retired = True
+        if not self._users:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the origin if it was opened."""
+        if isinstance(self._opened, CredentialedOrigin):
+            await self._opened.close()
+
+    def is_refused(self, folder: str) -> bool:
+        """Return whether the store refused a request in a folder lately that it permits others."""
+        if not self._refused:
+            return False
+        latest_s = max(self._refused.get(place, 0.0) for place in (folder, _EVERYWHERE))
+        return latest_s > time.monotonic() - _REFUSED_S
+
+    def refuse(self, folder: str) -> None:
+        """Note that the store refused a request in a folder, or everywhere."""
+        if len(self._refused) >= _MAX_FOLDERS:
+            self._refused.clear()
+        self._refused[folder] = time.monotonic()
+
+    def permit(self, folder: str) -> None:
+        """Note that the store permitted a request in a folder."""
+        for place in (folder, _EVERYWHERE):
+            self._refused.pop(place, None)
+
+
 class PermittedOrigin(Origin):
     """A store, by the daemon's own credentials and by those that sessions have handed over.
 
-    There is one origin for each of them. A bucket is read with the first that may read it, which is
-    remembered until it is refused. A refusal must not reach the job whose credentials have the
-    permission, so it is raised after all have been refused. With a table's own credentials, or
+    There is one origin for each of them. A refusal must not reach the job whose credentials have
+    the permission, so it is raised after all have been refused. With a table's own credentials, or
     `anon`, there are no others.
 
     Attributes:
@@ -75,10 +148,11 @@ class PermittedOrigin(Origin):
         table = setup.table
         has_own = not self.store.secrets.isdisjoint(table.storage_options)
         self._is_shared = not (table.anon or table.profile or has_own)
-        self._own = self._open(None)
-        self._others: dict[Credentials, _Opened] = {}
-        self._opening = asyncio.Lock()
-        self._readers: dict[str, CredentialedOrigin] = {}  # by bucket
+        opened = self._open(None)
+        self._own = _Candidate(lambda: opened)
+        self._others: dict[Credentials, _Candidate] = {}  # newest first
+        self._readers: dict[str, _Candidate] = {}  # by bucket
+        self._changes = 0  # of the credentials that are kept, up to these others
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`."""
@@ -125,34 +199,34 @@ class PermittedOrigin(Origin):
         parts: Parts,
         flow: Flow | None,
     ) -> Answer | None:
-        """As `Origin.ask_tier`; with the credentials that may read the bucket."""
-        origin = await self._likeliest(obj.url)
-        return await origin.ask_tier(route, obj, parts, flow)
+        """As `Origin.ask_tier`; with the credentials that are tried first."""
+        async with self._first(obj.url) as origin:
+            return await origin.ask_tier(route, obj, parts, flow)
 
     async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
-        """As `Origin.permitted_lately`; with the credentials that may read the bucket."""
-        origin = await self._likeliest(url)
-        return await origin.permitted_lately(route, url)
+        """As `Origin.permitted_lately`; with the credentials that are tried first."""
+        async with self._first(url) as origin:
+            return await origin.permitted_lately(route, url)
 
     async def credentials(self, url: str) -> str:
-        """As `Origin.credentials`; of those that may read the bucket."""
-        origin = await self._likeliest(url)
-        return await origin.credentials(url)
+        """As `Origin.credentials`; of those that are tried first."""
+        async with self._first(url) as origin:
+            return await origin.credentials(url)
 
     async def prepare(self, url: str) -> None:
-        """As `Origin.prepare`; with the credentials that may read the bucket."""
-        origin = await self._likeliest(url)
-        await origin.prepare(url)
+        """As `Origin.prepare`; with the credentials that are tried first."""
+        async with self._first(url) as origin:
+            await origin.prepare(url)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`; with the own credentials alone."""
-        return await _usable(self._own, url).upload(path, url, replaced)
+        async with self._own.use(url) as origin:
+            return await origin.upload(path, url, replaced)
 
     async def close(self) -> None:
         """As `Origin.close`."""
-        for opened in (self._own, *self._others.values()):
-            if isinstance(opened, CredentialedOrigin):
-                await opened.close()
+        for candidate in (self._own, *self._others.values()):
+            await candidate.close()
 
     async def _permitted(
         self,
@@ -161,71 +235,116 @@ class PermittedOrigin(Origin):
     ) -> _Result:
         """Return what a request returns with the first credentials that the store permits it to.
 
-        Raises the error of those that may read the bucket; if none may, of the newest.
+        Raises the error of those that may read the folder; if none may, of the first.
         """
-        candidates = await self._candidates(url)
-        if len(candidates) == 1:  # of nearly all daemons; every part of a file passes here
-            return await request(_usable(candidates[0], url))
-        refusals: list[OriginError | ConfigError] = []
-        for opened in candidates:
+        await self._follow()
+        if not self._others:  # in nearly all daemons; every part of a file passes here
+            async with self._own.use(url) as origin:
+                return await request(origin)
+        refused: list[tuple[_Candidate, OriginError | ConfigError]] = []
+        for candidate in self._in_order(url):
             try:
-                origin = _usable(opened, url)
-                result = await request(origin)
+                async with candidate.use(url) as origin:
+                    result = await request(origin)
             except NotFoundError as exn:
                 if origin.lacks(url):
-                    self._remember(origin, url)
+                    self._remember(candidate, refused, url)
                     raise
-                refusals.append(exn)
+                refused.append((candidate, exn))
             except (AccessDeniedError, ConfigError) as exn:
-                refusals.append(exn)
+                refused.append((candidate, exn))
             except OriginUnavailableError as exn:
                 if not exn.has_expired:
                     raise
-                refusals.append(exn)
+                refused.append((candidate, exn))
             else:
-                self._remember(origin, url)
+                self._remember(candidate, refused, url)
                 return result
         self._readers.pop(self.store.bucket(url), None)
-        raise refusals[0]
+        _, first = refused[0]
+        raise first
 
-    async def _candidates(self, url: str) -> list[_Opened]:
-        """Return the origins of all credentials; the one that has read from the bucket comes first.
+    async def _follow(self) -> None:
+        """Have a candidate for each of the credentials that are kept now, and for no others."""
+        handed = self._setup.handed
+        if not self._is_shared or self._changes == handed.changes:
+            return
+        self._changes = handed.changes
+        before = self._others
+        self._others = {}
+        for each in handed.newest_first(self.store.handed):
+            if each in before:
+                self._others[each] = before.pop(each)
+            else:
+                self._others[each] = _Candidate(partial(self._open, each))
+        dropped = before.values()
+        readers = self._readers.items()
+        self._readers = {bucket: reader for bucket, reader in readers if reader not in dropped}
+        for candidate in dropped:
+            await candidate.retire()
 
-        The others follow from the newest credentials to the daemon's own.
+    def _in_order(self, url: str) -> Iterator[_Candidate]:
+        """Yield all candidates in the order in which they are to be tried."""
+        first = self._likeliest(url)
+        yield first
+        folder = _folder(url)
+        others = [each for each in self._by_preference(url) if each is not first]
+        yield from sorted(dict.fromkeys(others), key=lambda each: each.is_refused(folder))
+
+    def _likeliest(self, url: str) -> _Candidate:
+        """Return the first by preference that was not refused lately in the url's folder."""
+        folder = _folder(url)
+        for candidate in self._by_preference(url):
+            if not candidate.is_refused(folder):
+                return candidate
+        return next(self._by_preference(url))
+
+    def _by_preference(self, url: str) -> Iterator[_Candidate]:
+        """Yield all candidates, the best first, some of them twice.
+
+        1. That of the session which asks: it probably may, and the store's log names the right one.
+        2. The one that has read from the bucket.
+        3. From the newest credentials to the daemon's own.
         """
-        wanted = self._setup.handed.newest_first(self.store.handed) if self._is_shared else []
-        if not wanted:
-            return [self._own]
-        if any(each not in self._others for each in wanted):
-            await self._open_all()
-        others = [self._others[each] for each in wanted if each in self._others]
+        handed = self._setup.handed
+        asking = handed.of_this_task(self.store.handed)
+        if asking is not None and asking == handed.own(self.store.handed):
+            yield self._own
+        elif asking is not None and asking in self._others:
+            yield self._others[asking]
         reader = self._readers.get(self.store.bucket(url))
-        return sorted([*others, self._own], key=lambda opened: opened is not reader)
+        if reader is not None:
+            yield reader
+        yield from self._others.values()
+        yield self._own
 
-    async def _likeliest(self, url: str) -> CredentialedOrigin:
-        """Return the origin that has read from the bucket, else that of the newest credentials."""
-        first, *_ = await self._candidates(url)
-        return _usable(first, url)
+    @asynccontextmanager
+    async def _first(self, url: str) -> AsyncIterator[CredentialedOrigin]:
+        """Provide the origin that is tried first."""
+        await self._follow()
+        async with self._likeliest(url).use(url) as origin:
+            yield origin
 
-    def _remember(self, origin: CredentialedOrigin, url: str) -> None:
-        """Note that an origin has read from the url's bucket."""
+    def _remember(
+        self,
+        reader: _Candidate,
+        refused: list[tuple[_Candidate, OriginError | ConfigError]],
+        url: str,
+    ) -> None:
+        """Note which candidate may read an object, and which ones may not.
+
+        Without the former, the refusals say nothing: S3 also refuses what is missing.
+        """
+        folder = _folder(url)
+        reader.permit(folder)
+        for candidate, exn in refused:
+            is_expired = isinstance(exn, OriginUnavailableError)
+            candidate.refuse(_EVERYWHERE if is_expired else folder)
+        if reader.is_retired:
+            return
         if len(self._readers) >= _MAX_BUCKETS:
             self._readers.clear()
-        self._readers[self.store.bucket(url)] = origin
-
-    async def _open_all(self) -> None:
-        """Open the origins of all credentials that were handed over.
-
-        Those of credentials that are no longer kept end with their last requests.
-        """
-        async with self._opening:
-            opened: dict[Credentials, _Opened] = {}
-            for each in list(self._setup.handed.newest_first(self.store.handed)):
-                if each in self._others:
-                    opened[each] = self._others[each]
-                else:
-                    opened[each] = await asyncio.to_thread(self._open, each)
-            self._others = opened
+        self._readers[self.store.bucket(url)] = reader
 
     def _open(self, credentials: Credentials | None) -> _Opened:
         """Open the origin with credentials; None for the daemon's own. Blocks.
@@ -238,8 +357,6 @@ class PermittedOrigin(Origin):
             return exn
 
 
-def _usable(opened: _Opened, url: str) -> CredentialedOrigin:
-    """Return an origin; raise the error of one that could not be opened."""
-    if isinstance(opened, CredentialedOrigin):
-        return opened
-    raise type(opened)(opened.message, url=url, remedy=opened.remedy)
+def _folder(url: str) -> str:
+    """Return the part of a url that all objects of its folder share."""
+    return url.rpartition("/")[0]

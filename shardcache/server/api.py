@@ -226,8 +226,5 @@ async def _body(request: web.Request) -> Json:
         ) from None
     credentials = body.get("credentials")
     if isinstance(credentials, dict):
-        # A command's are kept like those of a session that has just ended: until others replace
-        # them.
-        with request.app[SERVICE].cache.handed.held(credentials, peer_of(request).uid):
-            pass
+        request.app[SERVICE].cache.handed.hand_over(credentials, peer_of(request).uid)
     return body

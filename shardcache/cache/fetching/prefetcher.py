@@ -14,7 +14,6 @@ from shardcache.errors import ShardcacheError
 from shardcache.shared.protocol import ShardRef
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
-from shardcache.telemetry.logs import about
 
 log = structlog.get_logger()
 
@@ -65,9 +64,10 @@ class Prefetcher:
                     return LOOK_AGAIN_S
                 return min(until_lead_s, LOOK_AGAIN_S)
 
-            job, uid = reader.client
-            with about(job=job, uid=uid):
-                self._transfers.start(missing.name, ref, Class.PLANNED, reader.client)
+            # It reads with the session's credentials, and its log lines name the session's job.
+            reader.context.run(
+                self._transfers.start, missing.name, ref, Class.PLANNED, reader.client
+            )
         return LOOK_AGAIN_S
 
     def _must_wait(self, name: str, ref: ShardRef, needed_at_s: float) -> bool:

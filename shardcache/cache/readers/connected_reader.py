@@ -4,6 +4,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 
 from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.listings.shard_listing import Listing, name_of
@@ -29,8 +30,7 @@ LISTING = "listing the shards"
 _OF_A_PREVIOUS_PLAN = -1  # position of a lease
 _MAX_LEASES = 4096  # more than any reader needs: each is an open file
 
-# More batches than a loader requests from one worker before it needs another's (`prefetch_factor`
-# defaults to 2).
+# More than a loader requests of one worker before another (`prefetch_factor`; its default is 2).
 _BATCHES_AHEAD = 4
 _STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
 
@@ -46,6 +46,7 @@ class Reader:
         job: the job that it is charged to.
         loader: the loader that it is a worker of, if any.
         clock: its present waits.
+        context: of its session, for tasks that work for it.
         listing: the shards that its plan names.
         order: for each position of the plan, the number of the shard.
         resolving: the patterns that are being resolved for it.
@@ -63,6 +64,7 @@ class Reader:
         self.job = job
         self.loader = loader
         self.clock = WaitClock(job)
+        self.context = copy_context()
         self.listing: Listing | None = None
         self.order = array("I")
         self.resolving: Sequence[str] = ()

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Callable, Collection, Hashable
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -31,6 +32,10 @@ JobKey: TypeAlias = tuple[str, int]
 
 class Holder(Hashable, Protocol):
     """A reader, as the owner of a plan and of holds on shards."""
+
+    @property
+    def context(self) -> Context:
+        """The context of its session, for tasks that work for it."""
 
     @property
     def client(self) -> JobKey:

@@ -1,6 +1,7 @@
 """Temporary keys of a user's jobs: renewed ones reach the daemon that is there, and older ones do no harm."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -156,6 +157,38 @@ async def test_keys_of_all_sessions_that_last_are_used(
     granted = await asyncio.to_thread(answers)
     assert len(granted) == len(roles)
     assert set(granted) <= {"leased", "arriving"}
+
+
+async def test_keys_of_the_session_that_reads_sign_its_requests(
+    home: PrivateHome, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its plan that nobody waits for yet, too: no other key of the user's is in the store's log."""
+    roles = ["one", "two", "three"]
+    urls = {
+        role: [faulty.put(f"{role}/{number}.tar", make_tar([{"__key__": role, "txt": b""}])) for number in range(3)]
+        for role in roles
+    }
+    faulty.permits = {role: f"{role}/" for role in roles}
+    use_user("one", faulty, monkeypatch)
+    assert await read(urls["one"][0]) == ["one"]
+    (socket,) = home.running()
+
+    def prefetch() -> None:
+        deadline_s = time.monotonic() + GUARD_S
+        with ExitStack() as stack:
+            for role in roles:
+                keys = {"AWS_ACCESS_KEY_ID": role, "AWS_SECRET_ACCESS_KEY": f"secret-of-{role}"}
+                session = stack.enter_context(RawSession(socket, credentials=keys))
+                session.plan(urls[role], [0, 1, 2])
+            while len({key for method, key, *_ in list(faulty.seen) if method == "GET"}) < 9:
+                assert time.monotonic() < deadline_s, faulty.seen
+                time.sleep(0.05)
+        warmed = shardcache("warm", faulty.put("one/3.tar", make_tar([{"__key__": "3", "txt": b""}])))
+        assert warmed.code == 0, warmed.err
+
+    await asyncio.to_thread(prefetch)
+    asked = {(key.partition("/")[0], asker) for (_, key, *_), asker in zip(faulty.seen, faulty.askers, strict=True)}
+    assert asked == {(role, role) for role in roles}
 
 
 async def test_renewed_keys_in_a_file_reach_the_daemon_that_is_there(

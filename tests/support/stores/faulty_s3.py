@@ -111,6 +111,7 @@ class FaultyS3(S3Server):
 
     Attributes:
         seen: (method, key, Range, If-Match) of every request.
+        askers: id of the AWS key that signed each request, or "".
         refreshed: Range of each request that a tier has to answer past its cache.
         detoured: Range of each request that a tier has to send to another owner.
     """
@@ -125,6 +126,7 @@ class FaultyS3(S3Server):
     crc32c: bool = False  # whether HEAD tells the objects' CRC32C
     seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
     hosts: list[str | None] = field(default_factory=list)  # Host of every request
+    askers: list[str] = field(default_factory=list)
     refreshed: list[str | None] = field(default_factory=list)
     detoured: list[str | None] = field(default_factory=list)
     owner: str | None = "10.0.0.1:9081"  # the tier's answer to questions about owners; None if the owner is silent
@@ -162,6 +164,7 @@ class FaultyS3(S3Server):
         key, asked = request.match_info["key"], request.headers.get("Range")
         self.seen.append((request.method, key, asked, request.headers.get("If-Match")))
         self.hosts.append(request.headers.get("Host"))
+        self.askers.append(_asker(request))
         if "X-Shardcache-Fresh" in request.headers:
             self.refreshed.append(asked)
         if "X-Shardcache-Detour" in request.headers:
@@ -199,8 +202,8 @@ class FaultyS3(S3Server):
         return await self._send(request, status, headers, body, fault)
 
     def _is_permitted(self, request: web.Request, key: str) -> bool:
-        named = request.headers.get("Authorization", "") + "Credential=" + request.query.get("X-Amz-Credential", "")
-        return any(f"Credential={name}/" in named and key.startswith(begin) for name, begin in self.permits.items())
+        asker = _asker(request)
+        return asker in self.permits and key.startswith(self.permits[asker])
 
     async def _about_owner(self, question: str, *, is_detour: bool) -> web.Response:
         self.questions[question] += 1
@@ -271,6 +274,12 @@ class FaultyS3(S3Server):
 @functools.lru_cache(maxsize=8)  # it is asked for with each part of a shard
 def _etag(body: bytes) -> str:
     return f'"{hashlib.md5(body).hexdigest()}"'
+
+
+def _asker(request: web.Request) -> str:
+    """Return the id of the key that signed a request, in its headers or its url; empty without one."""
+    scope = request.headers.get("Authorization", "").partition("Credential=")[2]
+    return (scope or request.query.get("X-Amz-Credential", "")).partition("/")[0]
 
 
 def _refusal(request: web.Request, status: int, code: str) -> web.Response:
