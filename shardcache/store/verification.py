@@ -7,6 +7,7 @@ from pathlib import Path
 from shardcache.errors import CorruptShardError, ShardError
 from shardcache.store.disk.direct_reads import read_direct
 from shardcache.store.disk.disk_errors import damage_errors
+from shardcache.store.disk.open_files import own_read
 from shardcache.store.shard import Facts
 from shardcache.tarindex.tables import TarIndex, read_header
 from shardcache.transport.between.checksums import crc32c
@@ -61,9 +62,9 @@ class Scrub:
     The sidecar is checked first. Then the tar is read block by block; at the end of each part, the
     part's checksum is compared with that in the facts.
 
-    The file is open only during a step, so that the shard can be evicted between steps. It is read
-    with O_DIRECT: what is on the disk rather than in memory, and without adding pages to the page
-    cache or evicting any.
+    The file is open only during a step, so that the shard can be evicted between steps; an eviction
+    that comes during a step waits for its end. It is read with O_DIRECT: what is on the disk rather
+    than in memory, and without adding pages to the page cache or evicting any.
 
     Args:
         sidecar: None to verify the tar alone.
@@ -96,7 +97,7 @@ class Scrub:
         if not wanted_bytes:
             return 0
 
-        with damage_errors(self._tar, self._facts.url):
+        with own_read(self._tar), damage_errors(self._tar, self._facts.url):
             block = read_direct(self._tar, self.read_bytes, wanted_bytes)
         if len(block) < wanted_bytes:
             raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")

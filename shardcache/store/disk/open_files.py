@@ -3,12 +3,26 @@
 import fcntl
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from shardcache.store.disk.disk_errors import disk_errors, is_exhaustion
 from shardcache.store.disk.file_operations import unlink_quietly
+
+_own_reads: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+_own_reads_change = threading.Lock()
+
+
+def own_read(path: Path) -> threading.Lock:
+    """Return the lock of a file, to be held while this process has the file open for a short read.
+
+    A removal waits for it: the kernel does not tell this process's own reads from others'.
+    """
+    with _own_reads_change:
+        return _own_reads.setdefault(path, threading.Lock())
 
 
 def is_open_elsewhere(path: Path) -> bool:
@@ -75,7 +89,7 @@ def unlink_unless_open(paths: Sequence[Path]) -> bool:
     Unlinking an open file would not free its bytes, and they would not be accounted for. Raises
     DiskError.
     """
-    with disk_errors(paths[0]):
+    with own_read(paths[0]), disk_errors(paths[0]):
         with suppress(FileNotFoundError):
             if is_open_elsewhere(paths[0]):
                 return False

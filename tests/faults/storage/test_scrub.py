@@ -14,6 +14,7 @@ from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.scrubber import Scrubber, ScrubProgress
 from shardcache.cache.waiting.signals import Signal
 from shardcache.errors import CorruptShardError
+from shardcache.store.disk.open_files import own_read
 from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -131,6 +132,24 @@ async def test_a_shard_can_be_evicted_while_it_is_scrubbed(tmp_path: Path) -> No
     assert await store.remove(shard)
     with pytest.raises(FileNotFoundError):
         scrub.step()
+    store.close()
+
+
+async def test_an_eviction_waits_for_the_end_of_a_step(tmp_path: Path) -> None:
+    """The daemon's own read is not taken for a process that still has the shard open."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL, samples=2000)
+    assert shard.facts is not None
+    tar = store.layout.tar(shard.key)
+    scrub = store.scrub(shard.key, shard.facts)
+    with own_read(tar), tar.open("rb"):
+        removal = asyncio.create_task(store.remove(shard))
+        step = asyncio.create_task(asyncio.to_thread(scrub.step))
+        ended, _ = await asyncio.wait([removal, step], timeout=0.2)
+        assert not ended
+    assert await removal
+    with suppress(FileNotFoundError):
+        assert await step
     store.close()
 
 
