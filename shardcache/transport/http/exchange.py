@@ -117,7 +117,7 @@ class Exchange:
                 # The response is closed, else it keeps the socket open.
                 closing(self._response(pool, connection)) as response,
             ):
-                headers = _headers(response)
+                headers = response.head
                 sums = None
                 if self._body is not None and _is_expected(self._body, response, headers):
                     sums, is_whole = self._take(self._body, response, connection.socket)
@@ -179,7 +179,7 @@ class Exchange:
         Args:
             patience_s: longest silence of the server before the head; None for any.
         """
-        response = Response(connection.socket, method=self._request.method)
+        response = Response(connection.socket, self._request.method)
         try:
             wait_without_limit(connection.socket)
             if not connection.is_primed:
@@ -263,12 +263,6 @@ class Exchange:
         return count
 
 
-def _headers(response: Response) -> dict[str, str]:
-    """Return an answer's headers, by name in lower case."""
-    found = response.headers
-    return {name.lower(): ", ".join(found.get_all(name, [])) for name in found}
-
-
 def _is_expected(body: Body, response: Response, headers: dict[str, str]) -> bool:
     """Return whether an answer's body is to be written."""
     if response.status != body.status:
@@ -282,7 +276,7 @@ def _has_right_size(body: Body, response: Response, headers: dict[str, str]) -> 
     """Return whether the size is the expected one, or a chunked body may turn out to have it."""
     size_bytes = body.parts.size_bytes
     if not response.chunked:
-        return set(response.headers.get_all("content-length", [])) == {str(size_bytes)}
+        return headers.get("content-length") == str(size_bytes)
     # A chunked body is written only after all of it has arrived: it is in memory until then.
     if size_bytes > body.parts.part_bytes:
         return False

@@ -4,7 +4,7 @@ import base64
 import http.client
 import io
 import re
-from typing import cast
+import socket
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardcache.transport.between.messages import Request
@@ -26,6 +26,11 @@ _TARGET = re.compile(r"[a-z]+://[^/?#]*/?([^#]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _MAX_NUMBER = 2**63
+_STATUS_LINE = re.compile(rb"HTTP/(0\.9|1\.[0-9])[ \t]+([1-9][0-9]{2})(?:[ \t].*)?\r?\n", re.DOTALL)
+_OLD_VERSIONS = (b"0.9", b"1.0")
+_BODILESS = (204, 304)
+_NAME = re.compile(r"[!-9;-~]+")
+_SPACE = " \t\r\n"
 
 
 def number_in(text: object) -> int | None:
@@ -87,21 +92,54 @@ class HeadError(http.client.HTTPException):
 
 
 class Response(http.client.HTTPResponse):
-    """An answer; `receive` reads its head."""
+    """An answer; `receive` reads its head.
+
+    http.client would read it with a parser of mail, which takes longer than all else that is done
+    for a small range.
+
+    Attributes:
+        head: the headers by name in lower case, values of repeated headers joined by ", ".
+    """
+
+    head: dict[str, str]
+
+    def __init__(self, sock: socket.socket, method: str) -> None:
+        super().__init__(sock, method=method)
+        self._is_of_head = method == "HEAD"
 
     def receive(self) -> None:
-        """Read the head of the final answer, skipping interim answers. Raises HeadError."""
-        body = self.fp
-        self.fp = cast(io.BufferedReader, _HeadLines(body))
-        try:
-            self.begin()
-            while 100 <= self.status < 200:  # http.client skips only 100
-                # With headers, `begin` would do nothing: it takes the answer for read.
-                self.headers = cast(http.client.HTTPMessage, None)
-                self.begin()
-        finally:
-            if not self.isclosed():
-                self.fp = body
+        """Read the head of the final answer, skipping interim answers.
+
+        Raises HeadError, and BadStatusLine if the answer is not HTTP.
+        """
+        lines = _HeadLines(self.fp)
+        self._receive_head(lines)
+        while 100 <= self.status < 200:
+            self._receive_head(lines)
+
+    def _receive_head(self, lines: "_HeadLines") -> None:
+        """Read one head, and what it says of the body and the connection."""
+        line = lines.readline()
+        found = _STATUS_LINE.fullmatch(line)
+        if found is None:
+            raise http.client.BadStatusLine(line.decode("latin-1"))
+        self.version = 10 if found[1] in _OLD_VERSIONS else 11
+        self.status = int(found[2])
+        self.head = _headers_in(lines)
+
+        self.chunked = self.head.get("transfer-encoding", "").lower() == "chunked"
+        self.chunk_left = None
+        self.length = None if self.chunked else number_in(self.head.get("content-length"))
+        if self._is_of_head or self.status in _BODILESS:
+            self.length = 0
+        ends_with_body = not self.chunked and self.length is None
+        self.will_close = ends_with_body or not self._is_kept_alive()
+
+    def _is_kept_alive(self) -> bool:
+        connection = self.head.get("connection", "").lower()
+        if self.version == 11:
+            return "close" not in connection
+        return "keep-alive" in connection or "keep-alive" in self.head
 
     def _read_next_chunk_size(self) -> int:
         """As in http.client, but for sizes with a sign: with a negative one, a body has no end."""
@@ -109,6 +147,32 @@ class Response(http.client.HTTPResponse):
         if found is None:
             raise http.client.HTTPException("invalid size of a chunk")
         return int(found[1], 16)
+
+
+def _headers_in(lines: "_HeadLines") -> dict[str, str]:
+    """Return the headers of a head, up to the empty line at its end."""
+    rows: list[list[str]] = []  # name and value
+    while True:
+        text = lines.readline().decode("latin-1")
+        if text in ("\r\n", "\n"):
+            break
+        if text[0] in " \t" and rows:  # a folded line, whose value nobody sends back (`ECHOED`)
+            rows[-1][1] += text
+            continue
+        name, colon, value = text.partition(":")
+        if not colon or not _NAME.fullmatch(name):
+            raise http.client.HTTPException("invalid header in the answer")
+        rows.append([name.lower(), value])
+
+    headers: dict[str, str] = {}
+    for name, value in rows:
+        value = value.strip(_SPACE)
+        former = headers.get(name)
+        if former is None:
+            headers[name] = value
+        elif name != "content-length" or value != former:  # the same length twice is one
+            headers[name] = f"{former}, {value}"
+    return headers
 
 
 class _HeadLines:
@@ -121,7 +185,7 @@ class _HeadLines:
         self._stream = stream
         self._left_bytes = MAX_HEAD_BYTES
 
-    def readline(self, _limit: int) -> bytes:
+    def readline(self) -> bytes:
         """Return the next line. Raises HeadError, and ConnectionResetError at the stream's end."""
         line = self._stream.readline(self._left_bytes + 1)
         self._left_bytes -= len(line)
@@ -132,7 +196,3 @@ class _HeadLines:
                 "the server closed the connection before the end of the answer's headers",
             )
         return line
-
-    def close(self) -> None:
-        """Close the stream: the answer is not HTTP."""
-        self._stream.close()

@@ -186,7 +186,7 @@ BROKEN = {
     "half of the chunks and a reset": Reply(chunked(DATA)[:50_000], Ending.RESET),
     "chunks that end in order, but too early": Reply(chunked(DATA[:-1]), Ending.HANG),
     **{f"a chunk of the size {size[:9]!r}": Reply(head(CHUNKED) + f"{size}\r\n".encode() + DATA) for size in ODD_SIZES},
-    "too many headers": Reply(OK + b"x-more: and more\r\n" * 20_000, Ending.HANG),
+    "flood of small headers": Reply(OK + b"x-more: and more\r\n" * 20_000, Ending.HANG),
     "flood of large headers": Reply(OK + LARGE_HEADERS, Ending.HANG),
     "flood of one line": Reply(OK + b"x: " + b"a" * 10_000_000, Ending.HANG),
     "flood of interim answers": Reply(b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000, Ending.HANG),
