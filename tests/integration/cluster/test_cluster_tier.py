@@ -15,7 +15,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-import botocore.session
 import pytest
 from botocore.config import Config
 
@@ -35,6 +34,7 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.processes import children
 from support.shards.tars import make_tar, random_samples
 from support.stores.faulty_s3 import FaultyS3
+from support.stores.s3_client import s3_client
 from support.stores.seaweedfs import DOMAIN, REGION, SeaweedFS
 
 pytestmark = needs_nginx
@@ -69,10 +69,8 @@ class Cluster:
 
 @cache
 def _client(endpoint_url: str, access_key: str, secret_key: str, style: str = "path") -> Any:
-    session = botocore.session.Session()
-    session.set_credentials(access_key, secret_key)
     config = Config(signature_version="s3v4", s3={"addressing_style": style})
-    return session.create_client("s3", region_name=REGION, endpoint_url=endpoint_url, config=config)
+    return s3_client(endpoint_url, access_key, secret_key, region=REGION, config=config)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from email.message import Message
 from typing import Any, NamedTuple
 
-import botocore.session
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
@@ -17,6 +16,7 @@ from botocore.exceptions import ClientError
 
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
+from support.stores.s3_client import s3_client
 
 DOOR = ("--s3", "127.0.0.1:0")
 """Options of a daemon with an endpoint at any free port."""
@@ -49,11 +49,10 @@ def address_of(daemon: Daemon) -> str:
 def connect(daemon: Daemon, keys: dict[str, Any] | None = None, **config: Any) -> Any:
     """Return a client of a daemon's endpoint, which repeats nothing."""
     keys = keys or keys_of(daemon)
-    session = botocore.session.Session()
-    session.set_credentials(keys["AccessKeyId"], keys["SecretAccessKey"], keys.get("SessionToken"))
+    secrets = keys["AccessKeyId"], keys["SecretAccessKey"], keys.get("SessionToken")
     chosen = Config(signature_version="s3v4", retries={"total_max_attempts": 1}, read_timeout=GUARD_S, **config)
     endpoint = f"http://{address_of(daemon)}"
-    return session.create_client("s3", region_name="eu-central-1", endpoint_url=endpoint, config=chosen)
+    return s3_client(endpoint, *secrets, region="eu-central-1", config=chosen)
 
 
 def refusal(call: Any, **params: Any) -> tuple[int, str]:

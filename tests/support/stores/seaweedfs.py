@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -19,6 +18,7 @@ from support.network.certificates import Certificate
 from support.network.ports import free_port
 from support.programs.guard import GUARD_S
 from support.stores import aws_env
+from support.stores.s3_client import s3_client
 
 REGION = "us-east-1"
 DOMAIN = "localhost"
@@ -41,10 +41,8 @@ class S3Server:
 
     def connect(self, **config: Any) -> Any:
         """Return a client: its session shares no state with other tests, nor credentials with the user."""
-        session = botocore.session.Session()
-        session.set_credentials(self.access_key, self.secret_key)
-        config |= {"s3": {"addressing_style": "path"}}
-        return session.create_client("s3", region_name=REGION, endpoint_url=self.endpoint_url, config=Config(**config))
+        chosen = Config(s3={"addressing_style": "path"}, **config)
+        return s3_client(self.endpoint_url, self.access_key, self.secret_key, region=REGION, config=chosen)
 
     def make_bucket(self, bucket: str) -> str:
         self.client.create_bucket(Bucket=bucket)
