@@ -1,7 +1,6 @@
 """`shardcache write` to a folder: formats, tables, resuming, refusals, memory."""
 
 import bz2
-import fcntl
 import gzip
 import json
 import os
@@ -24,6 +23,7 @@ from shardcache.store.codecs import zstd
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import key_of
 from shardcache_client.dataset import ShardDataset
+from support.disks.shim import FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -34,6 +34,7 @@ CODECS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": 
 # One process, for each costs half a second of a core; the tests that are about several say how many.
 ALONE = ("--workers", "1")
 SIZE = ("--shard-size", "20kB", *ALONE)
+needs_cc = pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
 
 
 @pytest.fixture
@@ -304,33 +305,37 @@ def recorded(out: Path) -> dict[str, list[int]]:
     return found
 
 
-def start(*args: Path | str) -> subprocess.Popen[str]:
+def start(*args: Path | str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start the command."""
     command = [sys.executable, "-m", "shardcache", "write", *map(str, args)]
-    return subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=clean_environment(env or {}), stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
-def held_back(path: Path) -> Iterator[None]:
-    """Let whoever opens an empty file, which is created, wait for the end of the block: fcntl(2), "Leases".
+def held_back(path: Path) -> Iterator[Mapping[str, str]]:
+    """Have an empty file, which is created, opened no sooner than at the end of the block.
 
-    The kernel ends a wait after /proc/sys/fs/lease-break-time, 45 s.
+    Yield the variables of the command that is to wait.
     """
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the kernel tells of the other
+    path.touch()
+    shim = Shim(path.parent.parent.with_suffix(".shim"), root=path.parent)
+    shim.arm(Action.HOLD, times=FOR_EVER, ops=(Op.OPEN,), match=path.name)
     try:
-        with path.open("wb") as file:
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            yield
+        yield shim.env()
     finally:
-        signal.signal(signal.SIGIO, before)
+        shim.release()
 
 
+@needs_cc
 @pytest.mark.slow
 def test_frozen_process_ends_the_run_with_its_shard_and_the_remedy(photos: Path, tmp_path: Path) -> None:
     """A process that does not respond is killed, and its shard is named; the same command again writes the rest."""
     out = tmp_path / "out"
     # The process waits for the file, so that it is certainly at work when it is stopped.
-    with held_back(photos / "dog" / "zzz.jpg"), start(photos, out, *SIZE, "--workers", "1") as run:
+    with (
+        held_back(photos / "dog" / "zzz.jpg") as env,
+        start(photos, out, *SIZE, "--workers", "1", env=env) as run,
+    ):
         try:
             eventually(lambda: bool(list(out.glob(".shard-*.part"))))  # the journal has a draft as well
             (worker,) = running(run.pid, "shardcache.writing.conversion")
@@ -344,6 +349,7 @@ def test_frozen_process_ends_the_run_with_its_shard_and_the_remedy(photos: Path,
     assert "to resume, run the same command again" in err
 
 
+@needs_cc
 @pytest.mark.slow
 def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     """kill -9: its processes end, no half shard lies under its name; the next run keeps what was complete."""
@@ -353,7 +359,7 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     fresh = shards(tmp_path / "fresh")
     table, listed = out / "index.samples", (tmp_path / "fresh" / "index.samples").read_bytes()
     # Only the last shard's process opens the file.
-    with held_back(last), start(photos, out, *SIZE, "--workers", "2") as run:
+    with held_back(last) as env, start(photos, out, *SIZE, "--workers", "2", env=env) as run:
         try:
             eventually(lambda: len(recorded(out)) == len(fresh) - 1 and (out / f".{max(fresh)}.part").exists())
             workers = running(run.pid, "shardcache.writing.conversion")
@@ -379,12 +385,13 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     assert table.read_bytes() == listed
 
 
+@needs_cc
 @pytest.mark.slow
 def test_input_that_changes_during_the_run_ends_it(photos: Path, tmp_path: Path) -> None:
     """Shards of the old and the new file never lie in one dataset: the error names it, and no index is written."""
     gate, changed = photos / "cat" / "000.png", photos / "dog" / "039.jpg"
-    with held_back(gate):
-        run = start(photos, tmp_path / "out", *SIZE, "--workers", "1")
+    with held_back(gate) as env:
+        run = start(photos, tmp_path / "out", *SIZE, "--workers", "1", env=env)
         eventually((tmp_path / "out" / ".shard-000000.tar.part").exists)
         changed.write_bytes(bytes(2_000))
     with run:
