@@ -1,11 +1,13 @@
 """Findings, and what all checks share: options, the daemon that answers, and facts about paths."""
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from shardcache.cli.admin_client import AdminClient
@@ -179,6 +181,19 @@ class Context:
     def store_variables(environment: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that select object stores, credentials, proxies and certificates."""
         return {name: value for name, value in environment.items() if reaches_stores(name)}
+
+
+def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the command that starts a daemon with the options that the doctor was given.
+
+    Args:
+        proposed: better values of options, by name.
+    """
+    words = ["shardcache", "serve"]
+    for flag, value in {**context.flags, **proposed}.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            words += ["--" + flag.replace("_", "-"), str(each)]
+    return shlex.join(words)
 
 
 def connect(socket: Path) -> tuple[int, int]:

@@ -11,8 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcache.cli import common
-from shardcache.cli.doctor import node_checks, s3_checks, store_checks
-from shardcache.cli.doctor.context import Context, Finding, failed, of_error
+from shardcache.cli.doctor import (
+    daemon_checks,
+    disk_checks,
+    kernel_checks,
+    s3_checks,
+    store_checks,
+)
+from shardcache.cli.doctor.context import Context, Finding, failed, of_error, start_command
 from shardcache.errors import ShardcacheError
 from shardcache.redact import printable, redact
 
@@ -25,18 +31,18 @@ OSError if it cannot be carried out.
 """
 
 CHECKS: Sequence[Check] = (
-    ("socket.path", node_checks.socket_place),
-    ("socket.daemon", node_checks.listener),
-    ("daemon.health", node_checks.health),
-    ("daemon.refused", node_checks.refused),
+    ("socket.path", daemon_checks.socket_place),
+    ("socket.daemon", daemon_checks.listener),
+    ("daemon.health", daemon_checks.health),
+    ("daemon.refused", daemon_checks.refused),
     ("daemon.s3", s3_checks.endpoint),
-    ("config.file", node_checks.options),
-    ("cache.folder", node_checks.folder),
-    ("cache.filesystem", node_checks.filesystem),
-    ("cache.space", node_checks.space),
-    ("disk.write", node_checks.speed),
-    ("kernel.open_files", node_checks.open_files),
-    ("kernel.shared_memory", node_checks.shared_memory),
+    ("config.file", daemon_checks.options),
+    ("cache.folder", disk_checks.folder),
+    ("cache.filesystem", disk_checks.filesystem),
+    ("cache.space", disk_checks.space),
+    ("disk.write", disk_checks.speed),
+    ("kernel.open_files", kernel_checks.open_files),
+    ("kernel.shared_memory", kernel_checks.shared_memory),
     ("tier.bypass", store_checks.tier_bypasses),
     ("tier.reach", store_checks.tier_reach),
     ("origin.reach", store_checks.probe),
@@ -91,8 +97,8 @@ def _with_proposals(context: Context, findings: Sequence[Finding]) -> list[Findi
         proposed |= finding.proposes
     if "cache_dir" in proposed:
         proposed.pop("capacity", None)  # it was proposed for the disk that is not to be used
-    command = printable(redact(node_checks.start_command(context)))
-    better = printable(redact(node_checks.start_command(context, proposed)))
+    command = printable(redact(start_command(context)))
+    better = printable(redact(start_command(context, proposed)))
     return [replace(each, remedy=better) if each.remedy == command else each for each in findings]
 
 

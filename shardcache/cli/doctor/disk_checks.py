@@ -1,0 +1,267 @@
+"""Checks of the cache's folder, its filesystem, and its disk."""
+
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from shutil import disk_usage
+
+from shardcache.cli.doctor.context import (
+    Context,
+    Finding,
+    failed,
+    me,
+    ok,
+    skipped,
+    start_command,
+    warning,
+)
+from shardcache.cli.doctor.path_access import barrier, nearest, way_in, who_may
+from shardcache.shared.units import size, user_name
+from shardcache.store.disk.mounts import mount_of
+from shardcache.store.folder.layout import Layout
+from shardcache.store.folder.permissions import other_writers
+
+# Stands for a folder that the operator has to choose.
+_LOCAL = "/path/on/local/disk"
+
+# The disk's speed is measured in blocks, up to a number of bytes and a time in each direction.
+_BLOCK_BYTES = 4 * 1024**2
+_MAX_BYTES = 256 * 1024**2
+_LIMIT_S = 2.0
+# Slower than a single hard disk: the node is better off without a cache, or its disk is failing.
+_SLOW_BYTES_PER_S = 100e6
+
+
+def folder(context: Context) -> Finding:
+    """Check that the daemon can write to the folder or create it, or that a reader can read it."""
+    place = context.cache_dir
+    if place is None:
+        return skipped("unknown: no daemon answers, and there are no valid options")
+    return _writable(context, place) if context.is_operator else _readable(place)
+
+
+def _readable(place: Path) -> Finding:
+    closed = barrier(place, os.R_OK | os.X_OK)
+    if closed is None:
+        return ok(f"{place} exists, and {me()} may read it")
+    if not closed.exists():
+        cause = (
+            "readers open the daemon's files by path; "
+            "in a container, the folder must be mounted at the same path"
+        )
+        return failed(f"{place} does not exist", cause, f"docker run -v {place}:{place}:ro …")
+    return failed(f"{me()} may not read {place}", *way_in(closed))
+
+
+def _writable(context: Context, place: Path) -> Finding:
+    existing = nearest(place)
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        mounted = mount_of(existing).folder
+        cause = (
+            f"the filesystem at {mounted} is mounted read-only; "
+            "dmesg shows if the kernel did it after an error"
+        )
+        return failed(
+            f"{place} is not writable",
+            cause,
+            f"mount -o remount,rw {shlex.quote(str(mounted))}",
+        )
+    if barrier(existing, os.R_OK | os.W_OK | os.X_OK) is not None:
+        cause = f"{existing} is {who_may(existing)}, and the daemon would run as {me()}"
+        command = f"chown -R {me()}" if existing == place else f"install -d -o {me()} -m 0750"
+        return failed(
+            f"{me()} may not write to {place}",
+            cause,
+            f"{command} {shlex.quote(str(place))}   # as root",
+        )
+    return _owned(context, place) if existing == place else ok(f"{place} will be created")
+
+
+def _owned(context: Context, place: Path) -> Finding:
+    layout = Layout(place)
+    uid = os.geteuid() if context.uid is None else context.uid
+    parts = (place, layout.shards, layout.partial, layout.quarantine, layout.catalogue)
+    stray = next((part for part in parts if part.exists() and part.stat().st_uid != uid), None)
+    if stray is not None:
+        owner = user_name(stray.stat().st_uid)
+        cause = (
+            f"{stray} belongs to {owner}: a daemon that ran as {owner} created it, or it was copied"
+        )
+        # As root, the doctor does not know which user the daemon is going to run as.
+        report = warning if context.uid is None and uid == 0 else failed
+        return report(
+            f"{place} belongs to another user",
+            cause,
+            f"chown -R {user_name(uid)} {place}   # as root",
+        )
+    who = other_writers(place, uid)
+    if who:
+        cause = f"{who} may write to it ({who_may(place)}), so the daemon does not start with it"
+        return failed(
+            f"{place} is open to other users",
+            cause,
+            f"chmod go-w {shlex.quote(str(place))}",
+        )
+    return ok(f"{place} ({who_may(place)})")
+
+
+def filesystem(context: Context) -> Finding | None:
+    """Check that the filesystem is a local disk's."""
+    if context.own_cache_dir is None:
+        return None
+    mount = mount_of(nearest(context.own_cache_dir))
+    found = f"{mount.kind} at {mount.folder}"
+    if mount.is_network:
+        cause = (
+            "every read goes over the network, which the cache should avoid, "
+            "and locks may not work across nodes"
+        )
+        return _with_better_options(context, found, cause, {"cache_dir": _LOCAL})
+    if mount.is_memory:
+        cause = "shards there use the node's memory, and are lost when the node restarts"
+        return _with_better_options(context, found, cause, {"cache_dir": _LOCAL})
+    if mount.kind == "overlay":
+        cause = "this is the container's own layer: slow, small, and deleted with the container"
+        return warning(
+            found,
+            cause,
+            f"docker run -v /nvme/shardcache:{context.own_cache_dir} …   # a node's folder",
+        )
+    return ok(found)
+
+
+def space(context: Context) -> Finding:
+    """Compare free space with the cache's capacity and --min-free."""
+    place = context.own_cache_dir
+    settings = context.settings
+    if place is None or settings is None:
+        return skipped(
+            "capacity and --min-free are known to the daemon's operator, with valid options",
+        )
+    stat = os.statvfs(nearest(place))
+    total_bytes, _, free_bytes = disk_usage(nearest(place))
+    capacity_bytes = settings.capacity.of(total_bytes)
+    min_free_bytes = settings.min_free.of(total_bytes)
+    if context.status is None:
+        used_bytes = sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))
+    else:
+        capacity_bytes = context.status["cache"]["capacity_bytes"]
+        used_bytes = context.status["cache"]["used_bytes"]
+    reachable_bytes = max(0, used_bytes + free_bytes - min_free_bytes)
+    limits = f"capacity {size(capacity_bytes)}, --min-free {size(min_free_bytes)}"
+    free = f"{size(free_bytes)} of {size(total_bytes)} free"
+    found = f"{free}; cache {size(used_bytes)}, {limits}"
+    figures = {"free_bytes": free_bytes, "reachable_bytes": reachable_bytes}
+    mounted = shlex.quote(str(mount_of(nearest(place)).folder))
+    largest = f"du -xh --max-depth=2 {mounted} | sort -h | tail"
+    if not reachable_bytes:
+        cause = "free space is below --min-free, so nothing is fetched"
+        return failed(
+            found, cause, f"{largest}   # remove unneeded files, or lower --min-free", **figures
+        )
+    if stat.f_files and not stat.f_favail:
+        return failed(
+            found,
+            "no inode is free",
+            "mkfs.ext4 -i 65536 DEVICE   # reformat, or remove files",
+            **figures,
+        )
+    if reachable_bytes >= capacity_bytes:
+        return ok(found, "", "", **figures)
+    if total_bytes - min_free_bytes < capacity_bytes:
+        can_grow = f"the cache can grow to {size(reachable_bytes)}"
+        cause = f"the filesystem is too small for the capacity: {can_grow}"
+        proposed = f"{reachable_bytes // 10**6}MB"
+        if reachable_bytes >= 10**10:
+            proposed = f"{reachable_bytes // 10**9}GB"
+        options = {"capacity": proposed}
+        return _with_better_options(
+            context, found, cause, options, "   # or a larger disk", **figures
+        )
+    cause = f"other files use the rest: the cache can grow to {size(reachable_bytes)}"
+    return warning(found, cause, f"{largest}   # remove unneeded files", **figures)
+
+
+def _with_better_options(
+    context: Context,
+    found: str,
+    cause: str,
+    options: Mapping[str, str],
+    note: str = "",
+    **figures: float,
+) -> Finding:
+    """Return a warning whose remedy starts a daemon with other options.
+
+    The remedy has the doctor's further options as well, unless a daemon runs: that one may have
+    been started with others.
+
+    Args:
+        options: the proposed ones, by name.
+        note: a comment behind the command.
+    """
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    command = f"shardcache serve {flags}"
+    if context.status is None:
+        command = start_command(context, options)
+    return replace(warning(found, cause, f"{command}{note}", **figures), proposes=options)
+
+
+def speed(context: Context) -> Finding | list[Finding]:
+    """Write an unnamed file for at most two seconds, flush it, and read it back from the disk."""
+    if context.quick:
+        return skipped("not measured with --quick")
+    if context.own_cache_dir is None:
+        return skipped("you may not write to the cache folder")
+    place = nearest(context.own_cache_dir)
+    total_bytes, _, free_bytes = disk_usage(place)
+    kept_bytes = 0 if context.settings is None else context.settings.min_free.of(total_bytes)
+    # Few enough that a running daemon would not evict shards for them.
+    spare_bytes = max(0, free_bytes - kept_bytes) // 4
+    max_bytes = min(_MAX_BYTES, spare_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+    if not max_bytes:
+        return skipped("not enough free space to measure")
+    block = os.urandom(_BLOCK_BYTES)  # incompressible, as some disks compress
+    with tempfile.TemporaryFile(dir=place, prefix="doctor-", buffering=0) as file:
+        fd = file.fileno()
+        written_bytes, write = _timed(
+            lambda offset: os.pwrite(fd, block, offset), max_bytes, lambda: os.fsync(fd)
+        )
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        _, read = _timed(
+            lambda offset: len(os.pread(fd, _BLOCK_BYTES, offset)), written_bytes, lambda: None
+        )
+    return [write, read.named("disk.read")]
+
+
+def _timed(
+    move: Callable[[int], int], max_bytes: int, end: Callable[[], None]
+) -> tuple[int, Finding]:
+    """Write or read block by block until the time limit.
+
+    Return the bytes moved, and the finding of their rate.
+
+    Args:
+        move: writes or reads the block at an offset; returns its number of bytes.
+        max_bytes: ends the measurement.
+        end: is called after the last block, and counts for the time.
+    """
+    done_bytes = 0
+    began_s = time.monotonic()
+    while done_bytes < max_bytes and time.monotonic() - began_s < _LIMIT_S:
+        done_bytes += move(done_bytes)
+    end()
+    rate = done_bytes / (time.monotonic() - began_s)
+    if rate >= _SLOW_BYTES_PER_S:
+        return done_bytes, ok(f"{size(rate)}/s in one stream", bytes_per_s=round(rate))
+    cause = (
+        "slower than one hard disk: a network volume, a throttled volume, "
+        "or a disk kept busy by others"
+    )
+    remedy = "iostat -x 1 5   # is it busy? if not, use a local NVMe: --cache-dir"
+    return done_bytes, warning(
+        f"{size(rate)}/s in one stream", cause, remedy, bytes_per_s=round(rate)
+    )

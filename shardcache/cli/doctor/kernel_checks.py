@@ -1,0 +1,68 @@
+"""Checks of the kernel's limits on open files and shared memory."""
+
+from pathlib import Path
+from shutil import disk_usage
+
+from shardcache.cli.doctor.context import (
+    Context,
+    Finding,
+    failed,
+    ok,
+    skipped,
+    warning,
+)
+from shardcache.config.settings import Settings
+from shardcache.server.listening.limits import own_files
+from shardcache.shared.units import size
+
+# Readers of a large node: 8 accelerators, 16 workers each, training and validation.
+_READERS = 256
+_SHM = Path("/dev/shm")
+_MIN_SHM_BYTES = 1024**3
+
+
+def open_files(context: Context) -> Finding:
+    """Check the limit on open files of the daemon, or of one started here."""
+    if context.status is not None and context.pid is None:
+        return skipped("the daemon's process is not visible from here")
+    lines = Path(f"/proc/{context.pid or 'self'}/limits").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("Max open files"))
+    soft, hard = map(int, line.split()[3:5])  # for open files, always numbers
+    limit = hard if context.pid is None else soft  # at its start, a daemon raises one to the other
+    needed = own_files(context.settings or Settings.model_construct())
+    remedy = "ulimit -n 65536   # before serve; permanently: LimitNOFILE=65536 in the unit"
+    if context.pid is not None:
+        remedy = (
+            f"prlimit --pid {context.pid} --nofile=65536:65536   # now; "
+            "permanently: LimitNOFILE=65536 in the unit"
+        )
+    found = f"limit {limit:,}; the daemon needs up to {needed:,}, plus one per reader"
+    if limit <= needed:
+        return failed(
+            found,
+            "too few for its connections and transfers, let alone a reader",
+            remedy,
+            limit=limit,
+        )
+    if limit < needed + _READERS:
+        return warning(found, f"only {limit - needed:,} readers can connect", remedy, limit=limit)
+    return ok(found, limit=limit)
+
+
+def shared_memory(_context: Context) -> Finding:
+    """Check the size and free space of /dev/shm."""
+    cause = "DataLoader workers pass tensors through it, and die with 'Bus error' when it is full"
+    if not _SHM.is_dir():
+        return warning(f"there is no {_SHM}", cause, f"mount -t tmpfs -o size=50% tmpfs {_SHM}")
+    total_bytes, _, free_bytes = disk_usage(_SHM)
+    found = f"{size(free_bytes)} of {size(total_bytes)} free in {_SHM}"
+    if total_bytes < _MIN_SHM_BYTES:
+        remedy = (
+            f"mount -o remount,size=8g {_SHM}   # docker run --shm-size=8g; "
+            "in a pod, emptyDir with medium: Memory"
+        )
+        return warning(found, cause, remedy, free_bytes=free_bytes)
+    if free_bytes < total_bytes // 10:
+        remedy = f"ls -lS {_SHM}   # remove files of dead jobs; shardcache stores nothing there"
+        return warning(found, cause, remedy, free_bytes=free_bytes)
+    return ok(found, free_bytes=free_bytes)
