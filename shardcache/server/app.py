@@ -15,8 +15,8 @@ from shardcache.server.listening.s3_listener import S3Options
 from shardcache.server.listening.tcp_listener import TCP_LIMITS, Listener
 from shardcache.server.peer import peer_of
 from shardcache.server.process.drain import Drain
-from shardcache.server.reader_session import handle_session
 from shardcache.server.service import SERVICE, Service
+from shardcache.server.session_start import handle_session
 from shardcache.server.tcp_guard import TOKEN_HASH, guard, harden
 from shardcache.shared.protocol import SESSION_PATH
 

@@ -1,7 +1,4 @@
-"""A reader's session over a WebSocket: requests in, answers out.
-
-The reader's plan and leases end with the session.
-"""
+"""A reader's session over a WebSocket: requests in, answers out."""
 
 import asyncio
 import math
@@ -12,130 +9,29 @@ from typing import Any
 import structlog
 from aiohttp import WSMsgType, web
 
-from shardcache import __version__
 from shardcache.access.rules import Peer
-from shardcache.cache.facade import Cache
 from shardcache.cache.readers.connected_reader import Reader
 from shardcache.cache.readers.held_ranges import HeldRange
-from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.leases import Lease
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError, internal_error
 from shardcache.redact import redact
 from shardcache.server.outbox import Outbox
-from shardcache.server.peer import peer_of
-from shardcache.server.service import SERVICE, Service
-from shardcache.shared import protocol, versions
+from shardcache.server.service import Service
+from shardcache.shared import protocol
 from shardcache.shared.protocol import REQUESTS, Json, take
-from shardcache.shared.units import user_name
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Facts
-from shardcache.telemetry.logs import about
 
 log = structlog.get_logger()
 
-# Requests of one session handled concurrently, and requests waiting for a shard.
+# Requests of one session that are handled concurrently, apart from those that wait for a shard.
 _MAX_AT_ONCE = 32
 _MAX_AWAITED = 8192
 # Parsing a longer message blocks the event loop noticeably: such messages take turns.
 _LONG_CHARS = 16 * 1024
-# A reader sends its hello immediately; a client that never does would hold its connection
-# indefinitely.
-_HELLO_S = 10.0
-# A reader that does not send a list for so long leaves it to others.
+# After so long without a list of shards that a reader was to send, another may send it.
 _SENDING_S = 10.0
-# A reader busy with a shard does not answer the close handshake; its next request fails instead.
-_CLOSE_S = 1.0
-
-
-async def handle_session(request: web.Request) -> web.WebSocketResponse:
-    """Serve one session until either side closes it."""
-    service = request.app[SERVICE]
-    peer = peer_of(request)
-    sessions = service.drain.sessions
-    service.limits().check_sessions(len(sessions))
-    socket = web.WebSocketResponse(
-        timeout=_CLOSE_S,
-        max_msg_size=protocol.MAX_REQUEST_BYTES,
-        compress=False,
-    )
-    await socket.prepare(request)
-    sessions.add(socket)
-    try:
-        await _serve(socket, service, peer)
-    except ShardcacheError as exn:
-        service.audit.note("session refused", peer.uid, cause=exn.message)
-        refusal = {"type": "error", "id": None, "error": exn.to_json()}
-        with suppress(ConnectionError):
-            await socket.send_str(protocol.written(refusal).decode())
-        await socket.close()
-    finally:
-        sessions.discard(socket)
-    return socket
-
-
-async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) -> None:
-    """Greet a reader and answer its requests.
-
-    Raises ShardcacheError if it cannot be understood or may not have a session.
-    """
-    hello = await _hello(socket)
-    agreed = versions.agree(
-        daemon=versions.Release(__version__, versions.SPOKEN),
-        client=versions.Release.of(hello),
-    )
-    REQUESTS["hello"].check(hello)  # not earlier: that of another version may have other fields
-
-    credentials = service.cache.handed.held(hello.get("credentials", {}), peer.uid)
-    with credentials, about(job=hello["job"], uid=peer.uid):
-        # Remembered for status pages, which must not wait for it.
-        await asyncio.to_thread(user_name, peer.uid)
-        reader = service.cache.readers.add(hello["job"], peer.uid, _loader(hello))
-        place = {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
-        log.debug("reader connected", **place)
-        try:
-            await _welcome(socket, agreed, service.cache)
-            await ReaderSession(socket, service, reader, peer, hello).run()
-        finally:
-            await reader.close()
-            log.debug("reader disconnected", **place)
-            if reader.job.shards_done and not reader.job.sessions:
-                bill = service.cache.bills.to_json(reader.client)
-                log.info("the job's last reader has disconnected", bill=bill["text"])
-
-
-async def _welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> None:
-    welcome = {
-        "type": "welcome",
-        "protocol": agreed,
-        "version": __version__,
-        "cache_dir": str(cache.layout.root),
-        "bundles": True,
-    }
-    with suppress(ConnectionError):
-        await socket.send_str(protocol.written(welcome).decode())
-
-
-async def _hello(socket: web.WebSocketResponse) -> Json:
-    try:
-        first = await socket.receive(_HELLO_S)
-    except (TimeoutError, ConnectionError):
-        raise ProtocolError(f"no 'hello' within {_HELLO_S:g} s") from None
-    hello = protocol.parse(first.data) if first.type is WSMsgType.TEXT else {}
-    if hello.get("type") != "hello":
-        raise ProtocolError("a session must begin with 'hello'")
-    return hello
-
-
-def _loader(hello: Json) -> Loader | None:
-    """Return the DataLoader that the reader says it is a worker of. Raises ProtocolError."""
-    if "loader" not in hello:
-        return None
-    return Loader(
-        take(hello, "loader", str),
-        take(hello, "rank", int),
-        take(hello, "batch_size", int),
-    )
 
 
 def _range_in(message: Json) -> tuple[int, int] | None:
@@ -165,9 +61,9 @@ class ReaderSession:
         self._reader = reader
         self._peer = peer
         self._hello = hello
-        self._awaited: dict[int, int] = {}  # position waited for, by request id
-        self._planned = False  # True once there was a plan
-        self._epoch: int | None = None  # of the latest plan
+        self._awaited: dict[int, int] = {}  # by request id, the position that is waited for
+        self._has_planned = False
+        self._epoch: int | None = None  # the latest plan's
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
         # Holds the turn in which this reader, and no other of its user, sends a list.
@@ -176,7 +72,7 @@ class ReaderSession:
         self._tasks: asyncio.TaskGroup
         self._resolving_id = 0  # id of the latest `resolve`
         self._resolving_urls: list[str] = []  # and its urls
-        self._room = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
         self._outbox = Outbox(socket, bundles=hello.get("bundles", False))
 
     async def run(self) -> None:
@@ -184,7 +80,7 @@ class ReaderSession:
         async with self._turn, asyncio.TaskGroup() as self._tasks:
             async for text in self._texts():
                 # Backpressure: a client with too many unanswered requests is not read any further.
-                await self._room.acquire()
+                await self._slots.acquire()
                 if len(text) > _LONG_CHARS:
                     await self._cache.turns.wait()
                 self._start(self._handle(text))
@@ -207,7 +103,7 @@ class ReaderSession:
                     yield message.data
 
     async def _handle(self, text: str | bytes) -> None:
-        """Answer what a message asks for, which has taken room."""
+        """Answer a message, for which `run` has taken a slot."""
         try:
             try:
                 messages = protocol.unbundled(protocol.parse(text))
@@ -219,11 +115,11 @@ class ReaderSession:
             else:
                 await self._handle_bundle(messages)
         finally:
-            # Not earlier: answers that the client does not read would pile up in memory.
-            self._room.release()
+            # After the answer is sent: those that the client does not read must not pile up.
+            self._slots.release()
 
     async def _handle_bundle(self, messages: Sequence[Json]) -> None:
-        """Answer at once what takes no waiting, and everything else as if it had come by itself."""
+        """Answer together what takes no waiting, and every other message as if sent by itself."""
         granted: list[Json] = []
         for message in messages:
             if message.get("type") in ("need", "release"):
@@ -231,14 +127,14 @@ class ReaderSession:
                 continue
             grant = self._grant_at_hand(message)
             if grant is None:
-                self._start(self._handle_apart(message))
+                self._start(self._handle_in_slot(message))
             else:
                 granted.append(grant)
         if granted:
             await self._outbox.send(granted)
 
-    async def _handle_apart(self, message: Json) -> None:
-        async with self._room:
+    async def _handle_in_slot(self, message: Json) -> None:
+        async with self._slots:
             await self._handle_one(message)
 
     async def _handle_one(self, message: Json) -> None:
@@ -252,14 +148,14 @@ class ReaderSession:
         except ShardcacheError as exn:
             answer = {"type": "error", "error": exn.to_json()}
         except Exception as exn:
-            # A top-level guard, as of transfers: the reader must not wait for nothing.
+            # A top-level guard, as of transfers: without an answer, the reader would wait for ever.
             log.exception("unexpected error in a reader's request")
             answer = {"type": "error", "error": internal_error(exn).to_json()}
         if answer is not None:
             await self._outbox.send([{**answer, "id": request_id}])
 
     async def _answer_in_order(self, message: Json, request_id: int) -> Json | None:
-        """Answer plans one after the other, and each other request after the plans before it."""
+        """Answer plans one after the other, and every other request after the plans before it."""
         is_plan = message.get("type") in ("shards", "plan", "extend")
         async with self._planning:
             if is_plan:
@@ -308,9 +204,14 @@ class ReaderSession:
     # Plans
 
     async def _take_list(self, fingerprint: str, packed: bytes | None) -> bool:
-        """Take a list of shards, if it is `packed`; return whether it is known.
+        """Take a list of shards, if it is sent along; return whether it is known now.
 
-        If not, this reader is to send it; others of its user wait until it has, or disconnects.
+        If not, this reader is to send it. Meanwhile, other readers of its user that need the same
+        list wait for it, until this one has sent it or disconnects.
+
+        Args:
+            fingerprint: the list's.
+            packed: the list; None if the reader asks whether it is known.
         """
         manifests = self._cache.manifests
         if packed is None:
@@ -346,16 +247,13 @@ class ReaderSession:
         return {"type": "ok"}
 
     def _note_epoch(self, epoch: int | None) -> None:
-        """Note the epoch of a plan, unless it is the present one.
-
-        A reader that skips samples plans others instead.
-        """
-        if not self._planned or epoch != self._epoch:
+        """Note a plan's epoch in the audit log, once: readers that skip samples plan it again."""
+        if not self._has_planned or epoch != self._epoch:
             hello = self._hello
             sizes = {name: hello[name] for name in ("world_size", "workers") if name in hello}
             place = (hello.get("rank"), hello.get("worker"))
             self._audit.plan(self._reader.job.key, epoch, place, **sizes)
-        self._planned = True
+        self._has_planned = True
         self._epoch = epoch
 
     # Leases
@@ -412,21 +310,18 @@ class ReaderSession:
 
     @asynccontextmanager
     async def _waiting(self, request_id: int, position: int) -> AsyncIterator[None]:
-        """Free the request's slot while it waits for a shard.
-
-        So `need` and `release` can be handled.
-        """
+        """Free the request's slot while it waits for a shard, for messages such as `release`."""
         if request_id in self._awaited:
             raise ProtocolError(f"request {request_id} has not been answered yet")
         if len(self._awaited) >= _MAX_AWAITED:
             raise ProtocolError(f"a reader may wait for at most {_MAX_AWAITED} shards at a time")
         self._awaited[request_id] = position
-        self._room.release()
+        self._slots.release()
         try:
             yield
         finally:
             del self._awaited[request_id]
-            await self._room.acquire()
+            await self._slots.acquire()
 
     async def _names(self, lease: Lease) -> Json:
         """Return the path of a cached shard that ends with its object's name."""
@@ -444,7 +339,8 @@ class ReaderSession:
             return {"type": "leased"} | answer | self._whole(lease, lease.facts)
         if isinstance(lease.granted, HeldRange):
             ready_bytes = 0
-            if request.get("needed"):  # any other counts against a share of the cache, by its size
+            # What is not needed yet counts against a share of the cache: it gets no more than that.
+            if request.get("needed"):
                 ready_bytes = lease.granted.hold_ahead(request.get("ahead_to", 0))
             file = self._file(lease.granted.file.partial, ready_bytes)
             return {"type": "arriving"} | answer | file
@@ -483,6 +379,7 @@ class ReaderSession:
         }
 
     def _explain(self, of: int) -> Json:
+        """Return why the request with the id `of` has not been answered."""
         answer: Json = {"type": "waiting", "of": of}
         if self._resolving.locked() and of == self._resolving_id:
             reason = self._cache.reasons.of_listing(self._resolving_urls)

@@ -1,0 +1,118 @@
+"""Beginning and end of a reader's session over a WebSocket: hello, welcome, or a refusal."""
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+from aiohttp import WSMsgType, web
+
+from shardcache import __version__
+from shardcache.access.rules import Peer
+from shardcache.cache.facade import Cache
+from shardcache.cache.readers.jobs import Loader
+from shardcache.errors import ProtocolError, ShardcacheError
+from shardcache.server.peer import peer_of
+from shardcache.server.reader_session import ReaderSession
+from shardcache.server.service import SERVICE, Service
+from shardcache.shared import protocol, versions
+from shardcache.shared.protocol import REQUESTS, Json, take
+from shardcache.shared.units import user_name
+from shardcache.telemetry.logs import about
+
+log = structlog.get_logger()
+
+# A reader sends its hello immediately; a client that never does would hold its connection
+# indefinitely.
+_HELLO_S = 10.0
+# A reader busy with a shard does not answer the close handshake; its next request fails instead.
+_CLOSE_S = 1.0
+
+
+async def handle_session(request: web.Request) -> web.WebSocketResponse:
+    """Serve one session until either side closes it."""
+    service = request.app[SERVICE]
+    peer = peer_of(request)
+    sessions = service.drain.sessions
+    service.limits().check_sessions(len(sessions))
+    socket = web.WebSocketResponse(
+        timeout=_CLOSE_S,
+        max_msg_size=protocol.MAX_REQUEST_BYTES,
+        compress=False,
+    )
+    await socket.prepare(request)
+    sessions.add(socket)
+    try:
+        await _serve(socket, service, peer)
+    except ShardcacheError as exn:
+        service.audit.note("session refused", peer.uid, cause=exn.message)
+        refusal = {"type": "error", "id": None, "error": exn.to_json()}
+        with suppress(ConnectionError):
+            await socket.send_str(protocol.written(refusal).decode())
+        await socket.close()
+    finally:
+        sessions.discard(socket)
+    return socket
+
+
+async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) -> None:
+    """Greet a reader, and answer its requests; its plan and leases end with the session.
+
+    Raises ShardcacheError if its hello is malformed, or it may not have a session.
+    """
+    hello = await _hello(socket)
+    agreed = versions.agree(
+        daemon=versions.Release(__version__, versions.SPOKEN),
+        client=versions.Release.of(hello),
+    )
+    REQUESTS["hello"].check(hello)  # after the versions: another one may have other fields
+
+    credentials = service.cache.handed.held(hello.get("credentials", {}), peer.uid)
+    with credentials, about(job=hello["job"], uid=peer.uid):
+        # Looked up now and remembered, as a directory server may be slow: status pages do not wait.
+        await asyncio.to_thread(user_name, peer.uid)
+        reader = service.cache.readers.add(hello["job"], peer.uid, _loader(hello))
+        place = {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
+        log.debug("reader connected", **place)
+        try:
+            await _welcome(socket, agreed, service.cache)
+            await ReaderSession(socket, service, reader, peer, hello).run()
+        finally:
+            await reader.close()
+            log.debug("reader disconnected", **place)
+            if reader.job.shards_done and not reader.job.sessions:
+                bill = service.cache.bills.to_json(reader.client)
+                log.info("the job's last reader has disconnected", bill=bill["text"])
+
+
+async def _welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> None:
+    welcome = {
+        "type": "welcome",
+        "protocol": agreed,
+        "version": __version__,
+        "cache_dir": str(cache.layout.root),
+        "bundles": True,
+    }
+    with suppress(ConnectionError):
+        await socket.send_str(protocol.written(welcome).decode())
+
+
+async def _hello(socket: web.WebSocketResponse) -> Json:
+    try:
+        first = await socket.receive(_HELLO_S)
+    except (TimeoutError, ConnectionError):
+        raise ProtocolError(f"no 'hello' within {_HELLO_S:g} s") from None
+    hello = protocol.parse(first.data) if first.type is WSMsgType.TEXT else {}
+    if hello.get("type") != "hello":
+        raise ProtocolError("a session must begin with 'hello'")
+    return hello
+
+
+def _loader(hello: Json) -> Loader | None:
+    """Return the DataLoader that the reader says it is a worker of. Raises ProtocolError."""
+    if "loader" not in hello:
+        return None
+    return Loader(
+        take(hello, "loader", str),
+        take(hello, "rank", int),
+        take(hello, "batch_size", int),
+    )
