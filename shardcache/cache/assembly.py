@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shardcache.access.rules import AllowList
 from shardcache.cache.bulk.counting import Counting
+from shardcache.cache.bulk.inventory import Inventory
 from shardcache.cache.bulk.warming import Warming
 from shardcache.cache.disk_health import DiskHealth
 from shardcache.cache.fetching.companions import Companions
@@ -208,6 +209,7 @@ class Uses:
     objects: Objects
     warming: Warming
     counting: Counting
+    inventory: Inventory
 
 
 def _objects(given: Given, kept: Kept, leasing: Leasing) -> Objects:
@@ -249,7 +251,16 @@ def assemble_uses(given: Given, kept: Kept, fetching: Fetching) -> Uses:
         given.indexers,
         max_transfers,
     )
-    return Uses(readers, _objects(given, kept, leasing), warming, counting)
+    inventory = Inventory(
+        store,
+        kept.residency,
+        kept.pins,
+        kept.health,
+        transfers,
+        kept.allow,
+    )
+    objects = _objects(given, kept, leasing)
+    return Uses(readers, objects, warming, counting, inventory)
 
 
 @dataclass(frozen=True, slots=True)

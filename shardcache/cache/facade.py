@@ -2,12 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from shardcache.access.rules import Peer
-from shardcache.access.urls import canonical
 from shardcache.cache.assembly import (
     Given,
     assemble_fetching,
@@ -24,7 +23,6 @@ from shardcache.cache.listings.matching import matcher
 from shardcache.cache.space.pins import pinned_by
 from shardcache.cache.versions.history import History
 from shardcache.config.settings import Settings
-from shardcache.errors import CacheError, CorruptShardError, ExhaustedError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.shared.protocol import Json, ShardRef, Wanted
@@ -32,13 +30,12 @@ from shardcache.shared.urls.url_names import may_name_index
 from shardcache.store.folder.pins_file import Pin
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.keys import place_of, shard_key, stored_url
-from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 from shardcache.tarindex.contents import TokenMember
 
-_AT_ONCE = 256  # shards or pins looked at before other tasks get a turn: there may be many
+_AT_ONCE = 256  # pins looked at before other tasks get a turn: there may be many
 
 
 class Cache:
@@ -83,6 +80,7 @@ class Cache:
         self._transfers = fetching.transfers
         self._warming = uses.warming
         self._counting = uses.counting
+        self._inventory = uses.inventory
         self._status_page = views.status_page
         self._background = BackgroundTasks(group)
         self._start(kept.history, fetching.prefetcher, origins)
@@ -113,7 +111,7 @@ class Cache:
         """Return a predicate: may the user see this url?"""
         return lambda url: self._allow.shows(url, peer)
 
-    # Shards that users name. Events go to `send`; an exception from it aborts the request.
+    # Lists of shards that users name. Events go to `send`; an exception from it aborts the request.
 
     async def warm(
         self,
@@ -191,12 +189,12 @@ class Cache:
             self._pins.arrived(found.shard)
 
         async with self._found(patterns, peer, send, "shards") as refs:
-            asked = await self._warming.ask(refs, versions=True)
-            wanted = await asyncio.to_thread(_pins_of, asked, uids)
-            new = await self._pins.add(wanted)
-            work = Round(asked, CACHED, self._transfers, send)
+            complete_refs = await self._warming.ask(refs, versions=True)
+            pins = await asyncio.to_thread(_pins_of, complete_refs, uids)
+            new_urls = await self._pins.add(pins)
+            work = Round(complete_refs, CACHED, self._transfers, send)
             totals = await self._warming.fetch(work, keep)
-            await self._pins.remove(self._missing_pins(new), peer.uid)
+            await self._pins.remove(self._missing_pins(new_urls), peer.uid)
             await self._pins.save()
             await send({"event": "done", **totals, "pins": self._pins.to_json()})
 
@@ -242,203 +240,23 @@ class Cache:
             if visible(pin.url):
                 yield pin
 
-    # Published shards
+    # What is cached
 
-    async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Yield the published shards under a url prefix that the user may see.
+    def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
+        """Yield the cached shards and parts, as `Inventory.rows` does."""
+        return self._inventory.rows(prefix, peer)
 
-        They are followed by the objects of which parts are cached, so far as `cached_bytes` says.
-        Raises ConfigError for a prefix of an unknown protocol.
-        """
-        await Origins.check_protocols([prefix])
-        is_meant = self._under(prefix, peer)
-        async for shard, facts in self._shards(is_meant):
-            yield {
-                "url": facts.url,
-                "version": facts.version,
-                "size_bytes": facts.size_bytes,
-                "cached_bytes": facts.size_bytes,
-                "samples": facts.samples,
-                "leases": shard.leases,
-                "pinned": shard.pinned,
-                "used_at_s": shard.used_at_s,
-            }
-        async for file, url in self._part_files(is_meant):
-            yield {
-                "url": url,
-                "version": file.partial.obj.version,
-                "size_bytes": file.partial.obj.size_bytes,
-                "cached_bytes": file.kept_parts_bytes,
-                "samples": None,
-                "leases": file.leases.total(),
-                "pinned": False,
-                "used_at_s": file.used_at_s,
-            }
+    async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
+        """Remove cached shards and parts, as `Inventory.evict` does."""
+        return await self._inventory.evict(patterns, peer)
 
-    def _under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
-        """Return a predicate: may the user see this url, and is it under the prefix?"""
-        visible = self.visible_to(peer)
-        wanted = prefix  # which may end within the scheme
-        if "://" in prefix or prefix.startswith("/"):
-            wanted = canonical(prefix)
-        return lambda url: canonical(url).startswith(wanted) and visible(url)
-
-    async def _shards(
-        self,
-        is_meant: Callable[[str], bool],
-    ) -> AsyncGenerator[tuple[Shard, Facts], None]:
-        """Yield the published shards whose url is meant; quarantine damaged ones on the way."""
-        for number, shard in enumerate(list(self._store.shards.values())):
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
-            if shard.facts is not None and not is_meant(shard.facts.url):
-                continue  # without reading its sidecar
-            try:
-                facts = await self._store.facts(shard)
-            except CorruptShardError as exn:
-                await self._health.take_out(shard, exn)
-                continue
-            if is_meant(facts.url) and self._store.shards.get(shard.key) is shard:
-                yield shard, facts
-
-    async def _part_files(
-        self,
-        is_meant: Callable[[str], bool],
-    ) -> AsyncGenerator[tuple[PartFile, str], None]:
-        """Yield the objects of which parts are cached, with their urls, if these are meant."""
-        for number, file in enumerate(list(self._store.part_files.values())):
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
-            url = stored_url(file.partial.obj.url)
-            if file.is_own and is_meant(url):
-                yield file, url
+    def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
+        """Read cached shards and parts again, as `Inventory.verify` does."""
+        return self._inventory.verify(prefix, peer)
 
     async def named_path(self, shard: Shard, facts: Facts) -> Path:
         """Return a path of a leased shard that ends with its object's name: libraries go by it."""
         return await self._store.named_path(shard, facts)
-
-    async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the matching shards that the user may see; report those that stayed and why.
-
-        Raises ConfigError for a pattern of an unknown protocol.
-        """
-        await Origins.check_protocols(patterns)
-        matches = await asyncio.to_thread(matcher, patterns)
-        visible = self.visible_to(peer)
-        evicted: list[str] = []
-        kept: list[Json] = []
-        freed_bytes = 0
-
-        def is_meant(url: str) -> bool:
-            return matches(url) and visible(url)
-
-        async for shard, facts in self._shards(is_meant):
-            if shard.stays:
-                kept.append({"url": facts.url, "reason": self._why_it_stays(shard, facts)})
-            elif await self._residency.evict(shard):
-                evicted.append(facts.url)
-                freed_bytes += shard.kept_bytes
-            else:
-                reason = "a process still has it open, or a hard link to it exists"
-                kept.append({"url": facts.url, "reason": reason})
-
-        async for file, url in self._part_files(is_meant):
-            parts_bytes = await self._residency.parts.evict_all(file)
-            freed_bytes += parts_bytes
-            if parts_bytes:
-                evicted.append(url)
-            else:
-                kept.append({"url": url, "reason": "ranges of it are being read"})
-        return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
-
-    def _why_it_stays(self, shard: Shard, facts: Facts) -> str:
-        if shard.pinned:
-            pin = self._pins.get(facts.url)
-            if pin is not None:
-                return pinned_by(pin)
-        return f"in use by {shard.leases} reader(s)"
-
-    async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Read every shard under a url prefix again, and quarantine damaged ones; yield events.
-
-        The last event also counts the shards that were refused when they last arrived, and thus are
-        not cached. Raises ConfigError for a prefix of an unknown protocol.
-        """
-        await Origins.check_protocols([prefix])
-        shards = [found async for found in self._shards(self._under(prefix, peer))]
-        files = [found async for found in self._part_files(self._under(prefix, peer))]
-        total_bytes = sum(shard.size_bytes for shard, _ in shards)
-        total_bytes += sum(file.kept_parts_bytes for file, _ in files)
-        count = len(shards) + len(files)
-        yield {"event": "start", "shards": count, "total_bytes": total_bytes}
-        done_shards = 0
-        done_bytes = 0
-        corrupt = 0
-        async for url, size_bytes, error in self._verified(shards, files):
-            if isinstance(error, CorruptShardError):
-                corrupt += 1
-            done_shards += 1
-            done_bytes += size_bytes
-            result: Json = {"event": "shard", "url": url, "ok": error is None}
-            if error is not None:
-                result["error"] = error.to_json()
-            yield result
-            yield {
-                "event": "progress",
-                "done_shards": done_shards,
-                "shards": count,
-                "done_bytes": done_bytes,
-                "total_bytes": total_bytes,
-            }
-        refused = len(self._status_page.refused(self._under(prefix, peer)))
-        yield {
-            "event": "done",
-            "shards": count,
-            "corrupt": corrupt,
-            "refused": refused,
-            "bytes": done_bytes,
-        }
-
-    async def _verified(
-        self,
-        shards: Sequence[tuple[Shard, Facts]],
-        files: Sequence[tuple[PartFile, str]],
-    ) -> AsyncIterator[tuple[str, int, CacheError | CorruptShardError | None]]:
-        """Read shards and parts again; yield the url and size of each, and what is wrong."""
-        for shard, facts in shards:
-            yield facts.url, shard.size_bytes, await self._verify(shard)
-        for file, url in files:
-            size_bytes = file.kept_parts_bytes
-            yield url, size_bytes, await self._verify_parts(file, url)
-
-    async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
-        if self._store.shards.get(shard.key) is not shard:
-            return None  # evicted since it was listed
-        try:
-            with self._residency.retained(shard):
-                await self._store.check(shard)
-        except (CorruptShardError, ExhaustedError) as exn:
-            if isinstance(exn, CorruptShardError):
-                await self._health.take_out(shard, exn)
-            return exn
-        return None
-
-    async def _verify_parts(
-        self,
-        file: PartFile,
-        url: str,
-    ) -> CacheError | CorruptShardError | None:
-        if self._store.part_files.get(file.partial.key) is not file:
-            return None  # evicted since it was listed, or being completed
-        try:
-            damaged = await self._residency.parts.verify(file)
-        except CacheError as exn:
-            return exn
-        if not damaged:
-            return None
-        numbers = ", ".join(map(str, damaged))
-        what = f"parts {numbers} of the cached file {file.partial.path} are damaged; dropped"
-        return CorruptShardError(what, url=url)
 
     # State
 

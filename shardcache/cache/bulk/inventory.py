@@ -1,0 +1,244 @@
+"""The cached shards and parts of objects, as users name them: listed, evicted and verified."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardcache.access.rules import AllowList, Peer
+from shardcache.access.urls import canonical
+from shardcache.cache.disk_health import DiskHealth
+from shardcache.cache.fetching.transfers import Transfers
+from shardcache.cache.listings.matching import matcher
+from shardcache.cache.space.pins import Pins, pinned_by
+from shardcache.cache.space.residency import Residency
+from shardcache.errors import CacheError, CorruptShardError, ExhaustedError
+from shardcache.origin.registry import Origins
+from shardcache.shared.protocol import Json
+from shardcache.store.keys import stored_url
+from shardcache.store.part_file import PartFile
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.store import Store
+
+_AT_ONCE = 256  # shards looked at before other tasks get a turn: there may be many
+
+
+class _Verified(NamedTuple):
+    """A shard, or an object's parts, that was read again; `error` is what is wrong with it."""
+
+    url: str
+    size_bytes: int
+    error: CacheError | CorruptShardError | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Inventory:
+    """The published shards, and the objects of which parts are cached."""
+
+    _store: Store
+    _residency: Residency
+    _pins: Pins
+    _health: DiskHealth
+    _transfers: Transfers
+    _allow: AllowList
+
+    async def rows(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
+        """Yield the published shards under a url prefix that the user may see.
+
+        They are followed by the objects of which parts are cached: `cached_bytes` in all.
+        Raises ConfigError for a prefix of an unknown protocol.
+        """
+        await Origins.check_protocols([prefix])
+        is_meant = self._under(prefix, peer)
+        async for shard, facts in self._shards(is_meant):
+            yield {
+                "url": facts.url,
+                "version": facts.version,
+                "size_bytes": facts.size_bytes,
+                "cached_bytes": facts.size_bytes,
+                "samples": facts.samples,
+                "leases": shard.leases,
+                "pinned": shard.pinned,
+                "used_at_s": shard.used_at_s,
+            }
+        async for file, url in self._part_files(is_meant):
+            yield {
+                "url": url,
+                "version": file.partial.obj.version,
+                "size_bytes": file.partial.obj.size_bytes,
+                "cached_bytes": file.kept_parts_bytes,
+                "samples": None,
+                "leases": file.leases.total(),
+                "pinned": False,
+                "used_at_s": file.used_at_s,
+            }
+
+    async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
+        """Remove the matching shards that the user may see; report those that stayed and why.
+
+        Raises ConfigError for a pattern of an unknown protocol.
+        """
+        await Origins.check_protocols(patterns)
+        matches = await asyncio.to_thread(matcher, patterns)
+        visible = self._visible_to(peer)
+        evicted: list[str] = []
+        kept: list[Json] = []
+        freed_bytes = 0
+
+        def is_meant(url: str) -> bool:
+            return matches(url) and visible(url)
+
+        async for shard, facts in self._shards(is_meant):
+            if shard.stays:
+                kept.append({"url": facts.url, "reason": self._why_it_stays(shard, facts)})
+            elif await self._residency.evict(shard):
+                evicted.append(facts.url)
+                freed_bytes += shard.kept_bytes
+            else:
+                reason = "a process still has it open, or a hard link to it exists"
+                kept.append({"url": facts.url, "reason": reason})
+
+        async for file, url in self._part_files(is_meant):
+            parts_bytes = await self._residency.parts.evict_all(file)
+            freed_bytes += parts_bytes
+            if parts_bytes:
+                evicted.append(url)
+            else:
+                kept.append({"url": url, "reason": "ranges of it are being read"})
+        return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
+
+    def _why_it_stays(self, shard: Shard, facts: Facts) -> str:
+        if shard.pinned:
+            pin = self._pins.get(facts.url)
+            if pin is not None:
+                return pinned_by(pin)
+        return f"in use by {shard.leases} reader(s)"
+
+    async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
+        """Read every shard under a url prefix again, and quarantine damaged ones; yield events.
+
+        The last event also counts the shards that were refused when they last arrived, and thus are
+        not cached. Raises ConfigError for a prefix of an unknown protocol.
+        """
+        await Origins.check_protocols([prefix])
+        is_meant = self._under(prefix, peer)
+        shards = [found async for found in self._shards(is_meant)]
+        files = [found async for found in self._part_files(is_meant)]
+        total_bytes = sum(shard.size_bytes for shard, _ in shards)
+        total_bytes += sum(file.kept_parts_bytes for file, _ in files)
+        count = len(shards) + len(files)
+        yield {"event": "start", "shards": count, "total_bytes": total_bytes}
+        done_shards = 0
+        done_bytes = 0
+        corrupt = 0
+        async for verified in self._verified(shards, files):
+            error = verified.error
+            if isinstance(error, CorruptShardError):
+                corrupt += 1
+            done_shards += 1
+            done_bytes += verified.size_bytes
+            result: Json = {"event": "shard", "url": verified.url, "ok": error is None}
+            if error is not None:
+                result["error"] = error.to_json()
+            yield result
+            yield {
+                "event": "progress",
+                "done_shards": done_shards,
+                "shards": count,
+                "done_bytes": done_bytes,
+                "total_bytes": total_bytes,
+            }
+        refused = sum(map(is_meant, self._transfers.refusals))
+        yield {
+            "event": "done",
+            "shards": count,
+            "corrupt": corrupt,
+            "refused": refused,
+            "bytes": done_bytes,
+        }
+
+    async def _verified(
+        self,
+        shards: Sequence[tuple[Shard, Facts]],
+        files: Sequence[tuple[PartFile, str]],
+    ) -> AsyncIterator[_Verified]:
+        """Read shards and parts again."""
+        for shard, facts in shards:
+            error = await self._verify(shard)
+            yield _Verified(facts.url, shard.size_bytes, error)
+        for file, url in files:
+            size_bytes = file.kept_parts_bytes  # before damaged parts are dropped
+            parts_error = await self._verify_parts(file, url)
+            yield _Verified(url, size_bytes, parts_error)
+
+    async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
+        if self._store.shards.get(shard.key) is not shard:
+            return None  # evicted since it was listed
+        try:
+            with self._residency.retained(shard):
+                await self._store.check(shard)
+        except (CorruptShardError, ExhaustedError) as exn:
+            if isinstance(exn, CorruptShardError):
+                await self._health.take_out(shard, exn)
+            return exn
+        return None
+
+    async def _verify_parts(
+        self,
+        file: PartFile,
+        url: str,
+    ) -> CacheError | CorruptShardError | None:
+        if self._store.part_files.get(file.partial.key) is not file:
+            return None  # evicted since it was listed, or being completed
+        try:
+            damaged = await self._residency.parts.verify(file)
+        except CacheError as exn:
+            return exn
+        if not damaged:
+            return None
+        numbers = ", ".join(map(str, damaged))
+        what = f"parts {numbers} of the cached file {file.partial.path} are damaged; dropped"
+        return CorruptShardError(what, url=url)
+
+    def _under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
+        """Return a predicate: may the user see this url, and is it under the prefix?"""
+        visible = self._visible_to(peer)
+        wanted = prefix
+        ends_in_scheme = "://" not in prefix and not prefix.startswith("/")
+        if not ends_in_scheme:
+            wanted = canonical(prefix)
+        return lambda url: canonical(url).startswith(wanted) and visible(url)
+
+    async def _shards(
+        self,
+        is_meant: Callable[[str], bool],
+    ) -> AsyncGenerator[tuple[Shard, Facts], None]:
+        """Yield the published shards whose url is meant; quarantine damaged ones on the way."""
+        for number, shard in enumerate(list(self._store.shards.values())):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if shard.facts is not None and not is_meant(shard.facts.url):
+                continue  # without reading its sidecar
+            try:
+                facts = await self._store.facts(shard)
+            except CorruptShardError as exn:
+                await self._health.take_out(shard, exn)
+                continue
+            if is_meant(facts.url) and self._store.shards.get(shard.key) is shard:
+                yield shard, facts
+
+    async def _part_files(
+        self,
+        is_meant: Callable[[str], bool],
+    ) -> AsyncGenerator[tuple[PartFile, str], None]:
+        """Yield the objects of which parts are cached and whose url is meant, with their urls."""
+        for number, file in enumerate(list(self._store.part_files.values())):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            url = stored_url(file.partial.obj.url)
+            if file.is_own and is_meant(url):
+                yield file, url
+
+    def _visible_to(self, peer: Peer) -> Callable[[str], bool]:
+        """Return a predicate: may the user see this url?"""
+        return lambda url: self._allow.shows(url, peer)
