@@ -123,7 +123,7 @@ class Scrubber:
         while True:
             await asyncio.sleep(self._pause_left_s())
             keys = sorted(self._store.shards)
-            has_any = bool(keys or self._store.part_files)
+            has_any = bool(keys or self._store.parts.files())
             if has_any and self._health.error is None:
                 await self._round(keys)
             else:
@@ -161,9 +161,9 @@ class Scrubber:
 
     async def _check_parts(self) -> bool:
         """Check the parts of objects; False if the disk itself has failed."""
-        for file in list(self._store.part_files.values()):
+        for file in self._store.parts.files():
             for part in file.kept:
-                if self._store.part_files.get(file.partial.key) is not file:
+                if self._store.parts.get(file.partial.key) is not file:
                     break  # evicted, or taken over by a transfer of the whole
                 is_disk_healthy = await self._check_part(file, part)
                 if not is_disk_healthy:

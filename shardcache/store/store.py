@@ -13,8 +13,8 @@ import structlog
 
 from shardcache.config.amounts import DiskAmount
 from shardcache.errors import CorruptShardError, ExhaustedError
-from shardcache.origin.objects import RemoteObject
 from shardcache.shared.units import size
+from shardcache.store.cached_parts import CachedParts
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.disk.file_operations import fsync_path, unlink_quietly
@@ -24,11 +24,10 @@ from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.folder_contents import Leftover, find_leftovers, find_shards
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.store.folder.name_links import NameLinks
-from shardcache.store.keys import place_of, shard_key
-from shardcache.store.part_file import GrantedFiles, PartFile
+from shardcache.store.leftovers import Leftovers
 from shardcache.store.partial import Partial, discard
 from shardcache.store.shard import Facts, Shard, Unpublished
-from shardcache.store.space import Reservation, Space
+from shardcache.store.space import Space
 from shardcache.store.verification import Scrub, check_sidecar, read_facts
 
 log = structlog.get_logger()
@@ -46,9 +45,8 @@ class Store:
 
     Attributes:
         shards: the published shards, by key, from least to most recently used.
-        leftovers: idle partials and quarantined shards, by their own keys.
-        part_files: objects of which some parts are cached, by the keys of the whole objects.
-        granted_files: files of parts that were closed, and of which readers still hold parts.
+        leftovers: idle partials and quarantined shards.
+        parts: objects of which some parts are cached.
     """
 
     def __init__(
@@ -63,11 +61,10 @@ class Store:
         self.space = space
         self.catalogue = catalogue
         self.shards: OrderedDict[str, Shard] = OrderedDict()
-        self.leftovers: dict[str, Leftover] = {}
-        self.part_files: dict[str, PartFile] = {}
-        self.granted_files = GrantedFiles()
+        self.leftovers = Leftovers(space)
+        self.parts = CachedParts(layout, space, self.leftovers)
         self._links = NameLinks(layout)
-        self._condemned: dict[str, Shard] = {}  # damaged, and not yet moved to quarantine
+        self._damaged: dict[str, Shard] = {}  # out of service, and not yet moved to quarantine
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
         self._setting_aside = asyncio.Lock()
         self._publishing = asyncio.Semaphore(_MAX_PUBLISHED_AT_ONCE)
@@ -96,21 +93,16 @@ class Store:
         return store
 
     def _recover(self) -> None:
-        """Take stock of the files that the last daemon left. Blocks."""
+        """Add the shards, parts and leftovers that the last daemon left in the folder. Blocks."""
         for shard in find_shards(self.layout):
             self.restore(shard)
         for leftover in find_leftovers(self.layout):
             partial = Partial.left(self.layout, leftover.key)
             if partial is None:
-                self.keep_leftover(leftover)
+                self.leftovers.keep(leftover)
             else:
-                self._restore_parts(partial)
+                self.parts.restore(partial)
         self._links.sweep(self.shards)
-
-    def _restore_parts(self, partial: Partial) -> None:
-        file = PartFile(partial, used_at_s=partial.path.stat().st_mtime, is_left=True)
-        self.part_files[partial.key] = file
-        self.space.kept_bytes += file.kept_bytes
 
     def close(self) -> None:
         """Close the catalogue and unlock the folder."""
@@ -126,72 +118,6 @@ class Store:
         return self.space
 
     # Arriving shards
-
-    def adopt(self, key: str, reservation: Reservation) -> None:
-        """Move the bytes of a key's idle partial into the reservation that resumes it."""
-        leftover = self.leftovers.pop(key, None)
-        if leftover is not None:
-            reservation.adopt(leftover.size_bytes)
-
-    async def open_parts(
-        self, obj: RemoteObject, part_bytes: int, reservation: Reservation
-    ) -> PartFile:
-        """Open a file for the parts of an object; it takes over the parts of an idle partial.
-
-        Raises DiskError.
-        """
-        key = shard_key(place_of(obj.url, is_file=True), obj.version)
-        self.adopt(key, reservation)
-        granted_inodes = self.granted_files.inodes(key)
-        partial = await asyncio.to_thread(
-            Partial.open,
-            self.layout,
-            obj,
-            part_bytes,
-            is_file=True,
-            is_sparse=True,
-            granted_inodes=granted_inodes,
-        )
-        # Bytes of the idle partial are kept ones again; those of the file itself are reserved.
-        reservation.disown()
-        file = PartFile(partial)
-        self.part_files[key] = file
-        self.space.kept_bytes += file.kept_parts_bytes
-        return file
-
-    def close_parts(self, file: PartFile) -> Leftover:
-        """Make a leftover of a file of parts, for a transfer of the whole, or to remove it."""
-        del self.part_files[file.partial.key]
-        file.is_own = False
-        self.space.kept_bytes -= file.kept_bytes
-        leftover = Leftover.of(file.partial.path)
-        self.keep_leftover(leftover)
-        return leftover
-
-    async def remove_parts(self, file: PartFile) -> int:
-        """Remove a file of parts that nobody has in use; return the number of bytes that it took.
-
-        0 if some process still has it open. Raises DiskError.
-        """
-        kept_bytes = file.kept_bytes
-        leftover = self.close_parts(file)
-        removed = await self.remove_leftover(leftover.key)
-        return kept_bytes if removed else 0
-
-    async def drop_part(self, file: PartFile, part: int) -> None:
-        """Free the space of a part that nobody has in use. Raises DiskError."""
-        size_bytes = file.partial.size_of(part)
-        file.forget(part)
-        await asyncio.to_thread(file.partial.punch, part)
-        self.space.kept_bytes -= size_bytes
-
-    def keep_leftover(self, leftover: Leftover) -> None:
-        """Keep a leftover until its space is needed."""
-        replaced = self.leftovers.pop(leftover.key, None)
-        if replaced is not None:
-            self.space.kept_bytes -= replaced.size_bytes
-        self.leftovers[leftover.key] = leftover
-        self.space.kept_bytes += leftover.size_bytes
 
     async def seal(self, tar: Path, sidecar: Path, facts: Facts) -> Unpublished:
         """Give a verified, indexed shard's files the mode of published ones. Raises DiskError."""
@@ -209,8 +135,8 @@ class Store:
         Raises DiskError.
         """
         async with self._publishing:
-            if key in self._condemned:
-                await self.set_aside()  # doing it later would move the new files
+            if key in self._damaged:
+                await self.set_aside()  # now: later, it would move the new files
             sidecar_bytes = await asyncio.to_thread(self._publish, key, files)
         shard = Shard(key, files.facts.size_bytes, sidecar_bytes, time.time(), facts=files.facts)
         self.shards[key] = shard
@@ -239,7 +165,7 @@ class Store:
             fsync_path(files.tar)
             fsync_path(files.sidecar)
         except OSError:
-            # The kernel reports lost pages once, and takes them for clean then: the next sync of
+            # The kernel reports lost pages once, and then treats them as clean: the next sync of
             # the same files would succeed, and the bytes in memory match their checksums. They
             # have to be fetched again.
             discard(self.layout, key)
@@ -334,7 +260,8 @@ class Store:
         is_indexed = shard.facts is not None and shard.facts.samples is not None
         if not is_indexed:
             return False
-        return not os.path.exists(self.layout.sidecar(shard.key))  # noqa: PTH110  # as in `facts`
+        has_sidecar = os.path.exists(self.layout.sidecar(shard.key))  # noqa: PTH110  # as in `facts`
+        return not has_sidecar
 
     async def check_sidecar(self, shard: Shard, facts: Facts) -> None:
         """Check the sidecar of a shard. Raises CorruptShardError, ExhaustedError."""
@@ -400,19 +327,6 @@ class Store:
             return self.layout.tar(shard.key).stat().st_nlink > 1
         return False
 
-    async def remove_leftover(self, key: str) -> bool:
-        """Remove an idle partial or a quarantined shard; False if a process still has it open."""
-        leftover = self.leftovers.pop(key)
-        removed = False
-        try:
-            removed = await asyncio.to_thread(unlink_unless_open, leftover.paths)
-        finally:
-            if removed:
-                self.space.kept_bytes -= leftover.size_bytes
-            else:
-                self.leftovers[key] = leftover
-        return removed
-
     async def quarantine(self, shard: Shard) -> None:
         """Take a corrupt shard out of service, and move it to quarantine.
 
@@ -421,7 +335,7 @@ class Store:
         if self.shards.get(shard.key) is not shard:
             return
         del self.shards[shard.key]
-        self._condemned[shard.key] = shard
+        self._damaged[shard.key] = shard
         await self.set_aside()
 
     async def set_aside(self) -> None:
@@ -430,12 +344,12 @@ class Store:
         Raises DiskError.
         """
         async with self._setting_aside:
-            for key, shard in list(self._condemned.items()):
+            for key, shard in list(self._damaged.items()):
                 leftover = await asyncio.to_thread(self._quarantine, shard)
-                if self._condemned.pop(key, None) is None:
+                if self._damaged.pop(key, None) is None:
                     continue  # the folder was deleted in the meantime
                 self.space.kept_bytes -= shard.kept_bytes
-                self.keep_leftover(leftover)
+                self.leftovers.keep(leftover)
 
     def _quarantine(self, shard: Shard) -> Leftover:
         tar = self.layout.tar(shard.key)
@@ -455,22 +369,18 @@ class Store:
 
     def known(self) -> frozenset[str]:
         """Return the keys of all shards that use space, damaged and half removed ones as well."""
-        return frozenset(self.shards) | frozenset(self._condemned) | frozenset(self._removing)
+        return frozenset(self.shards) | frozenset(self._damaged) | frozenset(self._removing)
 
     def forget(self, key: str) -> bool:
         """Stop accounting for a shard or leftover whose files are gone; False if it is unknown."""
         shard = self.shards.pop(key, None)
         if shard is None:
-            shard = self._condemned.pop(key, None)
+            shard = self._damaged.pop(key, None)
         if shard is not None:
             self.space.kept_bytes -= shard.kept_bytes
             return True
 
-        leftover = self.leftovers.pop(key, None)
-        if leftover is None:
-            return False
-        self.space.kept_bytes -= leftover.size_bytes
-        return True
+        return self.leftovers.forget(key)
 
     def restore(self, shard: Shard) -> None:
         """Serve a shard whose files were found in the folder."""

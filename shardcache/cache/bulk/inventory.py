@@ -188,7 +188,7 @@ class Inventory:
         file: PartFile,
         url: str,
     ) -> CacheError | CorruptShardError | None:
-        if self._store.part_files.get(file.partial.key) is not file:
+        if self._store.parts.get(file.partial.key) is not file:
             return None  # evicted since it was listed, or being completed
         try:
             damaged = await self._residency.parts.verify(file)
@@ -232,7 +232,7 @@ class Inventory:
         is_meant: Callable[[str], bool],
     ) -> AsyncGenerator[tuple[PartFile, str], None]:
         """Yield the objects of which parts are cached and whose url is meant, with their urls."""
-        for number, file in enumerate(list(self._store.part_files.values())):
+        for number, file in enumerate(self._store.parts.files()):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
             url = stored_url(file.partial.obj.url)

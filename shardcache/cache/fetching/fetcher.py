@@ -107,7 +107,7 @@ class Fetcher:
             transfer.begin(obj.size_bytes)
             if not await self._reserved(transfer, claim, origin, obj, key):
                 return None
-            file = self._store.part_files.get(key)
+            file = self._store.parts.get(key)
             if file is not None:
                 claim.has_range_readers = not file.is_left
                 self._residency.parts.hand_over(file)
@@ -132,8 +132,8 @@ class Fetcher:
         claim.reservation = reservation
         is_reserved = False
         try:
-            if key not in self._store.part_files:
-                self._store.adopt(key, reservation)
+            if key not in self._store.parts:
+                self._store.leftovers.adopt(key, reservation)
             is_reserved = await self._filler.fill(transfer, claim, origin, obj, key)
         finally:
             if not is_reserved:
@@ -145,7 +145,7 @@ class Fetcher:
 
     async def _object(self, transfer: Transfer, origin: Origin, key: str) -> RemoteObject:
         """Return the object to fetch: that of cached parts, or else what the origin has."""
-        file = self._store.part_files.get(key)
+        file = self._store.parts.get(key)
         if file is not None and not file.is_left:
             # By the url of who asks: another one's signature may have expired.
             return replace(file.partial.obj, url=transfer.ref.url)
@@ -185,7 +185,7 @@ class Fetcher:
 
     def _first_bytes(self, transfer: Transfer) -> int:
         """Return how much of a shard to request with its version; 0 unless it is needed now."""
-        if self._store.leftovers:
+        if self._store.leftovers.by_key:
             return 0  # finished parts may be there
         if transfer.ref.is_file:
             return 0  # another part may be needed first
@@ -222,7 +222,7 @@ class Fetcher:
         """
         reservation = claim.reservation
         assert reservation is not None
-        self._store.adopt(key, reservation)
+        self._store.leftovers.adopt(key, reservation)
         adopted_bytes = reservation.adopted_bytes
         gave_way = False
         try:
@@ -285,7 +285,7 @@ class Fetcher:
         # If the disk was unmounted, the download would fill the filesystem underneath.
         self._store.folder.check()
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
-        granted_inodes = self._store.granted_files.inodes(key)
+        granted_inodes = self._store.parts.granted.inodes(key)
         return Partial.open(
             self._store.layout,
             obj,
@@ -341,7 +341,7 @@ class Fetcher:
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
         """Close the reservation; finished parts stay on disk for the next transfer."""
-        if key in self._store.part_files:
+        if key in self._store.parts:
             reservation.close()
             return
         try:
@@ -366,4 +366,4 @@ class Fetcher:
         else:
             reservation.close()
         if parts.size_bytes:
-            self._store.keep_leftover(parts)
+            self._store.leftovers.keep(parts)

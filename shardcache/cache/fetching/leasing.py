@@ -114,7 +114,7 @@ class Leasing:
         name = name_of(ref)
 
         async def fetch() -> Shard | PartFile:
-            file = self._store.part_files.get(self._planner.key(name))
+            file = self._store.parts.get(self._planner.key(name))
             if file is not None and file.has(first):
                 return file
             self._check_range(ref, span)
@@ -184,7 +184,7 @@ class Leasing:
             self._store.touch(shard)
             self._planner.now.found(key)
             return shard
-        file = self._store.part_files.get(key)
+        file = self._store.parts.get(key)
         if file is None or not file.has(span) or version not in (None, file.version):
             return None
         return file
@@ -300,7 +300,7 @@ class Leasing:
         Raises the origin's error for a signed url that it does not accept.
         """
         key = self._planner.key(name)
-        is_there = key in self._store.shards or key in self._store.part_files
+        is_there = key in self._store.shards or key in self._store.parts
         if is_there or name in self._transfers:  # else a transfer asks the origin by this very url
             await self._revalidation.check_signature(name, ref)
         if ref.version is None:

@@ -79,14 +79,14 @@ class PartFiller:
         try:
             return await run.fill()
         except ShardChangedError:
-            file = self._store.part_files.get(key)
+            file = self._store.parts.get(key)
             if file is not None:
                 self._residency.parts.hand_over(file)  # of another version now
             raise
 
     async def _open(self, claim: KeyClaim, obj: RemoteObject, key: str) -> PartFile:
         """Return the file of an object's parts."""
-        file = self._store.part_files.get(key)
+        file = self._store.parts.get(key)
         if file is not None:
             if file.is_left:
                 file.confirm(obj)

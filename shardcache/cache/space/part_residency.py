@@ -58,18 +58,18 @@ class PartResidency:
         Raises DiskError.
         """
         async with self._allocating:  # so that what was left is not removed meanwhile
-            file = await self._store.open_parts(obj, part_bytes, reservation)
+            file = await self._store.parts.open(obj, part_bytes, reservation)
         self.restored(file)
         return file
 
     def get(self, key: str) -> PartFile | None:
         """Return the file of an object's parts, if there is one."""
-        return self._store.part_files.get(key)
+        return self._store.parts.get(key)
 
     @property
     def leased_bytes(self) -> int:
         """Size of the parts that readers have in use."""
-        files = self._store.part_files.values()
+        files = self._store.parts.files()
         return sum(file.partial.size_of(part) for file in files for part in file.leases)
 
     def restored(self, file: PartFile) -> None:
@@ -97,7 +97,7 @@ class PartResidency:
                 schedule.found(key)
                 schedule.held(key)
         if file.leases and not file.is_own:
-            self._store.granted_files.add(file)
+            self._store.parts.granted.add(file)
 
     @contextlib.contextmanager
     def sparing(self, file: PartFile) -> Iterator[None]:
@@ -144,7 +144,7 @@ class PartResidency:
                 if file.is_own:
                     self._planner.now.freed(file.key_of(part))
         if not (file.is_own or file.leases):
-            self._store.granted_files.remove(file)
+            self._store.parts.granted.remove(file)
 
     async def verify(self, file: PartFile) -> list[int]:
         """Compare the parts with the journal; drop and return damaged ones. Raises DiskError.
@@ -191,12 +191,12 @@ class PartResidency:
     async def evict_all(self, file: PartFile) -> int:
         """Remove the parts of an object, unless some are in use; return the bytes freed."""
         async with self._allocating:
-            is_there = self._store.part_files.get(file.partial.key) is file
+            is_there = self._store.parts.get(file.partial.key) is file
             if not is_there or file.leases or file.partial.key in self._claims:
                 return 0
             for part in file.kept:
                 self._planner.now.gone(file.key_of(part))
-            return await self._store.remove_parts(file)
+            return await self._store.parts.remove(file)
 
     async def check_left(self, file: PartFile, parts: Sequence[int]) -> list[int]:
         """Compare parts that an earlier daemon has left with its journal; return damaged ones.
@@ -228,8 +228,8 @@ class PartResidency:
         for part in file.kept:
             self._planner.now.gone(file.key_of(part))
         if file.leases:
-            self._store.granted_files.add(file)
-        self._store.close_parts(file)
+            self._store.parts.granted.add(file)
+        self._store.parts.close(file)
         self._changed.notify()
 
     async def evict(self, key: str, part: int) -> bool:
@@ -238,12 +238,12 @@ class PartResidency:
         A reader that asks for the part during this has to reserve space for it, so it waits until
         its bytes are gone.
         """
-        file = self._store.part_files.get(key)
+        file = self._store.parts.get(key)
         if file is None or file.leases[part]:
             return False
         self._planner.now.gone(file.key_of(part))
-        await self._store.drop_part(file, part)
+        await self._store.parts.drop(file, part)
         self._counters.evictions += 1
         if not file.kept and key not in self._claims and file.is_own:
-            self._store.close_parts(file)  # its empty file is removed as a leftover
+            self._store.parts.close(file)  # its empty file is removed as a leftover
         return True

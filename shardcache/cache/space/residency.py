@@ -92,7 +92,7 @@ class Residency:
         now = planner.now
         for shard in store.shards.values():
             now.arrived(shard.key, shard.kept_bytes)
-        for file in store.part_files.values():
+        for file in store.parts.files():
             self.parts.restored(file)
         pins.watch(self._pin_changed)
 
@@ -321,7 +321,7 @@ class Residency:
         """Return whether `reserve` would succeed now; evict nothing."""
         self._look_again()
         shortfall_bytes = self._store.measured().shortfall_bytes(size_bytes)
-        for leftover in self._store.leftovers.values():
+        for leftover in self._store.leftovers.by_key.values():
             shortfall_bytes -= leftover.size_bytes
         victims = self._planner.now.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
         return victims is not None
@@ -425,8 +425,8 @@ class Residency:
 
         A shard that could not be removed is no longer a candidate: the caller tries again.
         """
-        for key in list(self._store.leftovers):
-            if key in self._store.leftovers and await self._store.remove_leftover(key):
+        for key in list(self._store.leftovers.by_key):
+            if key in self._store.leftovers.by_key and await self._store.leftovers.remove(key):
                 return True
         victims = self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
         if victims is None:
@@ -472,7 +472,7 @@ class Residency:
             compare_folder,
             store.layout,
             store.known(),
-            tuple(store.leftovers.values()),
+            tuple(store.leftovers.by_key.values()),
         )
 
         gone = 0
@@ -489,8 +489,8 @@ class Residency:
             store.restore(shard)
             self.arrived(shard)
         for part in changes.parts:
-            if part.key not in self.claims and part.key not in store.part_files:
-                store.keep_leftover(part)
+            if part.key not in self.claims and part.key not in store.parts:
+                store.leftovers.keep(part)
 
         self._pins.schedule_save()  # their file may have been lost with the folder
         if gone or found:

@@ -78,7 +78,7 @@ class StatusPage:
             "leased_bytes": self._reasons.leased_bytes(),
             "leases": sum(shard.leases for shard in self._residency.leased),
             "reserved_bytes": store.space.reserved_bytes,
-            "parts_bytes": sum(file.kept_bytes for file in store.part_files.values()),
+            "parts_bytes": sum(file.kept_bytes for file in store.parts.files()),
             "shards": len(store.shards),
         }
 

@@ -36,13 +36,13 @@ async def test_closed_file_keeps_its_number_until_its_parts_are_released(store: 
     if not is_held_before:
         parts.retain(file, [3])
     parts.retain(file, [3, 4])
-    assert store.granted_files.inodes(key) == {inode}
+    assert store.parts.granted.inodes(key) == {inode}
 
     file.partial.path.unlink()  # as when it was published, and evicted
     again = await parts.open(OBJECT, PART_BYTES, Reservation(store.space))
     assert again.partial.inode != inode
 
     parts.release(file, [3])
-    assert store.granted_files.inodes(key) == {inode}
+    assert store.parts.granted.inodes(key) == {inode}
     parts.release(file, [3, 4])
-    assert store.granted_files.inodes(key) == set()
+    assert store.parts.granted.inodes(key) == set()

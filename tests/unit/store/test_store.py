@@ -126,8 +126,8 @@ async def test_a_flipped_bit_is_found_and_set_aside(store: Store, reopen: Callab
     again = reopen()
     assert not again.shards
     assert again.space.used_bytes == used_bytes
-    for key in list(again.leftovers):
-        assert await again.remove_leftover(key)
+    for key in list(again.leftovers.by_key):
+        assert await again.leftovers.remove(key)
     assert again.space.used_bytes == 0
     assert not list(store.layout.quarantine.iterdir())
 

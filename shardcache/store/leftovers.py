@@ -1,0 +1,52 @@
+"""Leftovers: idle partials and quarantined shards, the first to be removed for space."""
+
+import asyncio
+
+from shardcache.store.disk.open_files import unlink_unless_open
+from shardcache.store.folder.folder_contents import Leftover
+from shardcache.store.space import Reservation, Space
+
+
+class Leftovers:
+    """The leftovers of one cache folder, whose bytes count as kept.
+
+    Attributes:
+        by_key: the leftovers by their own keys, oldest first.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self.by_key: dict[str, Leftover] = {}
+
+    def keep(self, leftover: Leftover) -> None:
+        """Keep a leftover until its space is needed."""
+        self.forget(leftover.key)
+        self.by_key[leftover.key] = leftover
+        self._space.kept_bytes += leftover.size_bytes
+
+    def adopt(self, key: str, reservation: Reservation) -> None:
+        """Move the bytes of a key's idle partial into the reservation that resumes it."""
+        leftover = self.by_key.pop(key, None)
+        if leftover is not None:
+            reservation.adopt(leftover.size_bytes)
+
+    async def remove(self, key: str) -> bool:
+        """Remove the files of a leftover; False if a process still has one open."""
+        leftover = self.by_key.pop(key)
+        removed = False
+        try:
+            removed = await asyncio.to_thread(unlink_unless_open, leftover.paths)
+        finally:
+            if removed:
+                self._space.kept_bytes -= leftover.size_bytes
+            else:
+                self.by_key[key] = leftover
+        return removed
+
+    def forget(self, key: str) -> bool:
+        """Stop accounting for a leftover whose files are gone; False if there is none."""
+        leftover = self.by_key.pop(key, None)
+        if leftover is None:
+            return False
+        self._space.kept_bytes -= leftover.size_bytes
+        return True
