@@ -4,13 +4,14 @@ It reads one request per line and writes one answer per line; it exits at the en
 hence with the daemon, however that ends. It imports little, since each such process pays for it.
 """
 
+import logging
 import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.errors import ShardcacheError, UnsupportedShardError
+from shardcache.errors import CacheError, ShardcacheError, UnsupportedShardError
 from shardcache.formats.format import IndexOptions
 from shardcache.formats.memory_limit import MAX_MEMORY_BYTES, limit_memory
 from shardcache.shared.urls.url_names import format_of
@@ -139,6 +140,10 @@ def main() -> None:
             answer = {"error": exn.to_json()}
         except MemoryError:
             answer = {"error": _too_large(fields["url"]).to_json()}
+        except Exception as exn:
+            # A fault of this program. If it ended the process, memory would seem to be the cause.
+            logging.exception("unexpected error in indexing %s", fields["url"])
+            answer = {"error": _unexpected(exn, fields["url"]).to_json()}
         send_answer(answer)
 
 
@@ -154,6 +159,14 @@ def _too_large(url: str) -> UnsupportedShardError:
         f"indexing the shard takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory",
         url=url,
         remedy="write smaller shards",
+    )
+
+
+def _unexpected(exn: Exception, url: str) -> CacheError:
+    return CacheError(
+        f"indexing the shard failed with an unexpected error ({type(exn).__name__}: {exn})",
+        url=url,
+        remedy="report it, with the traceback that the daemon wrote to its standard error",
     )
 
 

@@ -5,11 +5,13 @@ import os
 import resource
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from shardcache.errors import NotATarError, UnsupportedShardError
+from shardcache.errors import CacheError, NotATarError, UnsupportedShardError
 from shardcache.formats.memory_limit import MAX_MEMORY_BYTES
 from shardcache.store.indexing import indexer
 from shardcache.store.indexing.indexer import IndexRequest
@@ -57,6 +59,16 @@ async def test_error_keeps_its_type_and_the_process_continues(indexers: Indexers
     tar.write_bytes(make_tar(random_samples(3)))
     assert (await indexers.index(request_for(tar))).samples == 3
     assert processes() == before
+
+
+async def test_unforeseen_error_is_reported_as_what_it_is(indexers: Indexers, tmp_path: Path) -> None:
+    """A fault of the program, here caused by a request that the daemon never makes, is no lack of memory."""
+    tar = tmp_path / "a.tar"
+    tar.write_bytes(make_tar(random_samples(3)))
+    with pytest.raises(CacheError, match=r"an unexpected error \(TypeError: ") as caught:
+        await indexers.index(replace(request_for(tar), header=cast(Any, ["no facts"])))
+    assert caught.value.url == f"file://{tar}"
+    assert (await indexers.index(request_for(tar))).samples == 3
 
 
 async def test_process_has_no_credentials(indexers: Indexers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
