@@ -129,6 +129,12 @@ class _Riegeli:
         found = 0
         while at < footer_at:
             chunk = self._chunk(at)
+            # Before any is read: records without bytes take almost none in the file, however many.
+            if found + chunk.records > count or chunk.end > footer_at:
+                raise ValueError(
+                    f"the chunk at byte {at} has {chunk.records} records and ends at byte "
+                    f"{chunk.end}, and the file {count} up to byte {footer_at}"
+                )
             for record in self._records_in(chunk, at):
                 found += 1
                 yield record

@@ -1,6 +1,7 @@
 """TFRecord and ArrayRecord files that Google's own libraries have written; tests/data/formats/make_records.py."""
 
 import lzma
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from shardcache.errors import CorruptShardError, MissingPackageError, ShardError
 from shardcache.formats.format import Format, IndexOptions
 from shardcache.formats.records.array_record import ARRAY_RECORD
 from shardcache.formats.records.tfrecord import TFRECORD
+from shardcache.formats.zstd_library import zstd_library
 from shardcache.transport.between.checksums import crc32c
 
 URL = "s3://bucket/train"
@@ -95,6 +97,44 @@ def test_part_of_an_array_record_file_is_an_error(tmp_path: Path, left_bytes: in
     path.write_bytes(path.read_bytes()[:left_bytes])
     with pytest.raises(CorruptShardError, match="the ArrayRecord file is damaged"):
         read(ARRAY_RECORD, path)
+
+
+def varint_of(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint_of(high) if high else bytes([low])
+
+
+def riegeli_chunk(records: int, sizes: bytes, values: bytes, compression: bytes = b"\0") -> bytes:
+    """Return a chunk of records, without hashes, which are not compared."""
+    data = compression + varint_of(len(sizes)) + sizes + values
+    return struct.pack("<5Q", 0, len(data), 0, records << 8 | ord("r"), 0) + data
+
+
+def riegeli_blocks(*chunks: bytes) -> bytes:
+    """Return a file with each chunk at the beginning of a block of its own."""
+    return b"".join((bytes(24) + chunk).ljust(65_536, b"\0") for chunk in chunks)
+
+
+def test_chunk_of_more_records_than_the_file_has_gives_none(tmp_path: Path) -> None:
+    """A million empty records take a hundred compressed bytes, and 8 MB in the cache each time."""
+    sizes = bytes(1_000_000)
+    compressed = varint_of(len(sizes)) + zstd_library().ZstdCompressor().compress(sizes)
+    nothing = varint_of(0) + zstd_library().ZstdCompressor().compress(b"")
+    count = b"\x18" + varint_of(3)
+    footer = b"\x0a" + varint_of(len(count)) + count
+    postscript = b"\x08" + varint_of(65_536) + b"\x10" + varint_of(0x71930E704FDAE05E)
+    path = tmp_path / "a.array_record"
+    path.write_bytes(
+        riegeli_blocks(
+            riegeli_chunk(len(sizes), compressed, nothing, b"z"),
+            riegeli_chunk(1, varint_of(len(footer)), footer),
+            riegeli_chunk(1, varint_of(len(postscript)), postscript),
+        )
+    )
+    with ARRAY_RECORD.stored_copy(path, URL) as stream:
+        stream.read(len(b"shardrec"))
+        with pytest.raises(CorruptShardError, match="the chunk at byte 0 has 1000000 records"):
+            stream.read(1)
 
 
 @pytest.mark.slow
