@@ -71,6 +71,8 @@ class SampleRun:
         self._asked_size = asked_size
         self._is_read = start.is_read
         self._bad = Bad()
+        # Bad places that no other sample fills; where ranks have equal numbers, there are none.
+        self._left_out = self._bad if reading.deal.even is None else Bad()
         self._yielded = 0
         self._before = 0 if given is None else given.samples
         self._size = form.batch_size if given is None else given.batch_size
@@ -102,8 +104,7 @@ class SampleRun:
     @property
     def taken(self) -> int:
         """Number of places passed since the progress, bad ones included."""
-        left_out = 0 if self._reading.deal.even is not None else self._bad.places
-        return self._before + self._yielded + left_out
+        return self._before + self._yielded + self._left_out.places
 
     @property
     def samples_left(self) -> int:
@@ -123,11 +124,14 @@ class SampleRun:
         if self.samples_left <= 0:
             self._end(when_read)
             return
+        # This loop runs for each sample.
+        left_out = self._left_out
+        to_yield = self._total - self._before
         try:
             with closing(self._items()) as items:
-                for item in items:
-                    self._yielded += 1
-                    if self.taken == self._total:
+                for yielded, item in enumerate(items, 1):
+                    self._yielded = yielded
+                    if yielded + left_out.places == to_yield:
                         # Now, as a loop that knows the number of samples requests no more.
                         self._end(when_read)
                     yield item

@@ -114,11 +114,14 @@ class EpochReader:
 
     def _noted(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
         """Yield samples, noting that each is taken, and when the second batch is begun."""
+        # This loop, too, runs for each sample.
         first_batch = 1 if self.parts.stage else self.parts.batch_size
+        bookmark = self.bookmark
         for number, sample in enumerate(samples):
             if number == first_batch:
-                self.bookmark.make_main(iteration)
-            self.bookmark.take(iteration)
+                bookmark.make_main(iteration)
+            if bookmark.latest is not iteration:
+                bookmark.take(iteration)
             yield sample
 
     def _explain(self, topology: Topology) -> None:

@@ -83,6 +83,9 @@ class Bookmark:
 
     Of a plain DataLoader, nobody knows which batches were taken. Each of its iterations counts from
     its beginning: an epoch that is left out costs nothing, one that is read twice does.
+
+    Attributes:
+        latest: the iteration of the last `take`, if another one would change nothing; else None.
     """
 
     def __init__(self, counter: EpochCounter, epochs: Epochs) -> None:
@@ -104,6 +107,7 @@ class Bookmark:
     def _forget_iterations(self) -> None:
         self._main: Iteration | None = None
         self._begun: list[Iteration] = []  # in the order in which they began, or were read last
+        self.latest: Iteration | None = None
 
     def _enter_process(self) -> None:
         """Forget the iterations of the process that has forked this one."""
@@ -113,7 +117,7 @@ class Bookmark:
             self._forget_iterations()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_main": None, "_begun": [], "_pid": 0}
+        return self.__dict__ | {"_main": None, "_begun": [], "latest": None, "_pid": 0}
 
     def __repr__(self) -> str:
         return f"Bookmark(next={self.next_epoch}, loaded={len(self.states)})"
@@ -174,6 +178,7 @@ class Bookmark:
         """
         self._begun = self._held()
         self._main = None
+        self.latest = None
         self.changes += 1
         self._chosen = epoch
         with self.counter.change() as count:
@@ -209,6 +214,7 @@ class Bookmark:
         """Count a load of states, which running workers find once the shared count says so."""
         self.changes += 1
         self._loads += 1
+        self.latest = None
         self.loaded_at = self.changes
         self._chosen = chosen
         self.counter.hold_loaded(json.dumps([state.to_json() for state in self.states]).encode())
@@ -322,6 +328,7 @@ class Bookmark:
         """Take the states that the trainer has loaded since this worker was started."""
         states = json.loads(self.counter.loaded())
         self._loads = loads
+        self.latest = None
         self.states = find_states(states) if states else ()
         if self.states:
             self.terms = self.states[0].terms
@@ -380,12 +387,13 @@ class Bookmark:
                 remedy="load the state before the loop; or start another loop, which "
                 "resumes from the state",
             )
-        if self._begun and self._begun[-1] is iteration:
-            return
-        # It is read on after others, which were nested in it.
-        self._move_last(iteration)
-        if iteration.role == "main":
-            self.make_main(iteration)
+        is_last = bool(self._begun) and self._begun[-1] is iteration
+        if not is_last:
+            # It is read on after others, which were nested in it.
+            self._move_last(iteration)
+            if iteration.role == "main":
+                self.make_main(iteration)
+        self.latest = iteration
 
     def is_outdated(self, iteration: Iteration) -> bool:
         """Return True if a state was loaded since the iteration began."""
@@ -394,6 +402,7 @@ class Bookmark:
     def _move_last(self, iteration: Iteration) -> None:
         self._begun = [each for each in self._held() if each is not iteration]
         self._begun.append(iteration)
+        self.latest = None
 
     def make_main(self, iteration: Iteration) -> None:
         """Make an iteration of this process the main one, or "overtaken" if that is too late.
