@@ -12,11 +12,12 @@ from shardcache.tarindex.tables import Samples
 Decoder = Callable[[bytes], Any]
 """Returns the value of a column, given its bytes."""
 
-RowDecoder = Callable[[int, bytes], dict[str, Any]]
-"""Returns a sample, of whose columns none is large, with all of its columns' values.
+RowsDecoder = Callable[[int, bytes], list[dict[str, Any]]]
+"""Returns samples that follow each other, none of whose columns is large, with all their values.
 
-It is given the number of the first column, and the bytes from its start to the last one's end. The
-values of `__key__` and `__url__` are to be set by the caller.
+It is given the number of the first sample's first column, and the bytes from its start to the end
+of the last sample's last one. Samples without a column need not be among those returned. The values
+of `__key__` and `__url__` are to be set by the caller.
 """
 
 Crc32c = Callable[[bytes, int], int]
@@ -153,8 +154,8 @@ class Format:
             )
         return None
 
-    def row_decoder(self, columns: Sequence[str]) -> RowDecoder | None:
-        """Return what decodes all columns of a sample at once, given the names of the shard's.
+    def rows_decoder(self, columns: Sequence[str]) -> RowsDecoder | None:
+        """Return what decodes all columns of samples at once, given the names of the shard's.
 
         None if they are decoded one by one. The same values are the result either way.
         """

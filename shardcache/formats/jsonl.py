@@ -18,7 +18,7 @@ from shardcache.formats.format import (
     Decoder,
     Format,
     IndexOptions,
-    RowDecoder,
+    RowsDecoder,
     with_compressions,
 )
 from shardcache.tarindex.tables import Fault, Samples
@@ -59,19 +59,28 @@ def value(cell: bytes) -> Any:
     if text.startswith('"') and "\\" not in text:
         return text[1:-1]
     try:
-        found, _ = _scan(text, 0)
+        found, end = _scan(text, 0)
     except (StopIteration, RecursionError) as exn:
         raise ValueError("not a JSON value") from exn
+    if end != len(text):
+        raise ValueError("data after the JSON value")
     return found
 
 
-def _row_decoder(columns: Sequence[str]) -> RowDecoder:
-    # The object begins with what every sample has, so that it can be the sample.
-    begins = [f'{{"{KEY}":0,"{URL}":0,{json.dumps(name)}:' for name in columns]
+def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
+    # An object begins with what every sample has, so that it can be the sample.
+    ours = f'{{"{KEY}":0,"{URL}":0,'
+    begins = [f"[{ours}{json.dumps(name)}:" for name in columns]
+    next_line = "," + ours
 
-    def decode(first: int, cells: bytes) -> dict[str, Any]:
-        found: dict[str, Any]
-        found, _ = _scan(begins[first] + cells.decode() + "}", 0)
+    def decode(first: int, cells: bytes) -> list[dict[str, Any]]:
+        # There is no line break inside of an object that is a line.
+        lines = cells.decode().replace("\n{", next_line)
+        text = f"{begins[first]}{lines}}}]"
+        found: list[dict[str, Any]]
+        found, end = _scan(text, 0)
+        if end != len(text):
+            raise ValueError("data after the objects")
         return found
 
     return decode
@@ -92,9 +101,9 @@ class JsonLinesFormat(Format):
         """As `Format.decoder`."""
         return value if encoding == _JSON else super().decoder(encoding)
 
-    def row_decoder(self, columns: Sequence[str]) -> RowDecoder:
-        """As `Format.row_decoder`."""
-        return _row_decoder(columns)
+    def rows_decoder(self, columns: Sequence[str]) -> RowsDecoder:
+        """As `Format.rows_decoder`."""
+        return _rows_decoder(columns)
 
 
 class _Lines:
@@ -151,7 +160,7 @@ class _Lines:
     def _fields(self, text: str, start: int) -> dict[int, tuple[int, int]]:
         """Return where the values of an object lie in the file, by the numbers of their columns.
 
-        They have the order of the file, in which `_row_decoder` reads them.
+        They have the order of the file, in which `_rows_decoder` reads them.
 
         Raises ValueError, StopIteration or RecursionError if it is none.
         """

@@ -10,7 +10,7 @@ from shardcache.errors import (
     UnsupportedShardError,
 )
 from shardcache.formats.cells import RESERVED
-from shardcache.formats.format import Decoder, Format, RowDecoder
+from shardcache.formats.format import Decoder, Format, RowsDecoder
 from shardcache.formats.table import format_named
 from shardcache.formats.tar import TAR
 from shardcache_client.samples.sample_view import View
@@ -52,11 +52,11 @@ def decoders_of(
     return column_decoders(format_, extensions, encodings, view, url)
 
 
-def row_decoder_of(
+def rows_decoder_of(
     header: Mapping[str, Any],
     extensions: Sequence[str],
     view: View,
-) -> RowDecoder | None:
+) -> RowsDecoder | None:
     """Return what decodes whole samples of a whole shard; see `decoders_of`.
 
     None if not all columns are read, or their names or values are to be others than the format's,
@@ -69,7 +69,7 @@ def row_decoder_of(
         is_read = view.reads is None or view.reads(name)
         if not is_read or view.takes_bytes(name):
             return None
-    return format_.row_decoder(extensions)
+    return format_.rows_decoder(extensions)
 
 
 def column_decoders(

@@ -2,21 +2,28 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any, Protocol
 
 from shardcache.errors import DecodeError, SampleError
-from shardcache.formats.format import Decoder, RowDecoder
+from shardcache.formats.format import Decoder, RowsDecoder
 from shardcache.tarindex.tables import Tables, fault_of, fault_remedy, key_of
 
 Sample = dict[str, Any]
 
-# Libraries that decode damaged data may raise anything.
-_FAILURES: tuple[type[BaseException], ...] = (Exception,)
+FAILURES: tuple[type[BaseException], ...] = (Exception,)
+"""Errors of decoding: libraries that decode damaged data may raise anything."""
 
 # Samples whose members are larger on average are decoded member by member: there, what parses a
 # whole sample takes longer for its bytes than it saves in calls.
 _SMALL_BYTES = 512
+
+# Samples in order that are decoded at once: their values are made, and most are dropped again, in
+# the processor's nearest cache.
+_ROWS_BYTES = 8 * 1024
+_MAX_ROWS = 64
+
+_KEYS_AT_ONCE = 256
 
 
 class Slices(Protocol):
@@ -80,9 +87,8 @@ def cut(
     Raises SampleError in place of a bad sample, which ends the iterator; DecodeError, likewise, for
     a value that cannot be decoded.
     """
-    keys = tables.keys
+    faults = tables.faults
     member_end = tables.member_ends[start - 1] if start else 0
-    key_end = tables.key_ends[start - 1] if start else 0
     last = tables.member_ends[stop - 1] if stop else 0
     members = zip(
         map(columns.__getitem__, tables.extension_ids[member_end:last]),
@@ -90,14 +96,11 @@ def cut(
         tables.ends[member_end:last],
         strict=True,
     )
-    ends = zip(tables.member_ends[start:stop], tables.key_ends[start:stop], strict=True)
-    for number, (next_member_end, next_key_end) in enumerate(ends, start):
-        if number in tables.faults:
+    ends = zip(tables.member_ends[start:stop], _keys(tables, start, stop), strict=True)
+    for number, (next_member_end, key) in enumerate(ends, start):
+        if number in faults:
             raise _sample_error(tables, number, url)
-        sample: Sample = {
-            "__key__": str(keys[key_end:next_key_end], "utf-8", "surrogateescape"),
-            "__url__": url,
-        }
+        sample: Sample = {"__key__": key, "__url__": url}
         for column, first, end in islice(members, next_member_end - member_end):
             if column is None:
                 continue
@@ -106,12 +109,31 @@ def cut(
             if decode is not None:
                 try:
                     value = decode(value)
-                except _FAILURES as exn:
-                    raise _undecodable(extension, sample["__key__"], url, exn) from exn
+                except FAILURES as exn:
+                    raise _undecodable(extension, key, url, exn) from exn
             sample[extension] = value
         yield sample
         member_end = next_member_end
-        key_end = next_key_end
+
+
+def _keys(tables: Tables, start: int, stop: int) -> Iterator[str]:
+    """Yield the keys of the samples from number `start` to `stop`."""
+    firsts = range(start, stop, _KEYS_AT_ONCE)
+    some = (keys_between(tables, first, min(first + _KEYS_AT_ONCE, stop)) for first in firsts)
+    return chain.from_iterable(some)
+
+
+def keys_between(tables: Tables, start: int, stop: int) -> list[str]:
+    """Return the keys of the samples from number `start` to `stop`, of which there is one."""
+    begin = tables.key_ends[start - 1] if start else 0
+    ends = tables.key_ends[start:stop].tolist()
+    joined = str(tables.keys[begin : ends[-1]], "utf-8", "surrogateescape")
+    if joined.isascii():  # a character a byte: one call has decoded all
+        return [joined[first - begin : end - begin] for first, end in pairwise((begin, *ends))]
+    keys = tables.keys
+    return [
+        str(keys[first:end], "utf-8", "surrogateescape") for first, end in pairwise((begin, *ends))
+    ]
 
 
 def cutter(
@@ -155,7 +177,7 @@ def cutter(
             if decode is not None:
                 try:
                     value = decode(value)
-                except _FAILURES as exn:
+                except FAILURES as exn:
                     raise _undecodable(extension, key_of(tables, number), url, exn) from exn
             sample[extension] = value
         return sample
@@ -163,49 +185,86 @@ def cutter(
     return cut_one
 
 
-def row_cutter(
-    tables: Tables,
-    decode_row: RowDecoder,
-    data: Slices,
-    url: str,
-    cut_one: Callable[..., Sample],
-) -> Callable[..., Sample]:
-    """Return a function that returns any sample by its number, decoded at once if it is small.
+class RowCutter:
+    """Cuts samples out of a shard, all values of a sample at once if they are small.
 
     Args:
         tables: of the shard, whose samples have their members in the order of its bytes.
-        decode_row: decodes a whole sample.
+        decode_rows: decodes whole samples.
         data: the shard's bytes.
         url: of the shard.
         cut_one: what `cutter` returns, for all other samples.
     """
-    starts = tables.starts
-    ends = tables.ends
-    extension_ids = tables.extension_ids
-    member_ends = tables.member_ends
-    key_ends = tables.key_ends
-    keys = tables.keys
 
-    def cut_row(number: int, sample: Sample | None = None) -> Sample:
-        first = member_ends[number - 1] if number else 0
-        last = member_ends[number]
-        is_bare = first == last  # without members, or unusable
-        if is_bare or sample is not None:
-            return cut_one(number, sample)
-        start = starts[first]
-        end = ends[last - 1]
-        if end - start > (last - first) * _SMALL_BYTES:
-            return cut_one(number)
+    def __init__(
+        self,
+        tables: Tables,
+        decode_rows: RowsDecoder,
+        data: Slices,
+        url: str,
+        cut_one: Callable[..., Sample],
+    ) -> None:
+        self._tables = tables
+        self._decode_rows = decode_rows
+        self._data = data
+        self._url = url
+        self._cut_one = cut_one
+
+    def __call__(self, number: int, sample: Sample | None = None) -> Sample:
+        """Return any sample by its number, or add its members to another."""
+        found = self._rows(number, number + 1) if sample is None else None
+        if found is None:
+            return self._cut_one(number, sample)  # whose error names the column
+        (row,) = found
+        row["__key__"] = key_of(self._tables, number)
+        row["__url__"] = self._url
+        return row
+
+    def in_order(self, start: int, stop: int) -> Iterator[Sample]:
+        """Yield the samples from number `start` to `stop`; see `cut` for errors."""
+        url = self._url
+        at_once = self._rows_at_once(start, stop)
+        for first in range(start, stop, at_once):
+            last = min(first + at_once, stop)
+            rows = self._rows(first, last)
+            if rows is None:
+                yield from map(self, range(first, last))
+                continue
+            for row, key in zip(rows, keys_between(self._tables, first, last), strict=True):
+                row["__key__"] = key
+                row["__url__"] = url
+                yield row
+
+    def _rows_at_once(self, start: int, stop: int) -> int:
+        """Return the number of samples of average size that are decoded at once."""
+        tables = self._tables
+        first = tables.member_ends[start - 1] if start else 0
+        last = tables.member_ends[stop - 1] if stop else 0
+        if first == last:
+            return 1
+        size_bytes = tables.ends[last - 1] - tables.starts[first]
+        at_once = _ROWS_BYTES * (stop - start) // max(1, size_bytes)
+        return min(max(1, at_once), _MAX_ROWS)
+
+    def _rows(self, start: int, stop: int) -> list[Sample] | None:
+        """Return samples without keys and urls; None to decode each value by itself."""
+        tables = self._tables
+        first = tables.member_ends[start - 1] if start else 0
+        last = tables.member_ends[stop - 1]
+        if first == last:  # without members, or unusable
+            return None
+        begin = tables.starts[first]
+        end = tables.ends[last - 1]
+        is_several = stop - start > 1
+        if end - begin > (last - first) * _SMALL_BYTES:
+            return None
+        if is_several and not tables.faults.keys().isdisjoint(range(start, stop)):
+            return None
         try:
-            sample = decode_row(extension_ids[first], data[start:end])
-        except _FAILURES:
-            return cut_one(number)  # which names the column
-        key_start = key_ends[number - 1] if number else 0
-        sample["__key__"] = str(keys[key_start : key_ends[number]], "utf-8", "surrogateescape")
-        sample["__url__"] = url
-        return sample
-
-    return cut_row
+            rows = self._decode_rows(tables.extension_ids[first], self._data[begin:end])
+        except FAILURES:
+            return None
+        return rows if len(rows) == stop - start else None
 
 
 def runs_of(
@@ -268,7 +327,7 @@ def joined(
             if decode is not None:
                 try:
                     value = decode(value)
-                except _FAILURES as exn:
+                except FAILURES as exn:
                     raise _undecodable(extension, sample["__key__"], url, exn) from exn
             sample[extension] = value
         for adder in adders:

@@ -21,11 +21,11 @@ from shardcache_client.samples import mapped_file, slicing
 from shardcache_client.samples.column_values import (
     column_decoders,
     decoders_of,
-    row_decoder_of,
+    rows_decoder_of,
     with_decoders,
 )
 from shardcache_client.samples.sample_view import WHOLE, View
-from shardcache_client.samples.slicing import ColumnSpans, Sample, SlicedColumn
+from shardcache_client.samples.slicing import ColumnSpans, RowCutter, Sample, SlicedColumn
 from shardcache_client.samples.token_blocks import BlockCutter
 
 if TYPE_CHECKING:  # imports numpy
@@ -83,7 +83,7 @@ class MappedShard:
                 self.tar = opened.enter_context(closing(mapped))
                 names = self.index.extensions
                 self._decoders = decoders_of(self.index.header, names, view, url)
-                self._decode_row = row_decoder_of(self.index.header, names, view)
+                self._decode_rows = rows_decoder_of(self.index.header, names, view)
                 if view.blocks is not None:
                     self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
                 self._samples = len(self.index if self._blocks is None else self._blocks)
@@ -132,9 +132,9 @@ class MappedShard:
         if self._blocks:
             return self._blocks
         cut_one = slicing.cutter(self.index, self._columns, self.url)
-        if self._decode_row is None:
+        if self._decode_rows is None:
             return cut_one
-        return slicing.row_cutter(self.index, self._decode_row, self.tar, self.url, cut_one)
+        return RowCutter(self.index, self._decode_rows, self.tar, self.url, cut_one)
 
     def runs(self, places: Sequence[int | None]) -> list[ColumnSpans] | None:
         """Return where the members of samples are; see `slicing.runs_of`."""
@@ -150,8 +150,11 @@ class MappedShard:
         """
         if stop is None or stop > len(self):
             stop = len(self)
-        if self._blocks is not None or self._decode_row is not None:
-            return map(self.cutter(), range(start, stop))
+        if self._blocks is not None:
+            return map(self._blocks, range(start, stop))
+        cut = self.cutter()
+        if isinstance(cut, RowCutter):
+            return cut.in_order(start, stop)
         return slicing.cut(self.index, self._columns, self.url, start, stop)
 
 

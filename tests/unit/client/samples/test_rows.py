@@ -87,3 +87,44 @@ def test_damaged_value_names_its_field(tmp_path: Path) -> None:
             file.write(b'{"a": 1, "b": x, "c": 3}')
         with pytest.raises(DecodeError, match="the column 'b' could not be decoded"):
             list(shard.samples())
+
+
+def test_odd_lines_among_others_are_what_json_gives(tmp_path: Path) -> None:
+    """Lines are decoded together: empty ones and objects, blanks, either end of line, escapes, large fields, faults."""
+    odd = [
+        "",
+        " ",
+        "{}",
+        ' {"a": 1}',
+        '{"a": 1} \r',
+        '{"b": "\\n{", "c": "é"}',
+        json.dumps({"a": LARGE}),
+    ]
+    lines = [f'{{"n": {number}}}' for number in range(150)]
+    for number, line in enumerate(odd):
+        lines.insert(20 * number, line)
+    expected = [json.loads(line) for line in lines if line.strip()]
+    with closing(mapped(tmp_path / "a.jsonl", lines)) as shard:
+        found = list(shard.samples())
+    assert [sample.pop("__key__") for sample in found] == [f"{number:09d}" for number in range(len(expected))]
+    assert {sample.pop("__url__") for sample in found} == {URL}
+    assert found == expected
+
+
+@pytest.mark.parametrize("damage", [b"}]}]", b"x", b"1}\n{", b"\xff"])
+def test_damaged_line_among_others_is_the_error_of_its_sample(tmp_path: Path, damage: bytes) -> None:
+    """Those before it, decoded together with it, are read."""
+    path = tmp_path / "a.jsonl"
+    with closing(mapped(path, ['{"a": 11111111, "b": 2}'] * 20)) as shard:
+        data = path.read_bytes()
+        at = data.index(b"11111111", 10 * data.index(b"{", 1))
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(damage)
+        samples = shard.samples()
+        read = 0
+        with pytest.raises(DecodeError, match="the column 'a' could not be decoded"):
+            for sample in samples:
+                assert sample["a"] == 11111111
+                read += 1
+        assert read == 10
