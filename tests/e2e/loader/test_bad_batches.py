@@ -13,6 +13,7 @@ from shardcache.errors import ConfigError, DecodeError, NotFoundError, ShardErro
 from shardcache_client import batch_by_length, ignore_and_continue, ignore_and_stop
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
+from support.cases import first_quick
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, Make, write_indexed
@@ -25,7 +26,7 @@ def load(dataset: ShardDataset[Any], threads: int) -> ShardLoader[list[str]]:
     return dataset.loader(batch_size=BATCH, num_workers=threads, workers="threads", collate_fn=keys_of)
 
 
-@pytest.fixture(params=[0, 1, 3], ids=lambda threads: f"{threads} threads")
+@pytest.fixture(params=first_quick([3, 0, 1]), ids=lambda threads: f"{threads} threads")
 def threads(request: pytest.FixtureRequest) -> int:
     """A number of threads."""
     number: int = request.param

@@ -191,6 +191,7 @@ def test_worker_processes_end_when_threads_are_chosen(long: Data) -> None:
 End = Callable[[Any], object]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [
@@ -216,6 +217,7 @@ def test_abandoned_iterator_ends_its_threads_and_processes(long: Data, end: End)
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [pytest.param(ValueError("no image"), marks=pytest.mark.slow), KeyboardInterrupt()], ids=repr
 )
@@ -254,6 +256,7 @@ def test_error_in_a_chosen_thread_comes_where_its_batch_would_have_come(
     assert keys(taken) == first_keys(long, len(taken))
 
 
+@pytest.mark.slow
 def test_state_from_before_and_after_the_choice_resumes_with_the_next_batch(
     long: Data,
 ) -> None:
@@ -271,6 +274,7 @@ def test_state_from_before_and_after_the_choice_resumes_with_the_next_batch(
         assert keys(list(islice(resumed, 3))) == expected[first : first + 3]
 
 
+@pytest.mark.slow
 def test_a_loader_forks_its_processes_while_none_of_its_threads_runs(long: Data) -> None:
     """A lock that it held would stay held in them for ever."""
     seen: list[set[str]] = []
@@ -319,6 +323,7 @@ def read_some(loader: Loader, results: Connection) -> None:
     results.send((keys(batches), makers(*batches) == {os.getpid()}))
 
 
+@pytest.mark.slow
 def test_loader_in_a_forked_process_keeps_the_choice(chosen: Loader, long: Data) -> None:
     """Its own threads make the batches, of the next epoch."""
     long.set_epoch(1)

@@ -122,6 +122,7 @@ def test_run_resumes_with_the_next_global_batch_on_any_job(
         state = json.dumps(loaders[0].state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", first_quick([stateful, own]))
 def test_state_of_one_loader_resumes_with_another(make: Make, load: Any) -> None:
     """Though a plain loader begins with its first worker, whichever worker's turn it was."""
@@ -132,6 +133,7 @@ def test_state_of_one_loader_resumes_with_another(make: Make, load: Any) -> None
     assert list(plain(second, 2)) == expected[3:]
 
 
+@pytest.mark.slow
 def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_path: Path) -> None:
     """The reader that skips it goes on with its next samples; the global batches before it are the same."""
     url = write_indexed(tmp_path, COUNTS)
@@ -146,6 +148,7 @@ def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_p
     assert "000076" not in chain.from_iterable(keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", first_quick(["dataset", "mixture"]), indirect=True)
 def test_substitutes_are_the_same_on_any_number_of_ranks(make: Make) -> None:
     """The substitute for a skipped sample depends on its place in the global batch alone."""
@@ -166,6 +169,7 @@ def test_substitutes_are_the_same_on_any_number_of_ranks(make: Make) -> None:
     assert job(8) == alone
 
 
+@pytest.mark.slow
 def test_substitutes_go_by_the_seed_of_a_loaded_state(make: Make) -> None:
     """A run that has drawn another seed resumes in the order of the state, substitutes included."""
 

@@ -110,6 +110,7 @@ def test_workers_of_a_plain_loader_share_a_joined_dataset(make: Make, context: s
     assert members(chain.from_iterable(loader)) == EXPECTED
 
 
+@pytest.mark.slow
 def test_large_members_of_all_sources_pass_without_a_copy(folder: Path, daemon: Daemon) -> None:
     """As Buffers over the file that each is in, which stays as long as any of them lives."""
     urls = [f"{folder}/large-{name}/" for name in ("a", "b")]
@@ -140,7 +141,7 @@ def test_an_epoch_is_resumed_on_other_ranks(make: Make, indexes: dict[str, str],
         assert all(len(sample["cap.txt"]) == 40 for sample in rest)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", first_quick([2, 1]))
 def test_global_batches_are_those_of_the_first_source(
     make: Make, indexes: dict[str, str], daemon: Daemon, world_size: int
 ) -> None:
@@ -156,6 +157,7 @@ def test_global_batches_are_those_of_the_first_source(
     assert all("cap.txt" in sample for batch in batches for sample in batch)
 
 
+@pytest.mark.slow
 def test_joined_datasets_are_mixed_divided_and_numbered(make: Make, indexes: dict[str, str], daemon: Daemon) -> None:
     """As any other dataset: each sample that is chosen once, with all its members; two of the same shards, too."""
     plain = ShardDataset(indexes["img"], socket=daemon.socket)
@@ -171,6 +173,7 @@ def test_joined_datasets_are_mixed_divided_and_numbered(make: Make, indexes: dic
         assert members(numbered[number] for number in (40, 2, 13)) == [EXPECTED[number] for number in (2, 13, 40)]
 
 
+@pytest.mark.slow
 def test_joined_datasets_with_global_batches_are_mixed_and_resumed(
     make: Make, indexes: dict[str, str], daemon: Daemon
 ) -> None:
@@ -338,6 +341,7 @@ def test_error_names_three_keys_without_a_partner_and_both_shards(make: Make, sp
     ]
 
 
+@pytest.mark.slow
 def test_samples_without_a_partner_are_skipped_replaced_and_counted(make: Make, spoilt: str, daemon: Daemon) -> None:
     """Ranks stay equal; status shows how many there were."""
     skip = {"missing": "skip"}
@@ -373,6 +377,7 @@ def test_members_of_samples_without_a_partner_have_defaults(make: Make, spoilt: 
 # Faults of shards that are read beside others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", first_quick([NotATarError, CountMismatchError, SampleError]))
 def test_unreadable_partners_leave_the_other_samples_in_place(
     make: Make, tmp_path: Path, fault: type[Exception]

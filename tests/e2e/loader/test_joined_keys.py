@@ -10,6 +10,7 @@ from shardcache.errors import ConfigError, UnmatchedKeyError
 from shardcache_client.dataset import Joined, ShardDataset
 from shardcache_client.joining import JoinedReader
 from shardcache_client.reader import ShardReader
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of, write_index
 from support.shards.tables import recut
@@ -59,6 +60,7 @@ def test_partners_are_found_in_any_shard_of_as_many_samples(
     assert captions_of(joined) == {sample["__key__"]: sample["txt"] for sample in CAPTIONS}
 
 
+@pytest.mark.slow
 def test_partners_are_found_by_readers_without_torch_and_by_number(daemon: Daemon, tmp_path: Path) -> None:
     """By `JoinedReader` and `indexed`, as by `Joined`."""
     images = recut(daemon, tmp_path / "img", IMAGES, COUNTS)
@@ -74,7 +76,7 @@ def test_partners_are_found_by_readers_without_torch_and_by_number(daemon: Daemo
 
 
 @pytest.mark.parametrize("options", [{"missing": "skip"}, DEFAULTS], ids=str)
-@pytest.mark.parametrize("bare", ["img", "cap", "both"])
+@pytest.mark.parametrize("bare", first_quick(["img", "cap", "both"]))
 def test_samples_are_left_out_or_filled_only_by_the_tables_of_keys(
     daemon: Daemon, tmp_path: Path, options: Mapping[str, Any], bare: str
 ) -> None:
@@ -113,6 +115,7 @@ def repeated(daemon: Daemon, tmp_path: Path) -> dict[str, Any]:
     return sources(daemon, images, recut(daemon, tmp_path / "cap", CAPTIONS, COUNTS))
 
 
+@pytest.mark.slow
 def test_key_in_two_shards_of_the_first_source_raises(repeated: dict[str, Any]) -> None:
     """As one does that comes twice in a shard; the error says where to look."""
     again = f"1 of 5 keys .*'{KEYS[2]}'.* comes again in another shard of the first source"

@@ -230,6 +230,7 @@ def test_rows_choose_samples(daemon: Daemon, audio: str, tmp_path: Path) -> None
     assert keys_of(content(short)) == KEYS[:12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -257,6 +258,7 @@ def test_a_loader_resumes_with_other_values(make: Make, tmp_path: Path, options:
     }
 
 
+@pytest.mark.slow
 def test_workers_of_a_plain_loader_have_the_table(make: Make, tmp_path: Path) -> None:
     """Without reading it again; and the dataset can be pickled."""
     joined = pickle.loads(pickle.dumps(make(Table(manifest(tmp_path), key="id"), batch_size=4)))
@@ -264,6 +266,7 @@ def test_workers_of_a_plain_loader_have_the_table(make: Make, tmp_path: Path) ->
     assert content(list(chain.from_iterable(loader))) == with_rows()
 
 
+@pytest.mark.slow
 def test_a_table_is_made_once_for_a_version(audio: str, tmp_path: Path, tables: Path) -> None:
     """Later datasets map the same file; a changed file, another key or other columns make another one."""
     url = manifest(tmp_path)
@@ -342,6 +345,7 @@ def test_arguments_that_do_not_fit_are_errors(make: Make, tmp_path: Path, daemon
         make(Table(f"file://{tmp_path}/nowhere.jsonl", key="id"))
 
 
+@pytest.mark.slow
 def test_tables_join_mixtures_and_readers_without_torch(daemon: Daemon, audio: str, tmp_path: Path) -> None:
     """As other sources do."""
     url = manifest(tmp_path)

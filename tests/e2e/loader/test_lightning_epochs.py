@@ -13,6 +13,8 @@ from shardcache_client.dataset import ShardDataset
 from support.shards.reading import keys_of
 from support.shards.tars import BATCH, KEYS, Make
 
+pytestmark = pytest.mark.slow
+
 # The machine may have fewer CPUs than a test has workers, and Lightning warns of much.
 quietly = pytest.mark.filterwarnings("ignore")
 

@@ -20,6 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.loading.loader import ShardLoader
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 from support.programs.processes import children
@@ -184,6 +185,7 @@ def test_loader_that_is_sent_to_another_process_is_where_it_was(make: Make) -> N
     assert len(list(batches)) == 7
 
 
+@pytest.mark.slow
 def test_loader_of_a_forked_process_begins_the_next_epoch(make: Make) -> None:
     """It has no part in the loop of its parent, not even in one with persistent workers."""
     loader, second = load(make(), 2), load(make(), 2)
@@ -242,6 +244,7 @@ def test_frameworks_leave_it_alone(make: Make) -> None:
 # Where something goes wrong, or comes at an unusual moment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_before_the_first_batch_does_not_empty_later_epochs(make: Make, tmp_path: Path, workers: int) -> None:
     """A loop that begins again reads samples again."""
@@ -319,7 +322,7 @@ def test_batches_out_of_order_are_refused(make: Make) -> None:
         load(make(), 2, in_order=False)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", first_quick([0, 2]))
 @pytest.mark.parametrize("options", [{}, {"batch_size": 1, "global_batch_size": 8}])
 def test_other_ranks_resume_after_the_end_of_a_stateful_loaders_epoch(
     make: Make, workers: int, options: dict[str, Any]

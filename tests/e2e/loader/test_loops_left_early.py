@@ -96,6 +96,7 @@ def test_nested_loop_gives_the_position_back_to_the_outer_one(make: Make, worker
     assert taken + list(resumed) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_nested_loops_in_every_step_change_no_epoch_of_the_outer_one(make: Make, workers: int) -> None:
     """Each pass of the outer loop reads the epoch after the one before it."""

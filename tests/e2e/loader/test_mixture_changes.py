@@ -115,6 +115,7 @@ def test_sources_go_on_where_they_were_on_other_ranks(make: Make) -> None:
         assert_in_rounds(samples, name)
 
 
+@pytest.mark.slow
 def test_change_takes_effect_from_the_next_batch(make: Make) -> None:
     """With the new proportions at once, and the samples of a source in the order in which they would have come."""
     before = loader(make({"web": 1, "code": 1}))
@@ -142,6 +143,7 @@ def test_added_source_begins_at_its_beginning(make: Make) -> None:
     assert math == [key for _, key in read(alone)]
 
 
+@pytest.mark.slow
 def test_change_and_back_is_no_loss(make: Make) -> None:
     """States are of a few numbers, and of fewer once all has been read that the changes left."""
     samples: Read = []
@@ -361,6 +363,7 @@ def test_workers_of_a_loader_cannot_change_the_mixture(make: Make) -> None:
     assert_in_rounds(samples, "code")
 
 
+@pytest.mark.slow
 def test_global_batches_change_alike_on_any_ranks(make: Make) -> None:
     """The same samples come in each, and the last one of the epoch is filled up."""
     options: dict[str, Any] = {"global_batch_size": 12, "canonical_nodes": 2, "batch_size": 1}

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from shardcache.errors import ConfigError
 from shardcache_client.dataset import Mixture, ShardDataset
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.programs.ranks import torchrun
 from support.shards.tars import KEYS, Make
@@ -64,7 +65,7 @@ def test_blocks_are_the_same_for_any_workers(make: Make, kind: dict[str, Any]) -
     assert first[0] != first[1]
 
 
-@pytest.mark.parametrize("kind", [*KINDS[:2], pytest.param(KINDS[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", first_quick(KINDS[:3]))
 def test_packed_epoch_resumes_with_the_very_next_block(make: Make, kind: dict[str, Any]) -> None:
     """After each number of blocks, from a state of a few numbers."""
     whole = keys(packed(make()).loader(num_workers=0))
@@ -94,7 +95,7 @@ def test_mixtures_and_filtered_samples_are_packed(make: Make) -> None:
     assert sorted(chain(*keys(packed(mixture).loader(num_workers=0)))) == [key for key in KEYS if int(key) % 3]
 
 
-@pytest.mark.parametrize("kind", [*KINDS[:2], pytest.param(KINDS[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", first_quick(KINDS[:3]))
 def test_blocks_per_source_have_one_source_and_resume_exactly(make: Make, kind: dict[str, Any]) -> None:
     """Each names it; after any number of blocks, a state continues with the very next one."""
     sources = {"even": make().subset(range(0, len(KEYS), 2)), "odd": make().subset(range(1, len(KEYS), 2))}

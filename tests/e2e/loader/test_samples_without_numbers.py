@@ -59,7 +59,7 @@ KEPT = [key for key in KEYS if int(key) % 3]
 @pytest.fixture(
     params=[
         "filtered",
-        "uncounted",
+        pytest.param("uncounted", marks=pytest.mark.slow),
         pytest.param("by length", marks=pytest.mark.slow),
         "a filtered mixture by length",
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardcache_client.dataset import ShardDataset
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
 from support.shards.tars import KEYS, Make, write_shards
@@ -44,7 +45,7 @@ def read(loader: Any, step: Any = lambda batch: batch) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("slow", ["decoding", pytest.param("collating", marks=pytest.mark.slow), "step"])
+@pytest.mark.parametrize("slow", first_quick(["step", "decoding", "collating"]))
 def test_the_slowest_stage_has_the_largest_share(
     make: Make, caplog: pytest.LogCaptureFixture, workers: int, slow: str
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_slowest_stage_has_the_largest_share(
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_slow_store_is_waited_for(folder: Path, tmp_path: Path, workers: int) -> None:
     """As is one of which only a little arrives per second."""

@@ -171,6 +171,7 @@ def test_source_batches_go_on_with_other_ranks_and_sizes(make: Make, batches: st
     assert_in_rounds(samples, "code")
 
 
+@pytest.mark.slow
 def test_plain_dataloaders_give_batches_of_one_source(make: Make) -> None:
     """The same ones, with any number of workers, if they make batches of this size."""
     epoch = read(loader(make()))
@@ -197,6 +198,7 @@ def test_global_batches_are_of_one_source(make: Make) -> None:
     assert job(6) == alone
 
 
+@pytest.mark.slow
 def test_substitutes_are_of_the_same_source(daemon: Daemon, indexes: dict[str, str], tmp_path: Path) -> None:
     """A bad sample is replaced by another of its source, so that batches stay of one."""
     samples = random_samples(12, {"jpg": 50}, first=200)

@@ -78,6 +78,7 @@ def own_daemon(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
+@pytest.mark.slow
 def test_run_resumes_with_the_new_rows_and_fetches_only_these(place: Place, own_daemon: Daemon) -> None:
     """The state holds where keys and order do; shards stay cached, with new values, new columns and new rows beside."""
 

@@ -14,6 +14,7 @@ from webdataset.cache import StreamingOpen
 
 from shardcache.errors import ConfigError
 from shardcache_client.webdataset import WebDataset
+from support.cases import first_quick
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
@@ -109,7 +110,7 @@ def test_selected_members_are_those_that_webdataset_selects(dataset: Any, source
     assert plain(list(dataset(**arguments))) == plain(list(theirs(f"{source}/{{0..3}}.tar", **arguments)))
 
 
-@pytest.mark.parametrize("handler", [wds.ignore_and_continue, wds.warn_and_continue, wds.ignore_and_stop])
+@pytest.mark.parametrize("handler", first_quick([wds.ignore_and_continue, wds.warn_and_continue, wds.ignore_and_stop]))
 @pytest.mark.filterwarnings("ignore")
 def test_webdatasets_handlers_decide(source: Path, daemon: Daemon, handler: Callable[[Exception], bool]) -> None:
     """A shard that cannot be read is passed over, or ends the epoch, as it does in webdataset."""
@@ -129,6 +130,7 @@ def test_local_shards_are_named_as_in_webdataset(source: Path, daemon: Daemon, m
         assert {name for sample in selected for name in sample} == {"__key__", "__url__", "__local_path__", "txt"}
 
 
+@pytest.mark.slow
 def test_a_missing_shard_is_a_file_not_found_error_of_the_iteration(
     tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

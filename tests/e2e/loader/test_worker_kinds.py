@@ -159,6 +159,7 @@ def test_batches_are_left_out_before_a_loop(make: Make) -> None:
     assert sorted(chain(*loader)) == KEYS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [2, 5])
 def test_batches_are_left_out_of_the_epoch_after_a_loop_that_was_left(make: Make, taken: int) -> None:
     """They are counted from where the next iterator begins, and so they are in the state."""

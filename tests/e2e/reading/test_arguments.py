@@ -303,6 +303,7 @@ def test_a_refused_state_leaves_a_dataset_its_own_seed(daemon: Daemon, index: st
     assert keys_of(dataset) == own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"global_batch_size": 5, "batch_size": 1}, marks=pytest.mark.slow)]
 )

@@ -81,6 +81,7 @@ def test_a_killed_holder_releases_its_shards(urls: str, daemon: Daemon) -> None:
     eventually(lambda: all_are_evicted(daemon, paths))
 
 
+@pytest.mark.slow
 def test_shards_stay_across_a_restart_of_the_daemon(urls: str, daemon: Daemon) -> None:
     """The next daemon knows nothing of the leases, and does not evict files that a process has open."""
     with cached_paths(urls, socket=daemon.socket) as paths:
@@ -90,6 +91,7 @@ def test_shards_stay_across_a_restart_of_the_daemon(urls: str, daemon: Daemon) -
     eventually(lambda: all_are_evicted(daemon, paths))
 
 
+@pytest.mark.slow
 def test_shards_that_do_not_fit_together_are_an_error() -> None:
     """A CapacityError instead of an endless wait; the shards that were held by then are released."""
     with tempfile.TemporaryDirectory(prefix="shardcache-paths-") as name:

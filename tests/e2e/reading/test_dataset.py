@@ -49,6 +49,7 @@ def test_more_readers_than_uncounted_shards(daemon: Daemon, folder: Path, caplog
     assert "shardcache index" in told
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_trainer(daemon: Daemon, urls: str) -> None:
     """SIGKILL of a trainer ends its workers and their leases, though the pipe that they write batches to is full."""
     ds = ShardDataset(urls, socket=daemon.socket, job="orphaned")

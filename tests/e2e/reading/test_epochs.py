@@ -43,6 +43,7 @@ def test_evicted_shards_are_not_fetched_after_the_last_epoch(daemon: Daemon, tmp
     assert not {shard["url"] for shard in daemon.shards()} & set(urls["last"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, keys: list[str], persistent: bool) -> None:
     """Without anybody's naming it each iteration of a loader is another epoch, the same one for all its workers.

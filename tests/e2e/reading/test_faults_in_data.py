@@ -275,6 +275,7 @@ def test_state_with_only_bad_samples_left_resumes_on_any_ranks(daemon: Daemon, s
         assert resumed.epoch == 1
 
 
+@pytest.mark.slow
 def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> None:
     """However patient the handler, that is an error and not an endless epoch."""
     for number in range(SHARDS):
@@ -299,6 +300,7 @@ def test_one_pass_without_a_good_sample_is_an_error_however_long_the_epoch(
     assert "the first error that on_error skipped was: file://" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_filter_that_leaves_out_all_samples_is_an_error_after_one_pass(daemon: Daemon, source: Path) -> None:
     """In an epoch of many passes, the later ones would give nothing either."""
     ds = ShardDataset(f"file://{source}/index.json", samples_per_epoch=10**9, socket=daemon.socket)
@@ -306,6 +308,7 @@ def test_filter_that_leaves_out_all_samples_is_an_error_after_one_pass(daemon: D
         next(iter(ds.filter(lambda _: False)))
 
 
+@pytest.mark.slow
 def test_mixture_without_a_good_sample_is_an_error_after_one_pass_of_each_source(daemon: Daemon, source: Path) -> None:
     """A source of little weight takes longer to be tried, and may still have a good sample."""
     url = f"file://{source}/index.json"
@@ -381,6 +384,7 @@ def test_a_handler_that_stops(daemon: Daemon, source: Path, fault: str) -> None:
     assert [keys_of(ds), ds.epoch, keys_of(ds), ds.epoch] == [before, 1, before, 2]
 
 
+@pytest.mark.slow
 @mixed
 def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
     daemon: Daemon, source: Path, order: dict[str, Any]

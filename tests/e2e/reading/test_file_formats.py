@@ -207,6 +207,7 @@ def test_encrypted_zip_is_an_error_that_says_so(folder: Path, daemon: Daemon) ->
         list(ShardDataset(f"{place}/", socket=daemon.socket))
 
 
+@pytest.mark.slow
 def test_damaged_parquet_file_is_an_error(folder: Path, daemon: Daemon) -> None:
     """With pyarrow's words, and the daemon goes on."""
     place = folder / "damaged"

@@ -224,6 +224,7 @@ def test_file_and_samples_wanted_at_the_same_time_cost_one_fetch(store: GatedSto
     assert fetched(daemon) == len(body)
 
 
+@pytest.mark.slow
 def test_samples_are_read_while_a_file_arrives(store: GatedStore, daemon: Daemon) -> None:
     """It was begun for readers of ranges, and is indexed at its end for those who read its samples by then."""
     url = store.put("a.tar", TAR)
@@ -241,6 +242,7 @@ def test_samples_are_read_while_a_file_arrives(store: GatedStore, daemon: Daemon
         assert rest.result() == TAR
 
 
+@pytest.mark.slow
 def test_reader_of_ranges_of_a_refused_tar_keeps_its_file(store: GatedStore, daemon: Daemon) -> None:
     """It waits for nothing at the moment when the tar turns out to be none for another reader."""
     url = store.put("a.tar", body := TAR[:-20_000])
@@ -256,6 +258,7 @@ def test_reader_of_ranges_of_a_refused_tar_keeps_its_file(store: GatedStore, dae
     assert fetched(daemon) == len(body)
 
 
+@pytest.mark.slow
 def test_interrupted_file_resumes_after_a_kill(store: GatedStore, daemon: Daemon) -> None:
     """The parts that had arrived are not fetched again."""
     url = store.put("weights", WEIGHTS)
@@ -270,6 +273,7 @@ def test_interrupted_file_resumes_after_a_kill(store: GatedStore, daemon: Daemon
     assert fetched(daemon) <= len(WEIGHTS) - 2 * PART_BYTES
 
 
+@pytest.mark.slow
 def test_range_of_an_arriving_file_is_fetched_first(store: GatedStore, daemon: Daemon) -> None:
     """Its end is read while the store holds back everything else: one part of it crossed the network."""
     url = store.put("table.parquet", WEIGHTS)
@@ -292,6 +296,7 @@ def test_range_of_an_arriving_file_is_fetched_first(store: GatedStore, daemon: D
     assert fetched(daemon) == 0
 
 
+@pytest.mark.slow
 def test_replaced_file_is_not_read_on(store: GatedStore, daemon: Daemon) -> None:
     """No reader gets bytes of two versions; the next one gets the new version."""
     url = store.put("weights", WEIGHTS)

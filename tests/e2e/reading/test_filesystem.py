@@ -99,6 +99,7 @@ class TestGet(AbstractFixtures, AbstractGetTests):  # type: ignore[misc]
         return str(self._10_files_with_hashed_names(LocalFileSystem(auto_mkdir=True), fs_join, fs_path))
 
 
+@pytest.mark.slow
 def test_chained_url_is_read_through_the_cache(
     moto: Bucket, daemon: Daemon, options: dict[str, Any], folder: Path
 ) -> None:
@@ -318,6 +319,7 @@ def test_paths_are_literal_but_in_globs(options: dict[str, Any], tmp_path: Path)
     assert len(fs.glob(f"{path}/[ab]/*")) == 2
 
 
+@pytest.mark.slow
 def test_modification_time_changes_with_the_version(options: dict[str, Any], tmp_path: Path) -> None:
     """Libraries such as DuckDB tell by it whether what they have read still holds."""
     (tmp_path / "a").write_bytes(b"a")

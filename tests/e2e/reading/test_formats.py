@@ -63,6 +63,7 @@ def test_shards_need_no_index_where_they_are_named(daemon: Daemon, kind: str) ->
     assert described(reader) == values(kind)
 
 
+@pytest.mark.slow
 @one
 def test_folder_in_a_bucket_is_read_from_the_first_epoch_on(
     tmp_path_factory: pytest.TempPathFactory,
@@ -229,6 +230,7 @@ def test_index_of_shardcache_counts_shards_of_formats(daemon: Daemon, tmp_path: 
         assert describe(samples[9]["Name"]) == values("mds")[9]["Name"]
 
 
+@pytest.mark.slow
 @one
 def test_three_jobs_fetch_each_byte_once(tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
     """Each shard comes once for the node; the index.json is read as well."""

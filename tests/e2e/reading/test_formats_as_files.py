@@ -64,6 +64,7 @@ def test_cached_file_gives_samples_without_another_fetch(store_daemon: Daemon, b
     assert fetched_bytes(store_daemon) - before == len(data)
 
 
+@pytest.mark.slow
 @NAMED
 def test_warm_leaves_what_a_dataset_reads(store_daemon: Daemon, bucket: Bucket, name: str) -> None:
     """Indexed, and in the form that is cached for samples: reading fetches nothing."""
@@ -102,6 +103,7 @@ def test_zip_that_is_no_shard_is_cached_as_a_file(store_daemon: Daemon, bucket: 
         assert file.read() == data
 
 
+@pytest.mark.slow
 @NAMED
 def test_get_puts_the_objects_own_bytes(store_daemon: Daemon, bucket: Bucket, tmp_path: Path, name: str) -> None:
     """Also of a shard whose samples have been read."""
@@ -111,6 +113,7 @@ def test_get_puts_the_objects_own_bytes(store_daemon: Daemon, bucket: Bucket, tm
     assert (tmp_path / name).read_bytes() == data
 
 
+@pytest.mark.slow
 def test_manifest_beside_tars_is_no_shard_of_their_prefix(store_daemon: Daemon, bucket: Bucket) -> None:
     """Tables that belong to the tars lie in the same folder; by their own urls they are shards."""
     bucket.put("beside/0.tar", make_tar([{"__key__": "n000", "cls": b"1"}]))

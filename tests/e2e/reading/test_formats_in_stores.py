@@ -92,6 +92,7 @@ def test_array_records_come_from_a_bucket(store_daemon: Daemon, bucket: Bucket) 
     assert found == Counter(dict.fromkeys(ARRAY_RECORD_LABELS, 2))
 
 
+@pytest.mark.slow
 def test_parquet_files_come_from_the_hub(tmp_path: Path) -> None:
     """By a glob over the repository, without an index of ours: files in LFS, as the Hub has them."""
     pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")

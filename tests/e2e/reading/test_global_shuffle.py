@@ -147,6 +147,7 @@ def test_any_workers_give_the_same_batches_and_resume_with_the_next(make: Make, 
     assert list(resumed) == batches[4:]
 
 
+@pytest.mark.slow
 def test_plain_dataloader_gives_the_same_batches(make: Make) -> None:
     """Its workers give the batches in turn."""
     alone = list(make())
@@ -205,6 +206,7 @@ def test_members_and_decoders_are_those_of_any_dataset(make: Make) -> None:
     assert sorted(dataset) == [(sample["__key__"], sample["cls"]) for sample in ALL]
 
 
+@pytest.mark.slow
 def test_source_of_a_mixture_may_be_permuted_beside_one_with_a_window(make: Make) -> None:
     """Each sample of both comes once in an epoch, with the name of its source; also in batches of workers."""
     mixture = Mixture({"all": make(), "window": make(shuffle=True)})

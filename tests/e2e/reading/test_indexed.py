@@ -43,6 +43,7 @@ def test_every_number_is_its_sample(numbered: str, daemon: Daemon) -> None:
                 samples[wrong]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_samplers_and_workers(numbered: str, daemon: Daemon, context: str) -> None:
     """Each rank of a DistributedSampler gets its share, in workers that hold shards of their own."""

@@ -154,6 +154,7 @@ def test_shard_that_is_read_in_order_is_held(data: Dataset) -> None:
         assert "held=[0]" in repr(samples)
 
 
+@pytest.mark.slow
 def test_cached_shards_are_read_by_everyone(data: Dataset) -> None:
     """Shards that a training run has cached are not fetched again."""
     assert len(list(data.reader())) == len(ALL)
@@ -164,6 +165,7 @@ def test_cached_shards_are_read_by_everyone(data: Dataset) -> None:
     assert data.store.of_shards() == before
 
 
+@pytest.mark.slow
 def test_threads_read_ranges_at_the_same_time(data: Dataset) -> None:
     """Each gets its samples."""
     numbers = random.Random(2).choices(range(len(ALL)), k=60)
@@ -243,6 +245,7 @@ def test_dataset_without_a_table_is_read_by_shards(data: Dataset) -> None:
     assert data.store.sent_bytes() == len(TARS[2])
 
 
+@pytest.mark.slow
 def test_a_daemon_that_restarts_goes_on(data: Dataset) -> None:
     """With the same session, at other shards than before."""
     with data.indexed() as samples:

@@ -97,6 +97,7 @@ def counted(store: ThrottledS3, folder: Path) -> Iterator[tuple[ShardcacheFileSy
         parts.append(node.status()["counters"]["origin_bytes"] / PART_BYTES)
 
 
+@pytest.mark.slow
 def test_footer_of_a_large_table_costs_two_parts_at_most(store: ThrottledS3, tmp_path: Path) -> None:
     """Its schema and the places of its row groups are known then."""
     with counted(store, tmp_path) as (files, parts), files.open("data/table.parquet") as file:
@@ -135,6 +136,7 @@ def test_single_range_costs_its_own_parts(store: ThrottledS3, tmp_path: Path) ->
     assert parts[0] <= 1
 
 
+@pytest.mark.slow
 def test_weights_are_read_by_tensor(store: ThrottledS3, tmp_path: Path) -> None:
     """The header, and the bytes of one tensor: as the safetensors library finds them in a file with nothing else."""
     with counted(store, tmp_path) as (files, parts), files.open("data/model.safetensors") as file:

@@ -10,6 +10,7 @@ import pytest
 from shardcache.errors import NotFoundError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.paths import open_cached
+from support.cases import first_quick
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
@@ -87,6 +88,7 @@ def test_version_is_read_as_a_file_by_its_objects_name(versions: Versions, daemo
     assert (tmp_path / "to/a.tar").read_bytes() == tar_of("first")
 
 
+@pytest.mark.slow
 def test_samples_of_a_version_are_read_by_number(versions: Versions, daemon: Daemon) -> None:
     """An index lists the url with its version, and `indexed` reads it."""
     index = f"{versions.bucket.url}/train/index.json"
@@ -96,6 +98,7 @@ def test_samples_of_a_version_are_read_by_number(versions: Versions, daemon: Dae
         assert [sample["__key__"] for sample in samples] == ["first"]
 
 
+@pytest.mark.slow
 def test_index_has_versions_and_what_is_beside_it_is_the_present_one(versions: Versions, daemon: Daemon) -> None:
     """An index of another version names shards beside it, and the table of samples is the one that is there now."""
     bucket = versions.bucket
@@ -113,7 +116,7 @@ def test_index_has_versions_and_what_is_beside_it_is_the_present_one(versions: V
     assert keys_of(selected) == ["second"]
 
 
-@pytest.mark.parametrize("version", ["0b3aa5e5-0000-4000-8000-000000000000", "deleted"])
+@pytest.mark.parametrize("version", first_quick(["0b3aa5e5-0000-4000-8000-000000000000", "deleted"]))
 def test_missing_version_is_an_error_that_says_so(version: str, versions: Versions, daemon: Daemon) -> None:
     """So is one that says that the object was deleted; the present version is never read in its place."""
     if version == "deleted":
@@ -125,6 +128,7 @@ def test_missing_version_is_an_error_that_says_so(version: str, versions: Versio
     assert "list-object-versions" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_versions_cannot_be_written(versions: Versions, daemon: Daemon) -> None:
     """An index with a version's url is refused, and the object stays as it is."""
     place = f"{versions.bucket.url}/index.json?versionId=1"

@@ -88,6 +88,7 @@ def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: Gate
     assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
 
 
+@pytest.mark.slow
 def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: GatedStore) -> None:
     """A part that is larger than a batch is read as it is written; the rest follows when it comes, every byte right."""
     written = random_samples(60, {"bin": 100_000})
@@ -103,6 +104,7 @@ def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: Gate
         assert daemon.status()["counters"]["origin_bytes"] == len(make_tar(written))
 
 
+@pytest.mark.slow
 def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedStore, indexed: str) -> None:
     """They are found by number in the index, which comes last, also if they are read in file order."""
     dataset = ShardDataset(indexed, socket=daemon.socket).subset(range(0, SAMPLES, 7))
@@ -113,6 +115,7 @@ def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedSto
     assert found == [KEYS[::7]]
 
 
+@pytest.mark.slow
 def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_reference(
     daemon: Daemon, store: GatedStore, indexed: str
 ) -> None:
@@ -136,6 +139,7 @@ def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_referen
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("partial_reads", "etags"), [pytest.param(False, True, marks=pytest.mark.slow), (True, False)])
 def test_shard_is_read_whole_where_partial_reads_are_off_or_unsafe(
     daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool
@@ -187,6 +191,7 @@ def read(samples: Samples, *numbers: int) -> bool:
     return found == [(WRITTEN[number]["__key__"], WRITTEN[number]["bin"]) for number in numbers]
 
 
+@pytest.mark.slow
 def test_a_sample_is_read_once_it_has_arrived(indexed: str, daemon: Daemon, store: GatedStore) -> None:
     """In any order, also those of a selection; the last one, and what is behind what has come, wait for it."""
     store.let("a.tar", FIVE_PARTS)

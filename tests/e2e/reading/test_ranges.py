@@ -96,6 +96,7 @@ def at(file: Any, start: int, end: int) -> bytes:
     return found
 
 
+@pytest.mark.slow
 def test_end_of_an_object_is_fetched_alone(store: Store, node: Daemon) -> None:
     """One part of forty, and no other is in the cache."""
     url = store.put("table", BODY)
@@ -125,6 +126,7 @@ def test_range_is_fetched_once_for_all_readers(store: Store, node: Daemon) -> No
     ]
 
 
+@pytest.mark.slow
 def test_many_readers_at_once_fetch_each_part_once(store: Store, node: Daemon) -> None:
     """Each reads other ranges of the same object, in an order of its own, and gets its bytes."""
     url = store.put("table", BODY)
@@ -147,6 +149,7 @@ def test_many_readers_at_once_fetch_each_part_once(store: Store, node: Daemon) -
     assert store.sent_bytes() == 12 * PART_BYTES
 
 
+@pytest.mark.slow
 def test_object_that_is_read_through_becomes_a_whole_file(store: Store, node: Daemon) -> None:
     """From half of its parts on, the rest is fetched as well; nothing twice."""
     url = store.put("table", BODY)
@@ -216,6 +219,7 @@ def small(folder: Path, parts: int) -> Daemon:
     return Daemon(folder, "--range-part-size", str(PART_BYTES), "--capacity", capacity, "--listing-ttl-s", "1000")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [KIB, pytest.param(PART_BYTES + 11, marks=pytest.mark.slow), pytest.param(3 * PART_BYTES, marks=pytest.mark.slow)],
@@ -309,6 +313,7 @@ def test_listing_says_how_much_of_an_object_is_cached(store: Store, node: Daemon
     assert "5.0%" in shardcache("ls", socket=node.socket).out
 
 
+@pytest.mark.slow
 def test_evict_command_removes_the_parts_of_an_object(store: Store, node: Daemon) -> None:
     """They are neither listed nor counted any more, and are fetched again when they are read."""
     url = store.put("table", BODY)
@@ -356,6 +361,7 @@ def left_by_a_killed_daemon(store: Store, node: Daemon, folder: Path) -> tuple[s
     return url, part_file
 
 
+@pytest.mark.slow
 def test_parts_of_an_earlier_daemon_are_listed_and_evicted(store: Store, node: Daemon, tmp_path: Path) -> None:
     """Also if nobody has read any of them since; what they take is as it was."""
     url, _ = left_by_a_killed_daemon(store, node, tmp_path)
@@ -381,6 +387,7 @@ def test_verify_reads_parts_of_an_earlier_daemon(store: Store, node: Daemon, tmp
     assert len(store.ranges()) == 2
 
 
+@pytest.mark.slow
 def test_parts_that_were_being_written_take_no_space_after_a_restart(
     store: Store, node: Daemon, tmp_path: Path
 ) -> None:
@@ -393,6 +400,7 @@ def test_parts_that_were_being_written_take_no_space_after_a_restart(
     assert part_file.stat().st_blocks * 512 <= 2 * PART_BYTES
 
 
+@pytest.mark.slow
 def test_scrubber_drops_damaged_parts(store: Store, tmp_path: Path) -> None:
     """Those are fetched again when they are read next, and no others."""
     flags = ("--range-part-size", str(PART_BYTES), "--listing-ttl-s", "1000", "--scrub-rate", "1GB")
@@ -409,6 +417,7 @@ def test_scrubber_drops_damaged_parts(store: Store, tmp_path: Path) -> None:
         assert store.ranges()[2:] == [(8 * PART_BYTES, 9 * PART_BYTES)]
 
 
+@pytest.mark.slow
 def test_pinned_object_is_completed_from_its_parts(store: Store, node: Daemon) -> None:
     """`pin` returns once the whole is cached, and asks only for what is missing."""
     url = store.put("table.bin", BODY)

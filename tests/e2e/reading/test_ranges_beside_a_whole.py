@@ -133,6 +133,7 @@ def bytes_of(granted: dict[str, Any]) -> bytes:
     return Path(granted["path"]).read_bytes()
 
 
+@pytest.mark.slow
 def test_ranges_are_read_while_a_reader_waits_for_the_whole(store: Store, node: Daemon) -> None:
     """Cached ones and others; once there is space, the whole is made of what is there."""
     url = store.put("table", BODY)
@@ -148,6 +149,7 @@ def test_ranges_are_read_while_a_reader_waits_for_the_whole(store: Store, node: 
     assert store.sent_bytes("table") == len(BODY)
 
 
+@pytest.mark.slow
 def test_read_ahead_takes_no_space_that_the_read_itself_needs(store: Store, node: Daemon) -> None:
     """A file is read in order where others leave space for one step of it, and not for two."""
     url = store.put("table", BODY)
@@ -156,6 +158,7 @@ def test_read_ahead_takes_no_space_that_the_read_itself_needs(store: Store, node
         assert [file.read(step) for _ in range(3)] == [BODY[at : at + step] for at in range(0, len(BODY), step)]
 
 
+@pytest.mark.slow
 def test_ranges_come_first_although_the_whole_was_asked_for_before(store: Store, node: Daemon) -> None:
     """Of an object of which nothing was cached."""
     url = store.put("table", BODY)
@@ -166,6 +169,7 @@ def test_ranges_come_first_although_the_whole_was_asked_for_before(store: Store,
     assert store.sent_bytes("table") == len(BODY)
 
 
+@pytest.mark.slow
 def test_two_readers_wait_for_the_same_whole(store: Store, node: Daemon) -> None:
     """Both get it, fetched once."""
     url = store.put("table", BODY)
@@ -201,6 +205,7 @@ with cached_paths([sys.argv[1]], socket=sys.argv[2]):
 """
 
 
+@pytest.mark.slow
 def test_killed_waiter_leaves_the_ranges_to_others(store: Store, node: Daemon) -> None:
     """The whole is wanted no more, and its space is waited for no more."""
     url = store.put("table", BODY)
@@ -243,6 +248,7 @@ def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(store: Store, 
     assert store.sent_bytes("table") == 3 * PART_BYTES
 
 
+@pytest.mark.slow
 def test_error_of_the_whole_does_not_end_a_range_that_arrives(node: Daemon) -> None:
     """Each of two readers of one transfer gets its own answer."""
     body = BODY + OTHER_BODY
@@ -263,6 +269,7 @@ def test_error_of_the_whole_does_not_end_a_range_that_arrives(node: Daemon) -> N
         assert bytes_of(granted)[:100] == body[:100]
 
 
+@pytest.mark.slow
 def test_wait_of_a_whole_file_is_explained_without_shards(store: Store, node: Daemon) -> None:
     """Its reader has no shuffle window."""
     url = store.put("table", BODY)

@@ -13,6 +13,7 @@ import pytest
 from shardcache.errors import CapacityError
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.filesystem import ShardcacheFileSystem
+from support.cases import first_quick
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples
@@ -55,7 +56,7 @@ def store(folder: Path) -> Iterator[Store]:
         yield running
 
 
-@pytest.fixture(params=CAPACITIES)
+@pytest.fixture(params=first_quick(CAPACITIES))
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """A daemon with a small cache."""
     flags = ("--range-part-size", str(PART_BYTES), "--listing-ttl-s", "1000")
@@ -88,6 +89,7 @@ def test_list_of_samples_may_be_larger_than_the_cache(store: Store, node: Daemon
         assert [content(sample) for sample in samples[numbers]] == [ALL[number] for number in numbers]
 
 
+@pytest.mark.slow
 def test_list_in_order_is_read_from_shards_larger_than_the_cache(store: Store, node: Daemon) -> None:
     """By ranges, where a shard that is read in order cannot be held."""
     with dataset(store, node).indexed() as samples:
@@ -164,6 +166,7 @@ def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(store: Sto
             assert file.read(100) == TARS[0][:100]
 
 
+@pytest.mark.slow
 def test_shards_that_are_held_make_room_for_the_next(store: Store, tmp_path: Path) -> None:
     """In a cache of two shards, for a reader that may hold four: it gives back what it read longest ago."""
     store.files["/untabled.json"] = store.files["/index.json"]  # without a table of samples beside it

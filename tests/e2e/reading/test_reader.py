@@ -84,6 +84,7 @@ def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path
     assert ["torch" in text for text in told] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reader", "shuffle"),
     [

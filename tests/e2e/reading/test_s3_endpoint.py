@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.cases import first_quick
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.s3_door import (
@@ -114,7 +115,7 @@ def test_bytes_sent_to_a_client_that_closes_early_are_counted(client: Any, bucke
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
-@pytest.mark.parametrize("key", ["small", "large"])
+@pytest.mark.parametrize("key", first_quick(["large", "small"]))
 @pytest.mark.parametrize(
     ("wanted", "start", "end"),
     [
@@ -323,6 +324,7 @@ def test_a_new_version_is_served_once_the_store_says_so(moto: Bucket, tmp_path: 
         client.close()
 
 
+@pytest.mark.slow
 def test_an_object_larger_than_the_cache_is_read_by_parts(bucket: Bucket, tmp_path: Path) -> None:
     """All of its bytes come, whatever fits into the cache at a time."""
     with Daemon(tmp_path, *DOOR, capacity="11MB", env=bucket.env()) as daemon:
@@ -346,6 +348,7 @@ def test_parts_are_those_of_the_upload(seaweedfs_server: SeaweedFS, tmp_path: Pa
         client.close()
 
 
+@pytest.mark.slow
 def test_an_upload_in_a_single_part_has_one(seaweedfs_server: SeaweedFS, tmp_path: Path) -> None:
     """S3 says so of it, and nothing of an object that was uploaded as a whole."""
     bucket = new_bucket(seaweedfs_server)
@@ -399,6 +402,7 @@ def test_credentials_are_those_of_a_credential_process(running: Daemon, bucket: 
     assert f"export AWS_ENDPOINT_URL_S3=http://{address_of(running)}" in lines
 
 
+@pytest.mark.slow
 def test_endpoint_is_no_object_store_for_a_daemon(daemon: Daemon, bucket: Bucket, tmp_path: Path) -> None:
     """A daemon that was started with the variables of the endpoint says so; it would keep all twice, or ask itself."""
     keys = keys_of(daemon)

@@ -67,6 +67,7 @@ def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any
     assert (keys_of(dataset) == keys_of(samples)) == (not options)
 
 
+@pytest.mark.slow
 def test_ranks_and_workers_share_a_selection_exactly(make: Make) -> None:
     """Equal numbers on all ranks, padded as always."""
     parts = []

@@ -88,6 +88,7 @@ def read_by_number(url: str, daemon: Daemon) -> list[str]:
         return keys_of(samples)
 
 
+@pytest.mark.slow
 def test_fresh_signatures_find_the_cached_shard_and_states_stay_valid(seaweedfs: Bucket, tmp_path: Path) -> None:
     """An epoch goes on, and the next one begins, with urls that were signed again; each byte is fetched once."""
     shards = {f"{number}.tar": make_tar(random_samples(SAMPLES, first=number * SAMPLES)) for number in range(3)}
@@ -177,6 +178,7 @@ def test_expired_signature_says_to_sign_again(server: SigningServer, daemon: Dae
     assert "sign it again" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_signature_that_is_refused_later_is_refused_from_then_on(server: SigningServer, tmp_path: Path) -> None:
     """Once the server has been asked again, as for a new version."""
     url = server.signed("a.tar", "first")

@@ -100,6 +100,7 @@ def test_index_of_torn_samples_is_not_written(daemon: Daemon, torn: str, tmp_pat
     assert shardcache("warm", torn, socket=daemon.socket).code == 1
 
 
+@pytest.mark.slow
 def test_refused_shard_is_counted_and_named(torn: str, tmp_path: Path) -> None:
     """By `status`, `doctor`, `verify` and the metrics, until the shard is packed anew and served."""
     with Daemon(tmp_path) as daemon:

@@ -122,6 +122,7 @@ def test_loader_resumes_within_a_document(index: str, daemon: Daemon) -> None:
         assert taken([*begun, *resumed]) == taken(whole)
 
 
+@pytest.mark.slow
 def test_blocks_of_two_datasets_are_mixed(index: str, folder: Path, daemon: Daemon) -> None:
     """By weight, with state; each source has blocks of its own."""
     other = write_token_shards(folder / "code", [[[9] * 50, [8] * 51]])

@@ -70,6 +70,7 @@ def archives(folder: Path) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_prefix_has_shards_of_every_case_and_alias(archives: Path, daemon: Daemon) -> None:
     """The same names are shards below a prefix and in a list of urls."""
     keys = [name.partition(".")[0] for name in ARCHIVES]

@@ -108,6 +108,7 @@ async def test_a_redirect_outside_is_not_followed(status: int, server: Canary, c
     assert canary.connections == 0
 
 
+@pytest.mark.slow
 async def test_redirects_in_a_circle_end(server: Canary, fenced: Origins) -> None:
     """A server cannot keep the daemon busy with itself."""
     server.redirects["/data/r.tar"] = 302, server.url("/data/r.tar")
@@ -175,6 +176,7 @@ def test_an_index_file_opens_nothing(tmp_path: Path, server: Canary, canary: Can
     assert set(server.paths) == {"/data/index.json"}
 
 
+@pytest.mark.slow
 def test_a_link_leads_no_further_than_a_redirect(tmp_path: Path) -> None:
     """Symbolic links within the allowed folder work; one that leads out of it opens nothing, file or folder."""
     allowed, outside = tmp_path / "allowed", tmp_path / "outside"

@@ -124,6 +124,7 @@ def test_a_key_is_given_again_until_half_of_its_life_is_over(tmp_path: Path, buc
         eventually(lambda: keys_of(daemon)["AccessKeyId"] != first["AccessKeyId"])
 
 
+@pytest.mark.slow
 def test_keys_outlive_the_daemon(daemon: Daemon, path: str) -> None:
     """Their file is the daemon's alone."""
     keys = keys_of(daemon)
@@ -174,6 +175,7 @@ def test_web_pages_are_refused(daemon: Daemon, path: str, header: dict[str, str]
     assert ask(daemon, target, {**headers, "Origin": "x"}, "OPTIONS").status == 403
 
 
+@pytest.mark.slow
 @needs_root
 def test_rules_are_those_of_the_user(bucket: Bucket, open_root: Path) -> None:
     """A user's key opens what the socket would give to this user, by number and by group, and lists no more."""

@@ -173,6 +173,7 @@ def test_a_port_in_use_is_an_error_that_names_it(port: int, daemon: Daemon) -> N
         pass
 
 
+@pytest.mark.slow
 def test_idle_connections_do_not_keep_others_out_of_the_socket(daemon: Daemon, port: int) -> None:
     """However many connect by TCP and say nothing, the jobs' socket answers; the port does again when they are gone."""
     idle = [socket.create_connection(("127.0.0.1", port), timeout=GUARD_S) for _ in range(200)]

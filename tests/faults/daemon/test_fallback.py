@@ -101,6 +101,7 @@ def test_reading_goes_on_and_returns(root: Path, plan: Plan, shards_in_hand: int
         assert read == KEYS
 
 
+@pytest.mark.slow
 def test_bad_disk_is_avoided_with_one_warning(root: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
     """Shards that a daemon cannot keep come from the origin, with one warning; the daemon is asked again later."""
     socket = root / "s.sock"
@@ -185,7 +186,7 @@ def silent(peer: Peer) -> None:
         (other_release, "another version"),
         (far_away, "cannot read the daemon's files"),
         (damaged, "cannot read the daemon's files"),
-        (silent, "has not answered"),
+        pytest.param(silent, "has not answered", marks=pytest.mark.slow),
     ],
 )
 def test_useless_daemon_is_left_and_named(
@@ -224,6 +225,7 @@ def test_refusal_of_a_daemon_that_came_back_is_obeyed(root: Path, plan: Plan) ->
         list(samples)
 
 
+@pytest.mark.slow
 def test_error_of_the_private_daemon_is_raised_if_both_fail(root: Path, plan: Plan, home: PrivateHome) -> None:
     """Without a daemon of the node and a place for a private cache, the error is that of the place."""
     home.kill()

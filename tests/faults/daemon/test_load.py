@@ -128,6 +128,7 @@ def test_open_range_beyond_the_limit_is_refused_and_the_others_read_on(tmp_path:
         eventually(lambda: files.cat_file(tmp_path / "data", 7, 9) == data[7:9])
 
 
+@pytest.mark.slow
 def test_file_that_is_read_byte_by_byte_takes_little_memory(daemon: Daemon, tmp_path: Path, data: bytes) -> None:
     """Forwards, bytes come from those that were read ahead; backwards, each is a range of its own."""
     files = ShardcacheFileSystem("file", socket=daemon.socket)
@@ -160,6 +161,7 @@ def test_hostile_input_takes_no_more_memory_than_it_may(row: Row, small: memory.
     assert not result.untyped, result.first_failure
 
 
+@pytest.mark.slow
 def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:
     """A reader gets half of --plan-memory and all readers the whole; who is refused may plan less, or wait."""
     url = f"file://{tmp_path}/a.tar"

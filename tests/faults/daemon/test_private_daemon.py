@@ -378,6 +378,7 @@ def test_cached_paths_and_indexed_samples_come_through_it(root: Path, home: Priv
     connection.close()
 
 
+@pytest.mark.slow
 def test_training_environment_without_the_daemons_packages_says_what_to_install(root: Path, home: PrivateHome) -> None:
     """At construction, before anything else."""
     code = "import sys; sys.modules['aiohttp'] = None\n" + READ

@@ -49,6 +49,7 @@ async def read(url: str) -> list[tuple[str, bytes]]:
     return await asyncio.to_thread(samples)
 
 
+@pytest.mark.slow
 async def test_jobs_with_other_tokens_share_a_daemon(
     home: PrivateHome, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ def test_a_client_that_reads_byte_by_byte_gets_all_of_them(daemon: Daemon, bucke
         assert client.body(20_000, step_bytes=1) == LARGE[:20_000]
 
 
+@pytest.mark.slow
 def test_a_tool_that_asks_for_one_byte_at_a_time_gets_each(daemon: Daemon, bucket: Bucket) -> None:
     """Over one connection; the daemon's memory does not grow with the number of requests."""
     target, fields = signed(daemon, f"/{bucket.name}/small", keys_of(daemon))
@@ -202,6 +203,7 @@ def test_more_open_ranges_than_are_answered_get_bytes_or_slow_down(patient: Daem
     assert read(patient, path, Range="bytes=5-9") == LARGE[5:10]
 
 
+@pytest.mark.slow
 async def test_an_object_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path) -> None:
     """The first part is with the client before the store gives the second."""
     faulty.put("large", LARGE)
@@ -218,6 +220,7 @@ async def test_an_object_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path)
             assert rest == LARGE[PART_BYTES:]
 
 
+@pytest.mark.slow
 async def test_a_store_that_changes_under_a_read_never_mixes_versions(faulty: FaultyS3, tmp_path: Path) -> None:
     """The client sees that bytes are missing; its next request gets the new version."""
     faulty.put("large", LARGE)

@@ -23,6 +23,7 @@ from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.paths import cached_paths
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
+from support.cases import first_quick
 from support.network.peer import Heard, Peer, Script, begun, scripted, welcomed
 from support.programs.daemon import Daemon
 from support.shards.tars import write_shards
@@ -61,6 +62,7 @@ def silent(peer: Peer) -> None:
     peer.stay()
 
 
+@pytest.mark.slow
 def test_unanswered_question_for_the_reason_ends_with_the_wait(folder: Path) -> None:
     """A daemon that answers neither the request nor why it does not is given up at the limit, and named."""
     with session_at(folder / "s.sock", begun()) as (session, heard):
@@ -71,7 +73,7 @@ def test_unanswered_question_for_the_reason_ends_with_the_wait(folder: Path) -> 
     assert heard[-1]["type"] == "explain"
 
 
-@pytest.mark.parametrize("next_daemon", [silent, welcomed()])
+@pytest.mark.parametrize("next_daemon", first_quick([welcomed(), silent]))
 def test_reconnect_ends_with_the_wait(folder: Path, next_daemon: Script) -> None:
     """The next daemon is silent after the handshake, or after its welcome: neither gets a limit of its own."""
     lost = begun(Peer.hear, stays=False)
@@ -96,6 +98,7 @@ def test_handshake_of_a_reconnect_ends_with_the_wait(folder: Path) -> None:
             session.wait(lease)
 
 
+@pytest.mark.slow
 def test_full_socket_does_not_outlast_the_wait(folder: Path) -> None:
     """A daemon that stops in the middle of a session takes no more bytes than a socket's buffer holds."""
     (path,) = write_shards(folder, 1, 3)

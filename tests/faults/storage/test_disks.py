@@ -141,6 +141,7 @@ def test_lack_of_resources_condemns_no_shard(two: tuple[CacheRig, Shim], suffix:
     assert rig.read(1)
 
 
+@pytest.mark.slow
 @needs_cc
 def test_list_that_lack_of_resources_ends_says_so(two: tuple[CacheRig, Shim]) -> None:
     """After its first lines, too: the last is the error, and not that of a list that is complete."""
@@ -166,6 +167,7 @@ def test_a_sidecar_that_cannot_be_read_is_an_error_and_no_sigbus(tmp_path: Path)
     assert "Input/output error" in run.stderr
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Path) -> None:
     """`evict` removes the shard that it found, and never the files of the next one of that name."""
     with CacheRig(tmp_path) as rig:

@@ -113,6 +113,7 @@ def test_damaged_index_is_made_again_from_the_tar(daemon: Daemon, source: str, d
     assert daemon.status()["counters"]["corrupt"] == SHARDS
 
 
+@pytest.mark.slow
 def test_damaged_index_is_made_again_while_the_object_store_is_away(
     daemon: Daemon, source: str, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_damaged_tar_is_fetched_again(daemon: Daemon, source: str, damage: Damag
     assert daemon.status()["counters"]["corrupt"] == SHARDS
 
 
+@pytest.mark.slow
 def test_index_is_not_made_of_a_damaged_tar(daemon: Daemon, source: str) -> None:
     """If both files of a shard are damaged, it is fetched."""
     before_bytes = fetched(daemon)
@@ -152,6 +154,7 @@ def test_index_is_not_made_of_a_damaged_tar(daemon: Daemon, source: str) -> None
     assert fetched(daemon) > before_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replace", "error"),
     [(Path.unlink, NotFoundError), pytest.param(None, NotATarError, marks=pytest.mark.slow)],
@@ -221,6 +224,7 @@ def test_every_reader_of_files_goes_on_after_damage(
         assert daemon.status()["counters"]["corrupt"] == 1
 
 
+@pytest.mark.slow
 def test_damaged_tokens_are_fetched_again(tmp_path: Path) -> None:
     """A flipped byte in the header of an array is found by the reader of its tokens, and by the command that counts."""
     documents = [[list(range(20)), list(range(30))]]
@@ -245,6 +249,7 @@ def test_damaged_tokens_are_fetched_again(tmp_path: Path) -> None:
         assert daemon.status()["counters"]["corrupt"] == 2
 
 
+@pytest.mark.slow
 def test_file_damaged_in_the_cache_is_not_indexed(tmp_path: Path) -> None:
     """A tar fetched as a file, and then wanted as samples, is fetched again rather than refused, or believed."""
     samples = random_samples(SAMPLES, {"jpg": 50})

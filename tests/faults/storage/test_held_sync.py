@@ -124,6 +124,7 @@ def test_every_reader_gets_all_samples_before_they_are_synced(
     assert daemon.status()["cache"]["used_bytes"] == kept_bytes(daemon)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero_copy", first_quick([False, True]))
 def test_workers_pass_on_samples_of_files_that_move(tmp_path: Path, source: str, zero_copy: bool) -> None:
     """A trainer takes batches from its workers before the files get their names, and after."""
@@ -137,6 +138,7 @@ def test_workers_pass_on_samples_of_files_that_move(tmp_path: Path, source: str,
     assert sorted(found) == sorted(values())
 
 
+@pytest.mark.slow
 def test_inflated_shard_is_read_before_it_is_synced(held: tuple[Daemon, Shim], tmp_path: Path) -> None:
     """Its beginning cannot be read as it arrives; its whole can."""
     daemon, shim = held
@@ -166,6 +168,7 @@ def test_arriving_shard_is_read_to_its_end_before_it_is_synced(tmp_path: Path) -
         eventually(lambda: len(daemon.shards()) == 1)
 
 
+@pytest.mark.slow
 def test_reader_that_comes_during_the_sync_does_not_wait(held: tuple[Daemon, Shim], source: str) -> None:
     """Two readers have the same files, and each shard is fetched once."""
     daemon, _ = held
@@ -175,6 +178,7 @@ def test_reader_that_comes_during_the_sync_does_not_wait(held: tuple[Daemon, Shi
     assert fetched_bytes(daemon) == size_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size_bytes", first_quick([1000, 3 * PART_BYTES + 1000]))
 def test_file_is_read_by_ranges_before_it_is_synced(tmp_path: Path, size_bytes: int) -> None:
     """Other bytes may still be to come when its first are read, or not; and it is billed."""
@@ -233,6 +237,7 @@ def test_client_of_an_earlier_release_waits_for_the_published_files(tmp_path: Pa
     assert Path(published["path"]).parent.parent.name == "shards"
 
 
+@pytest.mark.slow
 def test_unpublished_files_may_be_read_by_those_who_may_read_published_ones(
     held: tuple[Daemon, Shim], source: str
 ) -> None:
@@ -294,6 +299,7 @@ def test_inflated_shard_that_is_still_read_stays_counted_after_a_kill(tmp_path: 
         assert found == values(1)
 
 
+@pytest.mark.slow
 def test_shard_that_could_not_be_synced_is_fetched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its reader has all samples, and is warned with its next shard.
 
@@ -342,6 +348,7 @@ def test_reader_goes_on_through_more_shards_than_are_synced_at_a_time(tmp_path: 
         eventually(lambda: len(daemon.shards()) == MANY)
 
 
+@pytest.mark.slow
 def test_unpublished_shards_count_against_the_capacity(tmp_path: Path) -> None:
     """A reader that is ahead of the disk waits for space, and goes on when there is some."""
     source = write_source(tmp_path / "data", MANY)
@@ -355,6 +362,7 @@ def test_unpublished_shards_count_against_the_capacity(tmp_path: Path) -> None:
         assert found == values(MANY)
 
 
+@pytest.mark.slow
 def test_truncated_shard_is_refused_before_it_is_synced(held: tuple[Daemon, Shim], tmp_path: Path) -> None:
     """It fails its checks, so none of it is handed out."""
     daemon, _ = held

@@ -50,6 +50,7 @@ def test_rare_answers_that_http_allows_are_read(mischief: Mischief, place: Store
     assert place.proxy.done[mischief]
 
 
+@pytest.mark.slow
 def test_another_objects_bytes_under_the_right_headers_are_noticed(place: StorePlace, result: Result) -> None:
     """By the store's checksum where it has one, by the ETag where that is an MD5; none of them is served."""
     place.proxy.fail(Mischief.OTHER_BYTES)

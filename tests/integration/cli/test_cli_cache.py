@@ -143,6 +143,7 @@ def test_urls_of_an_unknown_protocol_are_an_error(warmed: Daemon, command: str) 
     assert "there is no filesystem for s4:// urls; did you mean 's3'?" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", first_quick(["ls", "verify"]))
 def test_prefix_may_be_a_path(
     warmed: Daemon, shards: list[str], tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +157,7 @@ def test_prefix_may_be_a_path(
         assert sorted({event["url"] for event in found if "url" in event}) == shards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", first_quick(["file://", "FILE:///", "file", "/"]))
 def test_all_local_files_have_one_prefix(warmed: Daemon, tmp_path: Path, shards: list[str], prefix: str) -> None:
     """A reader may name them by path or by url; the prefix may also end within the scheme."""
@@ -182,6 +184,7 @@ def test_path_and_url_of_a_file_are_the_same(warmed: Daemon, tmp_path: Path, rea
     assert shardcache("evict", f"{named_as}{folder}/", socket=warmed.socket).code == 0
 
 
+@pytest.mark.slow
 def test_ls_into_a_closed_pipe_is_quiet(warmed: Daemon) -> None:
     """`shardcache ls | head` shows no traceback when head has seen enough."""
     for flags in ([], ["--json"]):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import requests
 
 from support.monitoring.dashboard import LIVE_PATH, Page, events_of
@@ -40,6 +41,7 @@ def dashboard(
             process.kill()
 
 
+@pytest.mark.slow
 def test_the_browsers_command_line_holds_no_token(daemon: Daemon, tmp_path: Path) -> None:
     """Command lines are public: it is given a file that only its user may reach, and which leads on to the url."""
     told, copy, browser = (tmp_path / name for name in ("told", "copy", "browser"))

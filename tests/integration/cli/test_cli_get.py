@@ -20,6 +20,7 @@ from shardcache.cli.getting.placed_files import folder_of, is_copy_of, put
 from shardcache.cli.getting.wanted_files import _names
 from shardcache.errors import ConfigError
 from shardcache.shared.protocol import ShardRef
+from support.cases import first_quick
 from support.disks.mounts import Tmpfs, may_mount
 from support.network.scripted_server import answer
 from support.programs.cli import Ran, shardcache
@@ -108,6 +109,7 @@ def test_link_is_read_only_and_keeps_its_file_cached(daemon: Daemon, model: Path
     eventually(lambda: shardcache("evict", f"{model}/**", socket=daemon.socket).code == 0)
 
 
+@pytest.mark.slow
 def test_links_filling_the_cache_are_errors(model: Path, dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """It says what holds the space, without a wait for what nobody may ever remove; copies free it."""
     for number in range(3):
@@ -246,6 +248,7 @@ def test_failed_files_are_named_and_the_others_are_there(daemon: Daemon, model: 
     assert sorted(contents(dest)) == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.slow
 def test_bars_show_each_file_and_the_whole(daemon: Daemon, dest: Path) -> None:
     """On a terminal; what is left on it in the end is the line of each file."""
     with GatedStore() as store:
@@ -282,6 +285,7 @@ def test_copies_need_no_files_without_a_name(model: Path, dest: Path, monkeypatc
     assert contents(dest) == {"sub/a": MODEL["model.safetensors"]}
 
 
+@pytest.mark.slow
 def test_repository_of_the_hub_is_fetched_by_its_name(dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Without a slash at the end: files in LFS and in git."""
     pytest.importorskip("huggingface_hub", minversion="2")
@@ -320,7 +324,7 @@ def test_killed_daemon_is_waited_for_and_finished_parts_are_kept(daemon: Daemon,
     assert fetched(daemon) <= 4 * PART_BYTES
 
 
-@pytest.mark.parametrize("name", ["a\nb", "trailing ", "\x1b[2J", os.fsdecode(b"\xff")])
+@pytest.mark.parametrize("name", first_quick(["a\nb", "trailing ", "\x1b[2J", os.fsdecode(b"\xff")]))
 def test_name_that_is_no_url_fails_alone(daemon: Daemon, model: Path, dest: Path, name: str) -> None:
     """The others come: one odd file does not refuse a folder."""
     (model / name).write_bytes(b"odd")
@@ -330,6 +334,7 @@ def test_name_that_is_no_url_fails_alone(daemon: Daemon, model: Path, dest: Path
     assert [json.loads(line)["event"] for line in ran.out.splitlines()].count("error") == 1
 
 
+@pytest.mark.slow
 def test_keys_that_are_no_paths_fail_alone(moto: Bucket, dest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """As object stores have them."""
     for key in ("m/a", "m/sub/b", "m/sub//c", "m/f "):

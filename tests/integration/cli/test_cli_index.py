@@ -60,6 +60,7 @@ def manifest(daemon: Daemon, url: str) -> list[ShardRef]:
         return list(Shards.unpack(session.ask("resolve", urls=[url])["packed"]))
 
 
+@pytest.mark.slow
 def test_a_dataset_larger_than_the_cache_is_indexed(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """Each shard is fetched once and passes through: every row is right, in the order of the pattern."""
     index = tmp_path / "index.json"
@@ -121,6 +122,7 @@ def test_table_of_the_samples_is_written_next_to_the_index(daemon: Daemon, store
     assert all(row["sizes"] == {"bin": [SIZES["bin"]] * SAMPLES} for row in told)
 
 
+@pytest.mark.slow
 def test_metadata_that_cannot_be_kept_names_shard_and_sample(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """Of a shard that fails, or has no metadata, neither the table nor the index is written."""
     options = (f"{store}/", "-o", tmp_path / "index.json", "--samples")

@@ -214,7 +214,7 @@ def test_stop_of_an_idle_daemon_says_no_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "answer", "code", "stops"),
     [
-        ((), b"n\n", 1, False),
+        pytest.param((), b"n\n", 1, False, marks=pytest.mark.slow),
         ((), b"y\n", 0, True),
         pytest.param(("--yes",), b"", 0, True, marks=pytest.mark.slow),
         pytest.param(("--json",), b"", 0, True, marks=pytest.mark.slow),

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import Daemon
 
@@ -48,6 +50,7 @@ def test_once_prints_a_frame_with_rates(daemon: Daemon) -> None:
     assert page["rates"]["origin_bytes_per_s"] == 0
 
 
+@pytest.mark.slow
 def test_lines_resume_after_a_restart(daemon: Daemon) -> None:
     """While the daemon is away a line is an error; when it is back, pages come again, of the new process."""
     with lines_of(daemon) as lines:

@@ -19,6 +19,7 @@ from shardcache.cluster.authority import issue
 from shardcache.cluster.node_list import Node, parse
 from shardcache.cluster.tier_config import PEER_NAME, Tls
 from shardcache.cluster.tier_status import ask
+from support.cases import first_quick
 from support.cluster.tier_nodes import TierNodes, needs_nginx, tier_findings
 from support.programs.cli import shardcache
 
@@ -63,6 +64,7 @@ def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path)
     assert "server s3.eu-central-1.amazonaws.com:443;" in (tmp_path / "c").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     subprocess.run(["unshare", "-rn", "true"], check=False).returncode != 0, reason="no namespaces here"
 )
@@ -169,7 +171,7 @@ async def test_owner_with_the_name_of_another_is_refused(name: str, issued: Path
 
 
 @needs_nginx
-@pytest.mark.parametrize("renewed", [0, 1, 3])
+@pytest.mark.parametrize("renewed", first_quick([1, 0, 3]))
 async def test_authority_changes_node_by_node(renewed: int, issued: Path, tmp_path: Path) -> None:
     """While all nodes trust both authorities, those with certificates of either answer each other."""
     folder, names = shutil.copytree(issued, tmp_path / "tls"), ("node1", "node2", "node3")

@@ -25,6 +25,7 @@ from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.filesystem import ShardcacheFileSystem
+from support.cases import first_quick
 from support.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
 from support.network.certificates import Certificate, make_certificate
@@ -302,6 +303,7 @@ def test_addresses_that_cannot_be_reached_cost_no_request(web: str, *, ipv6: boo
     assert ("ff0e" in tried) is ipv6
 
 
+@pytest.mark.slow
 def test_readers_that_refetch_a_part_wait_for_one_fetch(web: str, pair: TierNodes) -> None:
     """All of those who find a part damaged, on whichever node, cost the store one request."""
     url, fresh = f"{web}/get?file=refetched", {"X-Shardcache-Fresh": "1"}
@@ -372,7 +374,7 @@ def test_new_daemons_read_what_the_tier_has_while_the_store_fails(tmp_path: Path
                 assert shardcache("warm", urls[1], socket=daemon.socket).code == 1
 
 
-@pytest.mark.parametrize("same_rights", [False, True])
+@pytest.mark.parametrize("same_rights", first_quick([False, True]))
 def test_a_version_is_told_to_those_who_may_read_it(
     same_rights: bool, web: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -397,6 +399,7 @@ def test_a_version_is_told_to_those_who_may_read_it(
         assert asked("a", "another").status == 404
 
 
+@pytest.mark.slow
 async def test_simulated_requests_are_those_of_a_run(tmp_path: Path) -> None:
     """Versions at each fetch and each read, permissions, and parts: no run makes more, and this one nearly as many.
 
@@ -448,6 +451,7 @@ def by_name(store: SeaweedFS, name: str = DOMAIN) -> list[str]:
     return [store.https_endpoint_url.replace("127.0.0.1", name)]
 
 
+@pytest.mark.slow
 def test_a_store_is_found_by_its_name(cluster: Cluster, certificate: Certificate) -> None:
     """And the names of its buckets at run time; fetched once over TLS, for all nodes.
 

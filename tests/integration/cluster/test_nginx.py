@@ -144,6 +144,7 @@ def test_node_follows_its_list_and_stops(node: NodeRun) -> None:
     assert (node.folder / "cache" / "clean").exists()
 
 
+@pytest.mark.slow
 @needs_nginx
 def test_neither_the_command_nor_nginx_outlives_the_other(node: NodeRun) -> None:
     """Killed by SIGKILL, it leaves no process of nginx, and the next one serves at the same ports.

@@ -199,6 +199,7 @@ def test_the_owner_has_the_requests_of_all_who_wait(store: Store) -> None:
     assert store.parts == 1
 
 
+@pytest.mark.slow
 def test_a_killed_workers_part_is_not_in_hand(nodes: TierNodes, store: Store) -> None:
     """The node answers for it, by its next worker, and does not claim that it fetches the part."""
     worker = worker_of(nodes)
@@ -212,6 +213,7 @@ def test_a_killed_workers_part_is_not_in_hand(nodes: TierNodes, store: Store) ->
     eventually(lambda: get(nodes, store, QUESTION).status == 404)
 
 
+@pytest.mark.slow
 def test_connections_that_a_reload_closes_cost_no_second_fetch(store: Store) -> None:
     """The owner's previous worker closes what is idle; a front that has not noticed that asks the same owner again."""
     with TierNodes([store.url], 2, stall_timeout_s=STALL_TIMEOUT_S) as nodes, ExitStack() as stack:

@@ -112,8 +112,8 @@ async def test_known_versions_come_from_the_tier_while_the_store_fails(tiered: T
     [
         (Fault.SLOW_DOWN, 1, 0),
         pytest.param(Fault.FORBIDDEN, 1, 0, marks=pytest.mark.slow),
-        (Fault.RESET, 1, 1),
-        (Fault.TRUNCATE, 2, 1),
+        pytest.param(Fault.RESET, 1, 1, marks=pytest.mark.slow),
+        pytest.param(Fault.TRUNCATE, 2, 1, marks=pytest.mark.slow),
         pytest.param(Fault.WRONG_RANGE, 2, 1, marks=pytest.mark.slow),
         pytest.param(Fault.IGNORE_RANGE, 1, 1, marks=pytest.mark.slow),
         (Fault.WRONG_ETAG, 1, 1),
@@ -143,7 +143,7 @@ async def test_the_tier_is_asked_for_single_parts(tiered: TieredRig) -> None:
     assert tiered.gets(tiered.near) == PARTS
 
 
-@pytest.mark.parametrize(("silences", "from_origin"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize(("silences", "from_origin"), [pytest.param(1, 0, marks=pytest.mark.slow), (2, 1)])
 async def test_a_part_whose_owner_is_unreachable_is_requested_from_the_tier_again(
     silences: int, from_origin: int, tiered: TieredRig
 ) -> None:
@@ -158,6 +158,7 @@ async def test_a_part_whose_owner_is_unreachable_is_requested_from_the_tier_agai
     assert tiered.near.detoured == []
 
 
+@pytest.mark.slow
 async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig) -> None:
     """However long the object store takes: the owner answers that it lives, and nothing comes from the origin."""
     obj = await tiered.put()
@@ -283,6 +284,7 @@ async def test_bytes_that_arrived_damaged_are_fetched_past_the_tiers_cache(tiere
     assert (len(tiered.near.refreshed), tiered.gets(tiered.far)) == (PARTS, 0)
 
 
+@pytest.mark.slow
 async def test_a_replaced_object_is_noticed_behind_a_tier_that_has_the_old_one(tiered: TieredRig) -> None:
     """Its parts are those of the old version; what is missing there must not come from the new one."""
     obj = await tiered.put()
@@ -305,6 +307,7 @@ async def test_a_dead_tier_is_left_alone_but_for_probes(tiered: TieredRig) -> No
     assert tiered.tier.to_json()["failing"]
 
 
+@pytest.mark.slow
 @needs_root
 async def test_a_front_of_another_user_gets_no_signed_url(faulty: FaultyS3, tmp_path: Path) -> None:
     """Whoever takes the socket's place while nginx is down is sent nothing; every byte comes from the origin."""

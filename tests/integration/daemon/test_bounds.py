@@ -75,6 +75,7 @@ def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, shards:
     assert status["counters"]["evictions"] >= shards - room
 
 
+@pytest.mark.slow
 def test_open_file_is_removed_once_it_is_closed(tmp_path: Path) -> None:
     """However busy the cache is, what kept a shard from going is looked at again, and the waiting reader served."""
     (tmp_path / "data").mkdir()

@@ -37,6 +37,7 @@ def crowded(folder: Path, leave_bytes: int) -> Iterator[tuple[Daemon, Tmpfs]]:
             yield daemon, disk
 
 
+@pytest.mark.slow
 def test_warming_more_than_the_disk_gives_is_refused(tmp_path: Path, shards: list[Path]) -> None:
     """The error names the other files, and the status what they take; without them, all shards are fetched."""
     size_bytes = shards[0].stat().st_size
@@ -52,6 +53,7 @@ def test_warming_more_than_the_disk_gives_is_refused(tmp_path: Path, shards: lis
         eventually(lambda: daemon.status()["disk"]["short_bytes"] == 0)
 
 
+@pytest.mark.slow
 def test_warming_reports_the_shards_that_are_cached_at_its_end(tmp_path: Path, shards: list[Path]) -> None:
     """A shard that gave way to a later one has failed."""
     total_bytes = sum(path.stat().st_size for path in shards)

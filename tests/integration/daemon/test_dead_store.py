@@ -73,6 +73,7 @@ def test_job_whose_shards_are_being_listed_is_waiting(silent: Daemon, pattern: s
         assert session.answer(session.request("explain", of=of))["reason"] == LISTING
 
 
+@pytest.mark.slow
 def test_pattern_that_is_being_asked_about_is_named(silent: Daemon) -> None:
     """Of several, whatever their order: those that name their shards themselves ask nothing."""
     with live(silent) as events, RawSession(silent, "several") as session:

@@ -98,6 +98,7 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, plain: l
         assert waiting.take(1)["url"] == plain[0], "the request that was given up has no answer"
 
 
+@pytest.mark.slow
 def test_compressed_shard_without_room_delays_no_other(tmp_path: Path, compressed: list[str], plain: list[str]) -> None:
     """The job whose own shards leave no room to inflate the next is told; those behind it, plain or not, continue."""
     with (

@@ -93,6 +93,7 @@ def test_daemon_with_s3_configured_has_its_credentials_when_it_serves(root: Path
     assert was_asked
 
 
+@pytest.mark.slow
 def test_slow_credentials_do_not_delay_the_processes(root: Path) -> None:
     """A credential process that never answers keeps neither a worker nor an indexer from starting."""
     os.mkfifo(root / "silent")

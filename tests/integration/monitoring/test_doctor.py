@@ -213,6 +213,7 @@ exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" -
 """
 
 
+@pytest.mark.slow
 @needs_mounts
 def test_doctor_warns_of_a_container_with_little_of_everything(tmp_path: Path) -> None:
     """In a mount namespace of its own: shared memory and the container's own layer are warned of."""

@@ -33,6 +33,7 @@ def reason_of(session: RawSession, of: int) -> str:
     return str(session.answer(session.request("explain", of=of))["reason"])
 
 
+@pytest.mark.slow
 def test_bandwidth_limit_is_shown_always_and_named_while_it_holds(tmp_path: Path) -> None:
     limit, stage = "--max-bandwidth 70.0 kB/s", "downloading from the object store"
     with GatedStore() as store, Daemon(tmp_path, "--max-bandwidth", "70kB") as daemon, RawSession(daemon) as session:

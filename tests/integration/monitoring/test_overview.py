@@ -109,6 +109,7 @@ def epochs(daemon: Daemon, job: str) -> list[int]:
     return [line["epoch"] for line in lines(daemon, job, "session started")]
 
 
+@pytest.mark.slow
 def test_an_epoch_is_one_line_however_many_workers_read_it(daemon: Daemon, urls: list[str]) -> None:
     """Two epochs of a DataLoader: two lines at info, with user and sizes; each worker's connection at debug."""
     job = "train"

@@ -16,6 +16,7 @@ from shardcache.origin.base import Setup
 from shardcache.origin.registry import Origins
 from shardcache.origin.s3.s3_origin import S3Origin
 from shardcache.transport.worker_pool import Workers
+from support.cases import first_quick
 from support.network.lead import lead
 from support.stores import aws_env
 from support.stores.buckets import read_range, use_aws
@@ -148,7 +149,7 @@ def late(strict: StrictS3, bucket: str) -> list[tuple[bool, int]]:
     return [(each.by_url, each.status) for each in strict.seen if each.bucket == bucket][-READS:]
 
 
-@pytest.mark.parametrize("endpoint", ["s3's own hosts", "http://minio:80"])
+@pytest.mark.parametrize("endpoint", first_quick(["s3's own hosts", "http://minio:80"]))
 async def test_each_bucket_is_asked_in_its_own_region(
     endpoint: str, strict: StrictS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

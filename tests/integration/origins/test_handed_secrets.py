@@ -95,6 +95,7 @@ async def test_each_bucket_is_read_with_the_secret_that_may_read_it(
             assert len(server.requests) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GoogleServer.HAS_EMULATOR, reason="gcp-storage-emulator is not installed")
 async def test_listing_is_made_with_the_key_that_may(google: GoogleServer, of_google: Origins) -> None:
     """gcsfs raises a refusal without its status: it is one all the same."""
@@ -121,6 +122,7 @@ async def test_revoked_signature_is_replaced_by_another(azure: AzureServer, of_a
     assert len(azure.requests) == 1
 
 
+@pytest.mark.slow
 async def test_secret_of_a_table_is_the_only_one(azure: AzureServer) -> None:
     """A session's secret does not go where the config names another, or none."""
     options: dict[str, Any] = {"account_name": "account", "sas_token": signature("wrong")}
@@ -157,6 +159,7 @@ async def test_account_key_that_is_none_is_denied(azure: AzureServer, monkeypatc
         assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
 
 
+@pytest.mark.slow
 async def test_malformed_key_file_is_denied(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says so, and shows nothing of the file."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "none.json")

@@ -49,9 +49,9 @@ async def test_patterns_take_what_matches(pattern: str, names: list[str], bucket
 @pytest.mark.parametrize(
     ("pattern", "error", "message"),
     [
-        ("/none/", NotFoundError, "no shard matches"),
+        pytest.param("/none/", NotFoundError, "no shard matches", marks=pytest.mark.slow),
         ("/train/*.zip", NotFoundError, "no shard matches"),
-        ("/train/sub/[x].tar", NotFoundError, "no shard matches"),
+        pytest.param("/train/sub/[x].tar", NotFoundError, "no shard matches", marks=pytest.mark.slow),
         ("/train/index.json", OriginError, "not an index"),
         ("/val/index.json", NotFoundError, "does not exist"),
     ],

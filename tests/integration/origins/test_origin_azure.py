@@ -125,6 +125,7 @@ async def test_token_of_a_managed_identity_is_requested_once_for_all(
             await origins.origin(URL).stat(URL)
 
 
+@pytest.mark.slow
 async def test_endpoint_of_the_table_is_used(server: AzureServer, identities: AzureServer) -> None:
     """The account may be its path; the SDK shows tokens to no server without TLS."""
     for place, options in ((server, {}), (server, {"sas_token": server.SAS}), (identities, {"sas_token": server.SAS})):

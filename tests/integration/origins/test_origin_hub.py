@@ -154,6 +154,7 @@ async def shared(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await origins.close()
 
 
+@pytest.mark.slow
 async def test_each_repository_is_read_with_the_token_that_may_read_it(shared: Origins) -> None:
     """Files of git LFS and of git are described, fetched and listed, whichever token was handed over last."""
     for url in (ONE_URL, TWO_URL, ONE_URL):
@@ -172,6 +173,7 @@ async def test_listing_needs_no_file_that_was_read_before(shared: Origins) -> No
         assert len(await shared.origin(folder).list_prefix(folder, nothing)) == 2
 
 
+@pytest.mark.slow
 async def test_missing_file_is_not_found_though_other_tokens_are_denied(hub: HubServer, shared: Origins) -> None:
     """The answer to the token that may read the repository is final; an expired token's 401 is not raised."""
     hand_over(shared, {"HF_TOKEN": "hf_also_expired"})
@@ -199,6 +201,7 @@ async def test_revoked_token_is_replaced_by_another_with_permission(hub: HubServ
     assert await origin.stat(file) == obj
 
 
+@pytest.mark.slow
 async def test_token_that_has_lost_its_permission_is_replaced(hub: HubServer, shared: Origins) -> None:
     """The Hub then answers that there is no repository, which does not end the search for another token."""
     obj = await shared.origin(ONE_URL).stat(ONE_URL)
@@ -261,6 +264,7 @@ def test_file_in_git_is_fetched_again_if_its_bytes_are_of_another_version(hub: H
     assert daemon.status()["counters"]["corrupt"] == 1
 
 
+@pytest.mark.slow
 def test_file_in_git_whose_bytes_stay_wrong_is_corrupt(hub: HubServer, daemon: Daemon) -> None:
     """The error names the checksum that the bytes lack."""
     hub.mixed[TAR_PATH] = [WRONG] * 10
@@ -268,6 +272,7 @@ def test_file_in_git_whose_bytes_stay_wrong_is_corrupt(hub: HubServer, daemon: D
         samples_of(daemon, "hf://datasets/org/set/small.tar")
 
 
+@pytest.mark.slow
 def test_index_file_in_git_is_requested_again_if_its_bytes_are_of_another_version(
     hub: HubServer, daemon: Daemon
 ) -> None:
@@ -301,6 +306,7 @@ def mirrored(hub: HubServer) -> HubServer:
     return hub
 
 
+@pytest.mark.slow
 def test_file_without_a_checksum_is_not_mixed_of_mirrors(mirrored: HubServer, daemon: Daemon) -> None:
     """Where mirrors hold two versions of one size, and nothing tells them apart, all of a shard is of one of them."""
     mirrored.content.mixed = [make_tar(OF_PARTS), make_tar(OTHERS)] * 10
@@ -317,6 +323,7 @@ def test_file_without_a_checksum_is_fetched_by_one_request(mirrored: HubServer, 
     assert mirrored.content.signed == 2
 
 
+@pytest.mark.slow
 def test_file_without_a_checksum_is_fetched_again_from_its_first_byte(mirrored: HubServer, daemon: Daemon) -> None:
     """An answer that broke off is not resumed: what follows could be of another mirror."""
     mirrored.content.cuts = 1

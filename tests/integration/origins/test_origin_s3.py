@@ -102,6 +102,7 @@ async def test_few_connections_are_taken_by_what_is_requested_ahead(rig: Rig, fa
     assert [each[:2] for each in faulty.seen if each[0] == "GET"] == [("GET", "0")]
 
 
+@pytest.mark.slow
 async def test_a_shard_that_a_reader_begins_with_is_requested_together_with_its_version(
     faulty: FaultyS3, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ async def test_checksum_beyond_ascii_is_a_typed_error(
             await origins.origin("s3://b").stat("s3://b/a.tar")
 
 
+@pytest.mark.slow
 async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: Origins) -> None:
     """A multipart object's composite checksum is not one of its bytes, nor is its ETag."""
     client, where = moto.server.client, {"Bucket": moto.name, "Key": "a.tar"}
@@ -149,7 +151,7 @@ async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: O
     [
         ("{}/no.tar", NotFoundError, "object does not exist"),  # though HEAD tells neither
         ("s3://no-such-bucket-here/no.tar", NotFoundError, "bucket does not exist"),
-        ("s3://no-such-bucket-here/", NotFoundError, "bucket does not exist"),
+        pytest.param("s3://no-such-bucket-here/", NotFoundError, "bucket does not exist", marks=pytest.mark.slow),
         ("s3://UPPER case/a.tar", OriginError, "client rejects"),
     ],
 )

@@ -104,6 +104,7 @@ def test_object_replaced_between_epochs_is_read_in_its_new_version(
     assert values(dataset) == expected(1)
 
 
+@pytest.mark.slow
 @orders
 def test_object_replaced_by_one_with_another_count_is_an_error_that_says_so(
     folder: Path, daemon: Daemon, order: dict[str, Any]
@@ -152,6 +153,7 @@ def test_object_of_an_index_file_is_read_in_the_version_that_it_names(
         values(strict)
 
 
+@pytest.mark.slow
 @orders
 def test_object_replaced_during_its_first_download_is_read_in_its_new_version(
     moto: Bucket, tmp_path: Path, order: dict[str, Any]

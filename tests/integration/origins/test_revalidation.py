@@ -129,6 +129,7 @@ async def test_a_prompt_answer_counts_at_once(asking: Asking, monkeypatch: pytes
         await asking.check()
 
 
+@pytest.mark.slow
 async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> None:
     """A lease during the check gets the cached version, without a question of its own; the answer comes after it."""
     former = asking.names.key(asking.url)
@@ -141,6 +142,7 @@ async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> No
     assert asking.names.key(asking.url) != former
 
 
+@pytest.mark.slow
 async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) -> None:
     """Facts that a transfer learned while a question was under way stay."""
     asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)

@@ -345,6 +345,7 @@ async def test_a_part_that_hangs_is_fetched_on_a_second_connection(
     assert patient.counters.origin_bytes == 2 * len(MANY_PARTS) + patient.counters.hedged_bytes
 
 
+@pytest.mark.slow
 async def test_bytes_that_drip_are_no_progress(patient: Rig, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of which a few bytes a second come is given up like one of which nothing comes."""
     url = faulty.put("a.tar", MANY_PARTS[:PART])

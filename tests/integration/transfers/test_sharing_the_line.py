@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from shardcache.fetch.limits.origin_states import OriginLoad
 from shardcache.fetch.limits.slot_claims import WAITING, Priority
 from support.programs.downloads import PART, Rig
@@ -70,6 +72,7 @@ async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, ga
     assert gauged.refused == 6
 
 
+@pytest.mark.slow
 async def test_bandwidth_is_kept_all_along(rig: Rig, gauged: GaugedS3) -> None:
     """At no moment more bytes than the rate allows, but for what a burst and the kernel hold at the most."""
     rate, size = 4 * MIB, 6 * MIB

@@ -89,6 +89,7 @@ def has_swallowed(proxy: FaultyProxy, requests: int) -> bool:
     return proxy.swallowed >= requests
 
 
+@pytest.mark.slow
 async def test_the_slower_of_two_requests_casts_no_doubt(moto: Bucket, proxy: FaultyProxy, origins: Origins) -> None:
     """A question that is given up while others are answered over idle connections leaves these in use."""
     questions = Questions(moto, proxy.endpoint_url, origins)

@@ -23,6 +23,7 @@ from shardcache.transport.http import opening
 from shardcache.transport.http.gate import Gate
 from shardcache.transport.worker_handle import TransportError
 from shardcache.transport.worker_pool import Workers
+from support.cases import first_quick
 from support.network.lead import SILENT, SilentAddress
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
@@ -75,6 +76,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     assert not made.pids()
 
 
+@pytest.mark.slow
 async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) -> None:
     """A few requests share one; of many, none waits until another has started, and later ones are spread."""
     with ScriptedServer(HANGS) as server:
@@ -179,7 +181,7 @@ def late(sock: socket.socket, release: threading.Event) -> None:
     sock.sendall(answer(DATA))
 
 
-@pytest.mark.parametrize("phase", ["tunnel", "handshake", "connection"])
+@pytest.mark.parametrize("phase", first_quick(["tunnel", "handshake", "connection"]))
 async def test_cancelled_request_leaves_nothing_open_while_it_connects(phase: str, rig: Rig) -> None:
     """Neither a thread nor a descriptor, though the proxy or the server says nothing, or a byte from time to time."""
     drip = Reply(b"HTTP/1.1 200 ", then=dripping)
@@ -223,6 +225,7 @@ async def test_a_request_sent_ahead_leaves_nothing_open(rig: Rig) -> None:
         await asyncio.to_thread(eventually, lambda: open_files(pid) == before)
 
 
+@pytest.mark.slow
 async def test_dripped_tunnel_fails_at_the_limit_in_all(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though each byte comes in time."""
     monkeypatch.setattr(opening, "_OPEN_LIMIT_S", 0.5)
@@ -266,6 +269,7 @@ async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
         assert rig.written == DATA
 
 
+@pytest.mark.slow
 async def test_silent_idle_connection_is_announced_to_every_process(rig: Rig) -> None:
     """A fault that cut off one connection cut off all: one question loses time, whichever process the next go to."""
     last = [HANGS, answer(b"", status="204 No Content")]

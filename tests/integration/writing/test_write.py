@@ -108,6 +108,7 @@ def test_pipes_are_no_input(photos: Path, tmp_path: Path, name: str) -> None:
     assert f"Where: {tmp_path / name}\n" in refused.err
 
 
+@pytest.mark.slow
 def test_only_folders_with_samples_are_classes(photos: Path, tmp_path: Path) -> None:
     """Those that macOS adds, empty ones and those of other files get no number, which would shift all labels."""
     for name in ("__MACOSX/cat/._000.jpg", "__MACOSX/copy.jpg", "cat/._000.jpg", "cow/empty/.hidden", "deer/README"):
@@ -160,6 +161,7 @@ def test_numbered_files_are_not_merged(tmp_path: Path, names: tuple[str, ...]) -
     assert len(samples(tmp_path / "first")) == 1
 
 
+@pytest.mark.slow
 def test_words_after_the_first_dot_name_members(tmp_path: Path) -> None:
     """As do numbers that all files of a sample share: nothing of another sample is merged into it."""
     folder = make_files(
@@ -199,6 +201,7 @@ def test_missing_destination_is_named(tmp_path: Path) -> None:
     assert "Missing argument 'DESTINATION'" in ran.err
 
 
+@pytest.mark.slow
 def test_files_already_written_are_checked_and_reported(photos: Path, tmp_path: Path) -> None:
     """The number of files that are compared at once, and at the end that nothing was written."""
     assert "checking" not in shardcache("write", *ALONE, photos, tmp_path / "out").err

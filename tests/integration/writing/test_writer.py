@@ -129,6 +129,7 @@ class HalfMemory(MemoryFileSystem):  # type: ignore[misc]
         raise OSError("the connection was lost")
 
 
+@pytest.mark.slow
 def test_any_filesystem_of_fsspec_is_written_to() -> None:
     """Where files grow as they are written, they do so under another name: half a shard is never seen."""
     fsspec.register_implementation("halfmemory", HalfMemory, clobber=True)

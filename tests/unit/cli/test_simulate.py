@@ -135,6 +135,7 @@ def test_a_disk_of_a_window_for_each_rank_is_enough_for_any_workers(index: Path)
     assert ran.exit_code == 0, ran.output
 
 
+@pytest.mark.slow
 def test_a_picture_has_a_curve_for_each_policy(index: Path, tmp_path: Path) -> None:
     """Drawn over the disk of a node, for several jobs."""
     picture = tmp_path / "hits.svg"

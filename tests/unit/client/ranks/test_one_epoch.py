@@ -101,6 +101,7 @@ def test_a_rank_that_runs_ahead_is_warned(server: TCPStore, caplog: pytest.LogCa
     assert [ahead.read() for _ in range(3)] == [3, 4, 5], "no rank waits for another, however far ahead it is"
 
 
+@pytest.mark.slow
 def test_a_rank_that_looks_before_the_others_begin(server: TCPStore) -> None:
     """Once or three times: after its patience it reads with them the epoch at which it looked."""
     first, second, third = ranks(server, IN_VAIN_S)

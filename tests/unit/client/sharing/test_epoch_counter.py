@@ -147,6 +147,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_CC, reason="cc is missing")
 def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
     """Before, in the middle of and after a write: the notes are those of one edit, and others go on with them."""

@@ -24,7 +24,7 @@ from shardcache_client.position.staged_state import Reached, Resume, StagedState
 from shardcache_client.stages.by_length import ByLength
 from shardcache_client.stages.length_batches import batches, fewest
 from shardcache_client.stages.stage import Agree, Placed
-from support.cases import examples
+from support.cases import examples, first_quick
 from support.programs.guard import GUARD_S
 from support.shards.dealt import walk
 
@@ -245,7 +245,7 @@ def test_rank_whose_samples_have_ended_resumes_with_what_it_repeats(steps: int) 
     assert [before + after for before, after in zip(begun, rest, strict=True)] == whole
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first_quick([0, 1]))
 def test_the_state_of_one_rank_is_enough_for_all(rank: int) -> None:
     """Ranks take their batches together, so from the state of one alone each goes on with its own next batch."""
     whole = train(job(spread(120), 2, 1))
@@ -255,7 +255,7 @@ def test_the_state_of_one_rank_is_enough_for_all(rank: int) -> None:
         assert [before + after for before, after in zip(begun, rest, strict=True)] == whole
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first_quick([0, 1]))
 def test_rank_without_a_sample_for_the_last_buffer_resumes_from_the_state_of_another(rank: int) -> None:
     """It repeats a sample that it has given, whichever of the two has one sample more."""
     whole = train(job(spread(121), 2, 1))

@@ -101,6 +101,7 @@ def test_only_the_last_sample_of_a_rank_is_repeated(ranks: list[list[int]]) -> N
         assert all(places.count(place) == 1 for place in range(len(rank) - 1))
 
 
+@pytest.mark.slow
 @examples(200)
 @given(several, st.data())
 def test_ranks_resume_with_the_very_next_block(ranks: list[list[int]], data: st.DataObject) -> None:

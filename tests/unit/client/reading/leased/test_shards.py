@@ -79,7 +79,10 @@ def test_cache_invisible_to_this_process_is_reported(shard: tuple[Path, Path], m
     assert open_files() == before
 
 
-@pytest.mark.parametrize(("truncated", "size_bytes", "text"), [(0, 5120, "5120 bytes instead of"), (1, 100, "sidecar")])
+@pytest.mark.parametrize(
+    ("truncated", "size_bytes", "text"),
+    [pytest.param(0, 5120, "5120 bytes instead of", marks=pytest.mark.slow), (1, 100, "sidecar")],
+)
 def test_a_damaged_file_names_the_shard(shard: tuple[Path, Path], truncated: int, size_bytes: int, text: str) -> None:
     """Sizes that disagree are noticed before a byte is read; the sidecar's error gets the url of its shard."""
     os.truncate(shard[truncated], size_bytes)
