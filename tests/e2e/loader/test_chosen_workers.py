@@ -179,6 +179,7 @@ def test_choice_holds_for_later_epochs_and_for_copies(chosen: Loader, info: Log)
     assert choices(info) == []
 
 
+@pytest.mark.slow
 def test_worker_processes_end_when_threads_are_chosen(long: Data) -> None:
     """They hold memory, and shards."""
     batches = iter(auto(long.map(waiting)))

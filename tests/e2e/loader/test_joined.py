@@ -280,7 +280,7 @@ def test_members_are_decoded_by_their_joined_names(make: Make, indexes: dict[str
         list(make(own={"decode": {"cap.txt": int}}))
 
 
-@pytest.mark.parametrize("varied", [("img",), ("cap",), ("img", "cap")], ids=str)
+@pytest.mark.parametrize("varied", first_quick([("img",), ("cap",), ("img", "cap")]), ids=str)
 def test_samples_of_a_shard_may_differ_in_members(
     indexes: dict[str, str], daemon: Daemon, tmp_path: Path, varied: tuple[str, ...]
 ) -> None:

@@ -30,6 +30,7 @@ from shardcache_client.dataset import Joined, Mixture, ShardDataset
 from shardcache_client.joining import JoinedReader
 from shardcache_client.reader import ShardReader
 from shardcache_client.table import Table
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of, write_index
 from support.shards.tables import index_with_table
@@ -97,7 +98,7 @@ def content(samples: Iterator[dict[str, Any]] | Sequence[dict[str, Any]] | Joine
     return sorted(plain, key=lambda sample: str(sample["__key__"]))
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_window": 2, "seed": 3}], ids=str)
+@pytest.mark.parametrize("options", first_quick([{}, {"shuffle": True, "shuffle_window": 2, "seed": 3}]), ids=str)
 def test_samples_get_the_columns_of_their_rows(make: Make, tmp_path: Path, options: dict[str, Any]) -> None:
     """Values as the file has them, in several epochs, with exact lengths; in the order of the first source."""
     joined = make(Table(manifest(tmp_path), key="id"), **options)
@@ -177,7 +178,7 @@ def test_table_without_rows_says_so(make: Make, tmp_path: Path) -> None:
         list(make(Table(manifest(tmp_path, b"id,text\n", "manifest.csv"), key="id")))
 
 
-@pytest.mark.parametrize("fault", ["missing", "doubled"])
+@pytest.mark.parametrize("fault", first_quick(["missing", "doubled"]))
 def test_samples_without_one_row_are_as_missing_says(make: Make, tmp_path: Path, fault: str) -> None:
     """An error by default, or left out, or with default values; keys that come twice have no row."""
     lines = json_lines({key: row for key, row in ROWS.items() if key != KEYS[11] or fault == "doubled"})
@@ -221,6 +222,7 @@ def test_functions_get_samples_with_their_rows(make: Make, tmp_path: Path) -> No
     assert keys_of(content(list(long))) == [key for key in KEYS if ROWS[key]["duration"] >= 4]
 
 
+@pytest.mark.slow
 def test_rows_choose_samples(daemon: Daemon, audio: str, tmp_path: Path) -> None:
     """select() sees them beside the sizes, before any sample is read."""
     index_with_table(daemon, tmp_path)

@@ -128,7 +128,7 @@ def read_to_its_end(loader: ShardLoader[list[str]], answers: Any) -> None:
     answers.put((loader.epoch, list(loader)))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("copied", first_quick([copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]))
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_copy_of_a_loader_is_where_the_loader_is(
     make: Make, copied: Callable[[ShardLoader[list[str]]], ShardLoader[list[str]]], workers: int
@@ -279,7 +279,7 @@ def test_loader_resumes_where_a_worker_was_killed(make: Make) -> None:
     assert sorted(chain(*taken, *loader)) == KEYS
 
 
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("persistent", first_quick([True, False]))
 def test_a_loader_given_up_ends_its_workers_at_once(make: Make, persistent: bool) -> None:
     """Not when garbage happens to be collected, which may be in a process forked since."""
     before = {*children(os.getpid())}

@@ -14,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardcache.errors import ConfigError
 from shardcache_client import ignore_and_continue
 from shardcache_client.dataset import Mixture, ShardDataset
+from support.cases import first_quick
 from support.programs.daemon import Daemon, eventually
 from support.shards.dealt import walk
 from support.shards.reading import write_index
@@ -85,7 +86,9 @@ def dealt(mixture: Mixture, epoch: int) -> Read:
     ]
 
 
-@pytest.mark.parametrize("weights", [None, {"web": 1, "code": 3}, {0: {"web": 4, "code": 1}, 1: {"web": 0, "code": 1}}])
+@pytest.mark.parametrize(
+    "weights", first_quick([None, {"web": 1, "code": 3}, {0: {"web": 4, "code": 1}, 1: {"web": 0, "code": 1}}])
+)
 def test_readers_read_the_samples_that_a_mixture_assigns(make: Make, weights: Any) -> None:
     """Shards that enter in different lanes, mixed or in file order: every sample from its own shard, in the order."""
     mixture = pickle.loads(pickle.dumps(make(weights, samples_per_epoch=96)))  # as spawned workers get it

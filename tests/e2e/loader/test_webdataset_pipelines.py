@@ -194,7 +194,7 @@ def test_a_cache_folder_is_left_to_the_daemon(dataset: Any, caplog: pytest.LogCa
     assert "cache_dir" in caplog.text
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", first_quick([0, 2]))
 @pytest.mark.filterwarnings("ignore:.*set_vital.*")
 def test_a_state_taken_early_in_a_later_epoch(dataset: Any, workers: int) -> None:
     """A StatefulDataLoader asks before the first sample: what it gets is of the epoch that begins, not of the last."""

@@ -25,6 +25,7 @@ from shardcache.errors import (
 from shardcache_client import ignore_and_continue, ignore_and_stop
 from shardcache_client.dataset import Mixture, ShardDataset
 from shardcache_client.loading.loader import ShardLoader
+from support.cases import first_quick
 from support.programs.daemon import Daemon, eventually
 from support.shards.reading import keys_of
 from support.shards.tars import make_tar, random_samples, write_indexed
@@ -145,7 +146,7 @@ def test_bad_data_are_typed_errors_that_a_handler_may_skip(
         gc.enable()
 
 
-@pytest.mark.parametrize("lost", ["samples", "shards"])
+@pytest.mark.parametrize("lost", first_quick(["samples", "shards"]))
 def test_warnings_end_after_five_errors_of_an_epoch_and_all_are_counted(
     daemon: Daemon, tmp_path: Path, lost: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +222,7 @@ def test_skipped_samples_are_replaced_by_others(
     assert all("epoch 0: skipped" in report and "were repeated in their place" in report for report in reports)
 
 
-@pytest.mark.parametrize("fault", ["bad sample", "no tar"])
+@pytest.mark.parametrize("fault", first_quick(["bad sample", "no tar"]))
 @mixed
 def test_run_over_bad_data_resumes_from_any_sample(
     daemon: Daemon, source: Path, fault: str, order: dict[str, Any]
@@ -285,6 +286,7 @@ def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> N
         list(ds)
 
 
+@pytest.mark.slow
 @mixed
 @pytest.mark.parametrize("samples_per_epoch", [pytest.param(10**5, marks=pytest.mark.slow), 10**9])
 def test_one_pass_without_a_good_sample_is_an_error_however_long_the_epoch(

@@ -25,6 +25,7 @@ from shardcache_client.files.paths import cached_paths, open_cached
 from shardcache_client.files.range_file import RangeFile
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reader import ShardReader
+from support.cases import first_quick
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
@@ -174,6 +175,7 @@ def test_truncated_tar_is_a_whole_file(folder: Path, daemon: Daemon) -> None:
         read(str(folder / "model.safetensors"), daemon)
 
 
+@pytest.mark.slow
 def test_compressed_tar_is_a_file_of_its_own_bytes_and_a_shard_that_is_inflated(folder: Path, daemon: Daemon) -> None:
     """They are cached side by side, whichever comes first, and also after a restart."""
     path = folder / "a.tar.gz"
@@ -205,7 +207,7 @@ def both(first: Callable[[], Any], then: Callable[[], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("cut", [0, 20_000])
+@pytest.mark.parametrize("cut", first_quick([0, 20_000]))
 def test_file_and_samples_wanted_at_the_same_time_cost_one_fetch(store: GatedStore, daemon: Daemon, cut: int) -> None:
     """A tar that is refused as a shard reaches who asked for the file, and the error who asked for samples."""
     url = store.put("a.tar", body := TAR[: len(TAR) - cut])

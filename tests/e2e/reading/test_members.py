@@ -16,6 +16,7 @@ from shardcache.errors import ConfigError, DecodeError, MissingMemberError, Samp
 from shardcache_client import reraise
 from shardcache_client.dataset import Mixture, ShardDataset
 from shardcache_client.order.sequences.partition import Even
+from support.cases import first_quick
 from support.programs.daemon import Daemon
 from support.shards.reading import write_index
 from support.shards.tars import make_tar
@@ -174,7 +175,7 @@ def test_samples_that_lack_a_member_are_errors_or_skipped(pictures: str, daemon:
     assert set(numbers) == {number for number in range(SHARDS * SAMPLES) if number % SAMPLES != LACKING}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", first_quick([0, 2]))
 def test_map_and_filter(pictures: str, daemon: Daemon, workers: int) -> None:
     """Remaining samples come once, in the order of the dataset; a state in the middle is exact."""
     whole = ShardDataset(pictures, shuffle=True, seed=3, socket=daemon.socket)
@@ -204,7 +205,7 @@ def test_map_and_filter(pictures: str, daemon: Daemon, workers: int) -> None:
         pytest.param(StopIteration, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("door", ["map", "decode", "collate"])
+@pytest.mark.parametrize("door", first_quick(["map", "decode", "collate"]))
 def test_exceptions_that_end_a_worker_are_errors_of_the_function(
     door: str, ending: type[BaseException], daemon: Daemon, pictures: str
 ) -> None:

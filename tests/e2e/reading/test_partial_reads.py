@@ -225,6 +225,7 @@ def test_a_shard_that_was_replaced_is_opened_again(indexed: str, daemon: Daemon,
     assert read(samples, 80, 99)
 
 
+@pytest.mark.slow
 def test_a_shard_that_turns_out_damaged_is_an_error_of_its_remaining_samples(
     indexed: str, daemon: Daemon, store: GatedStore
 ) -> None:

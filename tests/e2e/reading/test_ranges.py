@@ -174,6 +174,7 @@ def test_whole_file_is_made_of_the_parts_that_are_there(store: Store, node: Daem
     assert store.sent_bytes() == len(BODY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_parts_are_found_again_after_a_restart(
     store: Store, node: Daemon, tmp_path: Path, sign: signal.Signals

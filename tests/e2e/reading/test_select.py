@@ -11,6 +11,7 @@ import pytest
 
 from shardcache.errors import ConfigError
 from shardcache_client.dataset import Mixture, ShardDataset
+from support.cases import first_quick
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.reading import keys_of
@@ -130,7 +131,7 @@ def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daem
     assert "index.json --samples --metadata json" in (caught.value.remedy or "")
 
 
-@pytest.mark.parametrize("by", ["samples", "shards"])
+@pytest.mark.parametrize("by", first_quick(["samples", "shards"]))
 def test_split_is_the_same_in_every_process(make: Make, train: str, daemon: Daemon, by: Any) -> None:
     """Streamed, shuffled or by number, by any rank: two parts with no sample in common, and together all."""
     whole = ShardDataset(train, shuffle=True, socket=daemon.socket)

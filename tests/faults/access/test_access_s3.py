@@ -142,6 +142,7 @@ def test_keys_that_others_could_read_are_worth_nothing(daemon: Daemon, path: str
     assert ask(daemon, *signed(daemon, path, keys)).code == "InvalidAccessKeyId"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content", first_quick([b"\xff\xfe", b"[1,2,3]\n", b'["a","b",0,[],"x"]\n', b"{}\n" * 3, b"["])
 )

@@ -67,6 +67,7 @@ def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tu
         yield read, keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", first_quick([Daemon.kill, Daemon.stop]))
 def test_reader_created_during_a_restart_waits_for_the_next_daemon(
     end: Callable[[Daemon], object], folder: Path, caplog: pytest.LogCaptureFixture

@@ -105,6 +105,7 @@ def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRi
     assert rig.daemon.log.read_text().count("disk has recovered") == 1
 
 
+@pytest.mark.slow
 @needs_cc
 @pytest.mark.parametrize("suffix", first_quick([TAR, SIDECAR]))
 def test_verify_sets_aside_what_the_disk_cannot_read(two: tuple[CacheRig, Shim], suffix: str) -> None:

@@ -266,6 +266,7 @@ def test_daemon_killed_during_the_sync_serves_the_right_bytes_again(held: tuple[
     assert fetched_bytes(daemon) == 0
 
 
+@pytest.mark.slow
 def test_reader_keeps_what_it_has_when_the_daemon_is_killed_during_the_sync(tmp_path: Path, source: str) -> None:
     """It reads on in its files while the next daemon publishes them."""
     with holding(tmp_path) as (daemon, shim):

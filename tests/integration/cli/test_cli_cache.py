@@ -269,6 +269,7 @@ def flip_a_bit(daemon: Daemon, url: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", first_quick(["status", "warm", "ls"]))
 def test_a_request_to_the_daemon_loads_little(command: str, warmed: Daemon, shards: list[str]) -> None:
     """The packages that the daemon is made of would take longer to import than the daemon takes to answer."""

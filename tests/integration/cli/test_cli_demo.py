@@ -35,6 +35,7 @@ def test_interrupted_demo_leaves_nothing() -> None:
         assert list(Path(folder).iterdir()) == []
 
 
+@pytest.mark.slow
 def test_data_of_the_pages_is_the_same_each_time(tmp_path: Path) -> None:
     """Keys, labels and numbers of samples do not depend on the machine; a folder that has files is left as it is."""
     told = shardcache("demo", "--data", str(tmp_path / "data"))

@@ -246,6 +246,7 @@ def test_a_certificate_is_for_some_nodes_or_for_all(options: tuple[str, ...], tm
     assert shardcache("cluster", "certificates", "--out", tmp_path, *options).code == 2
 
 
+@pytest.mark.slow
 @needs_nginx
 def test_doctor_names_origins_that_bypass_the_tier(secure: TierNodes, tmp_path: Path) -> None:
     """Without a certificate; nginx that was started otherwise has no figures."""

@@ -289,7 +289,7 @@ def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:
     return nodes.get(nodes.front(nodes.tier.nodes[0]), url, {"Range": "bytes=0-99", "If-Match": '"any"', **headers})
 
 
-@pytest.mark.parametrize("ipv6", [True, False])
+@pytest.mark.parametrize("ipv6", first_quick([True, False]))
 def test_addresses_that_cannot_be_reached_cost_no_request(web: str, *, ipv6: bool) -> None:
     """Of a name with addresses of both kinds, on a node that has a way to one kind alone, known or not."""
     named = web.replace("127.0.0.1", "store.test")

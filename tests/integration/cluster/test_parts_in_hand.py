@@ -137,6 +137,7 @@ def test_waiters_get_a_part_that_is_fetched_once(nodes: TierNodes, store: Store)
     assert store.parts == 1
 
 
+@pytest.mark.slow
 def test_a_killed_workers_lock_ends_with_it(nodes: TierNodes, store: Store) -> None:
     """Whoever asks next gets the part from the store, which has not answered the killed worker yet."""
     worker = worker_of(nodes)

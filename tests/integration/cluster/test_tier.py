@@ -13,6 +13,7 @@ from shardcache.errors import CorruptShardError, OriginBusyError, ShardChangedEr
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import TierState
 from shardcache.telemetry.metrics import Counters
+from support.cases import first_quick
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.daemon import eventually
 from support.programs.downloads import PART, Rig
@@ -64,7 +65,7 @@ async def tiered(faulty: FaultyS3, tmp_path: Path, socket_folder: Path) -> Async
         await rig.origins.close()
 
 
-@pytest.mark.parametrize("web", [False, True], ids=["s3", "http"])
+@pytest.mark.parametrize("web", first_quick([False, True]), ids=["s3", "http"])
 async def test_parts_come_from_the_tier(tiered: TieredRig, *, web: bool) -> None:
     """With the origin's Host and If-Match; the origin is asked for the version alone."""
     obj = await tiered.put(web=web)
@@ -337,7 +338,7 @@ async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredR
     assert tiered.tier.to_json()["failing"]
 
 
-@pytest.mark.parametrize("web", [False, True], ids=["s3", "http"])
+@pytest.mark.parametrize("web", first_quick([False, True]), ids=["s3", "http"])
 async def test_requests_that_tell_no_version_or_need_the_sdk_bypass_the_tier(
     faulty: FaultyS3, tmp_path: Path, socket_folder: Path, *, web: bool
 ) -> None:
@@ -352,6 +353,7 @@ async def test_requests_that_tell_no_version_or_need_the_sdk_bypass_the_tier(
         await rig.origins.close()
 
 
+@pytest.mark.slow
 async def test_a_cancelled_download_ends_its_requests_to_the_tier(tiered: TieredRig) -> None:
     """And is no failure of the tier."""
     obj = await tiered.put()

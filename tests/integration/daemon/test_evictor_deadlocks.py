@@ -121,6 +121,7 @@ def test_compressed_shard_without_room_delays_no_other(tmp_path: Path, compresse
         assert modest.receive()["url"] == plain[0]
 
 
+@pytest.mark.slow
 def test_compressed_shard_that_is_not_needed_yet_gives_way(
     tmp_path: Path, compressed: list[str], plain: list[str]
 ) -> None:

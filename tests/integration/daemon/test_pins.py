@@ -100,6 +100,7 @@ def test_pin_has_room_next_to_a_plan_that_fills_the_cache(daemon: Daemon, urls: 
         assert len(daemon.shards()) == 4
 
 
+@pytest.mark.slow
 def test_pins_outlive_a_kill_and_a_lost_catalogue(daemon: Daemon, urls: list[str]) -> None:
     """After both, they are pinned as before, whatever is read, and in the hands of readers, too."""
     pin(daemon, urls[2:4])

@@ -124,6 +124,7 @@ PROFILES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("end", first_quick([signal.SIGTERM, signal.SIGKILL]))
 def test_hanging_credential_process_ends_with_the_daemon(profile: str, end: signal.Signals, root: Path) -> None:

@@ -133,6 +133,7 @@ def test_doctor_names_the_closed_folder_of_the_default_socket(monkeypatch: pytes
     assert "only its owner may access /run/shardcache" in found["socket.daemon"]["cause"]
 
 
+@pytest.mark.slow
 async def test_doctor_fails_a_daemon_with_few_open_files(daemon: Daemon) -> None:
     """The limit is the running daemon's own, and the command lifts it there."""
     before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)

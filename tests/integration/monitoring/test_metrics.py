@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from shardcache_client.dataset import ShardDataset
+from support.cases import first_quick
 from support.monitoring.queries import OF_THE_TARGET, Query, alerts, panels
 from support.network.ports import free_port
 from support.programs.daemon import Daemon, eventually
@@ -184,7 +185,7 @@ def test_names_follow_the_conventions(scraped: Scraped) -> None:
             assert unit not in name or name.endswith(unit), name
 
 
-@pytest.mark.parametrize("queries", [panels, alerts])
+@pytest.mark.parametrize("queries", first_quick([panels, alerts]))
 def test_metrics_of_all_queries_exist(scraped: Scraped, queries: Callable[[], Iterator[Query]]) -> None:
     """Each metric that a panel or an alert names is in a scrape, with the labels that it selects, groups by, shows."""
     for query in queries():

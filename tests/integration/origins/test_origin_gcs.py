@@ -166,6 +166,7 @@ async def test_token_of_a_short_life_is_used_for_half_of_it(server: GoogleServer
     assert server.issued == 1
 
 
+@pytest.mark.slow
 async def test_public_and_billed_buckets(server: GoogleServer, tmp_path: Path) -> None:
     """Without credentials no header is sent that proves any; the project that pays is named with each request."""
     server.public.add("bucket")

@@ -32,7 +32,7 @@ async def parts_of(origins: Origins, obj: RemoteObject) -> list[bytes]:
     return await read_whole(origins.origin(obj.url), obj, 30_000)
 
 
-@pytest.mark.parametrize("validators", [("ETag",), ("Last-Modified",), ("ETag", "Last-Modified")])
+@pytest.mark.parametrize("validators", first_quick([("ETag",), ("Last-Modified",), ("ETag", "Last-Modified")]))
 async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: FaultyS3, origins: Origins) -> None:
     """Ranges come exactly, and a file replaced in between is noticed, by ETag or by date."""
     faulty.validators = validators
@@ -76,7 +76,7 @@ async def test_object_of_unknown_length_is_refused(
     assert not refused.value.retryable
 
 
-@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "chunks"])
+@pytest.mark.parametrize("lengths", first_quick([True, False]), ids=["lengths", "chunks"])
 async def test_ranges_in_chunks_and_of_encoded_files(lengths: bool, faulty: FaultyS3, origins: Origins) -> None:
     """A range is one of the stored bytes, in chunks too, and where the server says how they were encoded."""
     faulty.lengths, faulty.encoding = lengths, "gzip" if lengths else None
@@ -256,6 +256,7 @@ async def test_absurd_number_in_an_answer_is_a_typed_error(
             assert "refused" not in failed.value.message
 
 
+@pytest.mark.slow
 async def test_error_escapes_and_cuts_what_a_server_sent(origins: Origins) -> None:
     """Whoever prints it on a terminal is shown text, and not pages of it."""
     with ScriptedServer(Reply(b"\x1b]0;you\x07\x9b2J" + b"A" * 8000 + b"\r\n\r\n", Ending.CLOSE)) as server:

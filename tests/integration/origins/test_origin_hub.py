@@ -209,6 +209,7 @@ async def test_token_that_has_lost_its_permission_is_replaced(hub: HubServer, sh
     assert await shared.origin(ONE_URL).stat(ONE_URL) == obj
 
 
+@pytest.mark.slow
 async def test_token_of_a_table_is_the_only_one(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session's token does not go where the config names another, or none."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -313,6 +314,7 @@ def test_file_without_a_checksum_is_not_mixed_of_mirrors(mirrored: HubServer, da
     assert samples_of(daemon, MIRRORED) in (images(OF_PARTS), images(OTHERS))
 
 
+@pytest.mark.slow
 def test_file_without_a_checksum_is_fetched_by_one_request(mirrored: HubServer, daemon: Daemon) -> None:
     """Its server gets a single GET, of the whole file, by the url that the Hub has signed last.
 

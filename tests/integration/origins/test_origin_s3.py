@@ -26,6 +26,7 @@ from shardcache.errors import (
 from shardcache.origin.objects import MD5, Checksum, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.between.flow import Flow, nothing
+from support.cases import first_quick
 from support.network.scripted_server import ScriptedServer, head
 from support.programs.daemon import Daemon, eventually
 from support.programs.downloads import PART, Rig
@@ -49,7 +50,7 @@ async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> by
     return await read_range(origins.origin(obj.url), obj, start, stop)
 
 
-@pytest.mark.parametrize("store", ["moto", "seaweedfs"])
+@pytest.mark.parametrize("store", first_quick(["moto", "seaweedfs"]))
 async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, request: pytest.FixtureRequest) -> None:
     """On both servers: size, version as the listing has it, exactly the bytes asked for, and none once replaced."""
     bucket: Bucket = request.getfixturevalue(store)
@@ -166,6 +167,7 @@ async def test_missing_bucket_or_object_is_named(
     assert not failed.value.retryable
 
 
+@pytest.mark.slow
 async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Origins) -> None:
     """A url that stops at a bucket or a prefix names no object, and the remedy is the slash."""
     moto.put("train/a.tar", DATA)
@@ -233,7 +235,7 @@ async def test_expired_credentials_are_read_again(
     assert await read(origins, obj, 0, 10) == DATA[:10]
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["before the daemon's start", "after it"])
+@pytest.mark.parametrize("early", first_quick([True, False]), ids=["before the daemon's start", "after it"])
 async def test_credentials_are_obtained_before_the_first_url(
     early: bool, faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

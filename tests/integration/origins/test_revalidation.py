@@ -153,6 +153,7 @@ async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) 
     assert asking.names.key(asking.url) == "newer"
 
 
+@pytest.mark.slow
 def test_credentials_that_expire_end_no_daemon(moto: Bucket, tmp_path: Path) -> None:
     """While a credential process gives out nothing but what has expired, a cached shard is served, another refused."""
     issued, config = tmp_path / "issued.json", tmp_path / "config"

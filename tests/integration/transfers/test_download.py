@@ -108,7 +108,7 @@ async def test_a_fast_store_is_asked_for_several_parts_at_once(rig: Rig, faulty:
     assert rig.progress[-1] == len(DATA)
 
 
-@pytest.mark.parametrize("fault", [Fault.TRUNCATE, Fault.SLOW_DOWN])
+@pytest.mark.parametrize("fault", first_quick([Fault.TRUNCATE, Fault.SLOW_DOWN]))
 async def test_parts_are_requested_one_by_one_after_a_failure(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
     """Only those of the request that failed; nothing of its answer stays."""
     await fast(rig, faulty)
@@ -166,7 +166,7 @@ async def test_a_refusal_is_not_retried_and_ends_the_other_parts(rig: Rig, fault
     assert rig.counters.retries == 0
 
 
-@pytest.mark.parametrize("fault", [Fault.REPLACED, Fault.WRONG_ETAG])
+@pytest.mark.parametrize("fault", first_quick([Fault.REPLACED, Fault.WRONG_ETAG]))
 async def test_an_object_replaced_between_two_ranges_is_never_stitched(
     fault: Fault, rig: Rig, faulty: FaultyS3
 ) -> None:
@@ -197,7 +197,7 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
     assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
 
 
-@pytest.mark.parametrize("first", [None, Fault.RESET], ids=["whole", "resumed"])
+@pytest.mark.parametrize("first", first_quick([None, Fault.RESET]), ids=["whole", "resumed"])
 async def test_object_without_any_version_is_read_in_one_request(
     first: Fault | None, rig: Rig, faulty: FaultyS3
 ) -> None:

@@ -21,6 +21,7 @@ from shardcache.store.indexing.indexer import TokensRequest
 from shardcache.transport.between import descriptors
 from shardcache.transport.between.messages import Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.between.parts import Parts
+from support.cases import first_quick
 from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
@@ -164,7 +165,7 @@ def test_request_whose_descriptor_is_missing_fails(nameless: tuple[int, int]) ->
         assert program.outcome()["is"] == "disk"
 
 
-@pytest.mark.parametrize("module", [FETCHING, INDEXING])
+@pytest.mark.parametrize("module", first_quick([FETCHING, INDEXING]))
 def test_worker_of_a_killed_daemon_exits_silently(module: str, tmp_path: Path) -> None:
     """The daemon's end of the pipe may close before the kernel kills the program: no traceback in the daemon's log."""
     reading, writing = os.pipe()

@@ -51,6 +51,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_printed_line_reads_the_shards(photos: Path, tmp_path: Path) -> None:
     """The members that were made, and a line of Python that decodes those that all samples have."""
     (photos / "cat" / "000.txt").unlink()

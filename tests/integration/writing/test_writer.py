@@ -44,6 +44,7 @@ def test_large_shards_are_uploaded_in_parts(seaweedfs: Bucket) -> None:
     assert "-" in rows[0]["etag"]
 
 
+@pytest.mark.slow
 def test_a_block_that_raises_leaves_no_index(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor the shard at hand, nor anything on the disk; the destination is then refused, so that nothing mixes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError, ShardError
 from shardcache.formats.chunks.litdata_chunks import LITDATA
+from support.cases import first_quick
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -92,7 +93,7 @@ def test_large_frame_is_decompressed_piece_by_piece(tmp_path: Path) -> None:
     assert peak_bytes < LARGE_BYTES / 8
 
 
-@pytest.mark.parametrize("stated_bytes", [0, 1, LARGE_BYTES - 1, LARGE_BYTES + 1, 2**32 - 1])
+@pytest.mark.parametrize("stated_bytes", first_quick([0, 1, LARGE_BYTES - 1, LARGE_BYTES + 1, 2**32 - 1], 2))
 def test_frame_of_another_size_is_refused(tmp_path: Path, stated_bytes: int) -> None:
     """A bomb is not written to the disk beyond what it states, nor read beyond 4 GiB."""
     with pytest.raises(CorruptShardError, match=r"size|4 GiB"):

@@ -13,6 +13,7 @@ from shardcache.origin.registry import Origins
 from shardcache.origin.tier.slow_owners import SlowOwners
 
 
+@pytest.mark.slow
 def test_sdks_are_imported_on_first_use() -> None:
     """A daemon that starts does not pay for SDKs; checked in an interpreter of its own."""
     code = (

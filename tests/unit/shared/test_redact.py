@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import AccessDeniedError, ConfigError, from_json
 from shardcache.redact import excerpt, printable, redact
+from support.cases import first_quick
 
 SECRETS = [
     "https://h/a.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={}&X-Amz-Date=1&X-Amz-Signature={}",
@@ -97,7 +98,7 @@ def test_redaction_takes_linear_time(part: str) -> None:
     assert len(ConfigError(part * 200_000).message) < 10_000
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", first_quick(["text", "json"]))
 def test_log_lines_and_tracebacks_hold_no_secrets(form: str) -> None:
     """No parts of urls, and no values of variables, ours and libraries'; a reason cannot begin a line of its own."""
     done = subprocess.run([sys.executable, "-c", _LOGGING, form], capture_output=True, text=True, check=True)

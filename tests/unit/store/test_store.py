@@ -26,6 +26,7 @@ from shardcache.store.folder.folder_contents import find_shards
 from shardcache.store.folder.layout import FORMAT, SIDECAR, TAR, Layout
 from shardcache.store.space import Reservation, Space
 from shardcache.store.store import Store
+from support.cases import first_quick
 from support.network.other_user import needs_root
 from support.shards.stores import open_store, publish
 
@@ -241,7 +242,7 @@ def test_a_newer_folder_is_left_alone(tmp_path: Path, content: bytes, message: s
     assert [path.name for path in tmp_path.iterdir()] == ["format"]
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"one", b"1_0", b"1\n1\n", b"-1", b"\0" * 4096])
+@pytest.mark.parametrize("content", first_quick([b"", b"\xff\xfe", b"one", b"1_0", b"1\n1\n", b"-1", b"\0" * 4096], 2))
 async def test_damaged_format_file_of_a_cache_is_written_again(
     store: Store, reopen: Callable[[], Store], content: bytes
 ) -> None:

@@ -183,6 +183,7 @@ def test_messages_of_an_abandoned_iteration_are_ignored(env: pytest.MonkeyPatch)
     assert at_once(*[ask(rank, "round 1", 4) for rank in group("again")]) == [4] * WORLD
 
 
+@pytest.mark.slow
 def test_replicas_agree_with_one_reader_of_each_other_rank(server: TCPStore) -> None:
     """Two processes read for each of two ranks: whichever meet, all get the greatest, also if they come again."""
     places = [MeetingPlace(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)]

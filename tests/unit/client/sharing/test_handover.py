@@ -23,6 +23,7 @@ from shardcache_client.samples.mapped_file import ShardGoneError
 from shardcache_client.sharing.acks import Acks
 from shardcache_client.sharing.buffer import Buffer
 from shardcache_client.sharing.handover import Handover, Loan
+from support.cases import first_quick
 from support.programs.processes import memfds
 
 CONTENT = os.urandom(1 << 20)
@@ -265,7 +266,7 @@ def test_process_outside_the_handover_gets_an_error(shard: Path) -> None:
             assert not sender.settled()
 
 
-@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("replaced", first_quick([False, True]))
 def test_file_that_is_not_there_is_reported(shard: Path, replaced: bool) -> None:
     """As in another mount namespace: the error names shard and remedy, and no other file is read in its place."""
     with Sender(Handover(), shard) as sender:
