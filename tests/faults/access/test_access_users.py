@@ -67,9 +67,8 @@ def daemon(folder: Path, server: Canary) -> Iterator[Daemon]:
 def warm(user: OtherUser, daemon: Daemon, url: str) -> str:
     """Have a user ask for a url; return the code of the error, or how the shard came."""
     _, lines = user.ask(daemon.socket, "POST", "/v1/warm", {"urls": [url]})
-    if "error" in lines[0]:
-        return str(lines[0]["error"]["code"])
-    return str(next(line["state"] for line in lines if line["event"] == "shard"))
+    answers = [line["error"]["code"] if "error" in line else line.get("state") for line in lines]
+    return " and ".join(str(answer) for answer in answers if answer is not None)
 
 
 def seen(user: OtherUser, daemon: Daemon) -> set[str]:
