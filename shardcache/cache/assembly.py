@@ -107,7 +107,7 @@ def assemble_kept(given: Given) -> Kept:
 
     pins = Pins(store, turns, settings.max_pinned)
     residency = Residency(store, planner, pins, counters, changed)
-    health = DiskHealth(store, residency, changed)
+    health = DiskHealth(store, residency, pins, changed)
     scrubber = Scrubber(
         store,
         health,

@@ -8,6 +8,8 @@ from typing import Any
 
 import structlog
 
+from shardcache.cache.space.pins import Pins
+from shardcache.cache.space.reconciliation import reconcile
 from shardcache.cache.space.residency import Residency
 from shardcache.cache.waiting.signals import Signal
 from shardcache.errors import CorruptShardError, DiskError, DiskFullError, ExhaustedError
@@ -34,10 +36,17 @@ class DiskHealth:
             served but none is fetched.
     """
 
-    def __init__(self, store: Store, residency: Residency, changed: Signal) -> None:
+    def __init__(
+        self,
+        store: Store,
+        residency: Residency,
+        pins: Pins,
+        changed: Signal,
+    ) -> None:
         self.error: DiskError | None = None
         self._store = store
         self._residency = residency
+        self._pins = pins
         self._changed = changed
         self._since_s = time.monotonic()  # start of the present state
         self._suspicion = asyncio.Event()  # set until the disk is checked by writing
@@ -134,7 +143,7 @@ class DiskHealth:
                 changed = await self._ask(self._store.folder.look)
             await asyncio.to_thread(self._store.catalogue.reopen)
             if changed or self.error is not None:
-                await self._residency.reconcile()
+                await reconcile(self._store, self._residency, self._pins)
             await self._residency.keep_free()
         except DiskError as exn:
             self._record(exn)

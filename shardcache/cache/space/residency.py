@@ -20,7 +20,6 @@ from shardcache.cache.waiting.waits import PostponedError
 from shardcache.errors import CacheError, CapacityError, CorruptShardError, DiskFullError
 from shardcache.plan.object_parts import AHEAD_SHARE
 from shardcache.shared.units import size
-from shardcache.store.folder.folder_contents import compare_folder
 from shardcache.store.part_file import part_of_key
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -286,13 +285,17 @@ class Residency:
         """
         async with self._allocating:
             self._look_again()
-            while shortfall := self._store.measured().crowding_bytes:
-                if not await self._free(shortfall, NOW):
-                    break
-        if bool(shortfall) != bool(self.short_bytes):
-            state = "cannot be met: other files fill the disk" if shortfall else "is met again"
-            log.warning(f"--min-free {state}", short=size(shortfall))
-        self.short_bytes = shortfall
+            short_bytes = self._store.measured().crowding_bytes
+            while short_bytes and await self._free(short_bytes, NOW):
+                short_bytes = self._store.measured().crowding_bytes
+        if short_bytes and not self.short_bytes:
+            log.warning(
+                "--min-free cannot be met: other files fill the disk",
+                short=size(short_bytes),
+            )
+        if self.short_bytes and not short_bytes:
+            log.warning("--min-free is met again", short=size(short_bytes))
+        self.short_bytes = short_bytes
 
     async def change(self, claim: KeyClaim, move_limit_s: float | None = None) -> None:
         """Wait for a change, or a short while: closing a file notifies nobody.
@@ -388,7 +391,8 @@ class Residency:
     async def _evict(self, key: str) -> bool:
         part = part_of_key(key)
         if part is not None:
-            return await self.parts.evict(*part)
+            object_key, number = part
+            return await self.parts.evict(object_key, number)
         shard = self._store.shards.get(key)
         if shard is None or shard.stays:  # since it was chosen
             return False
@@ -401,7 +405,7 @@ class Residency:
 
     @contextlib.contextmanager
     def evicting(self, shard: Shard) -> Iterator[None]:
-        """Have nobody else evict a shard while it is removed, nor for a while if that fails."""
+        """Keep others from evicting a shard during its removal, and for a while if that fails."""
         self._planner.now.held(shard.key)
         try:
             yield
@@ -442,7 +446,7 @@ class Residency:
             oldest = next(iter(self._evicted))
             del self._evicted[oldest]
 
-    # Damage, and changes to the folder by others
+    # Damage
 
     async def isolate(self, shard: Shard, exn: CorruptShardError) -> None:
         """Take a corrupt shard out of service; the next request re-fetches it."""
@@ -460,38 +464,3 @@ class Residency:
                 cause=failure.message,
             )
         self._changed.notify()
-
-    async def reconcile(self) -> None:
-        """Forget shards that are no longer in the folder, and serve others that are.
-
-        Raises DiskError.
-        """
-        store = self._store
-        await store.set_aside()
-        changes = await asyncio.to_thread(
-            compare_folder,
-            store.layout,
-            store.known(),
-            tuple(store.leftovers.by_key.values()),
-        )
-
-        gone = 0
-        for key in changes.missing:
-            was_served = key in store.shards
-            if store.forget(key):
-                gone += 1
-            if was_served:
-                self.gone(key)
-
-        known = store.known() | self.claims.keys()  # a transfer owns the files of its key
-        found = [shard for shard in changes.shards if shard.key not in known]
-        for shard in found:
-            store.restore(shard)
-            self.arrived(shard)
-        for part in changes.parts:
-            if part.key not in self.claims and part.key not in store.parts:
-                store.leftovers.keep(part)
-
-        self._pins.schedule_save()  # their file may have been lost with the folder
-        if gone or found:
-            log.warning("the cache folder has changed", gone=gone, shards_back=len(found))

@@ -70,7 +70,7 @@ class Notes(DiskHealth):
 
     def __init__(self, store: Store) -> None:
         kept = kept_in(store)
-        super().__init__(store, kept.residency, kept.changed)
+        super().__init__(store, kept.residency, kept.pins, kept.changed)
         self.keys: list[str] = []
 
     async def take_out(self, shard: Shard, exn: CorruptShardError) -> bool:

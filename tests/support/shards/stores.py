@@ -55,7 +55,7 @@ def kept_in(store: Store, pin_limit_bytes: int = 10**9) -> Kept:
 def health_of(store: Store) -> DiskHealth:
     """Return the watch over a store's disk."""
     kept = kept_in(store)
-    return DiskHealth(store, kept.residency, kept.changed)
+    return DiskHealth(store, kept.residency, kept.pins, kept.changed)
 
 
 async def publish(store: Store, url: str, *, version: str = '"1"', samples: int = 20) -> Shard:

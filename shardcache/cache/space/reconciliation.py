@@ -1,0 +1,47 @@
+"""Changes to the cache folder by others: shards that are gone from it, or back in it."""
+
+import asyncio
+
+import structlog
+
+from shardcache.cache.space.pins import Pins
+from shardcache.cache.space.residency import Residency
+from shardcache.store.folder.folder_contents import compare_folder
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+
+async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
+    """Forget shards that are no longer in the folder, and serve others that are.
+
+    Raises DiskError.
+    """
+    await store.set_aside()
+    changes = await asyncio.to_thread(
+        compare_folder,
+        store.layout,
+        store.known(),
+        tuple(store.leftovers.by_key.values()),
+    )
+
+    gone = 0
+    for key in changes.missing:
+        was_served = key in store.shards
+        if store.forget(key):
+            gone += 1
+        if was_served:
+            residency.gone(key)
+
+    known = store.known() | residency.claims.keys()  # a transfer owns the files of its key
+    found = [shard for shard in changes.shards if shard.key not in known]
+    for shard in found:
+        store.restore(shard)
+        residency.arrived(shard)
+    for part in changes.parts:
+        if part.key not in residency.claims and part.key not in store.parts:
+            store.leftovers.keep(part)
+
+    pins.schedule_save()  # their file may have been lost with the folder
+    if gone or found:
+        log.warning("the cache folder has changed", gone=gone, shards_back=len(found))
