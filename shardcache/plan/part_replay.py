@@ -10,7 +10,7 @@ from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_reque
 from shardcache.plan.schedule import SameName, Schedule
 from shardcache.shared.units import size
 
-_NOW = float("-inf")  # when a part is needed that a reader waits for: before anything planned
+_NOW = float("-inf")  # time of need of a part that a reader waits for: before anything planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class PartRules:
         part_bytes: size of a part.
         max_share: the share of an object's parts from which the whole is fetched.
         reserved_bytes: returns what is reserved for a whole object of a size while it is fetched.
-        file_bytes: space of a file of parts besides these.
-        whole_bytes: space of a whole object besides its bytes.
+        file_bytes: space of a file of parts in addition to the parts.
+        whole_bytes: space of a whole object in addition to its bytes.
     """
 
     capacity_bytes: int

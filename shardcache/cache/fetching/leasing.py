@@ -136,7 +136,7 @@ class Leasing:
             name: of the shard in plans.
         """
         shard = await self._present(name, ref)
-        hit = shard is not None
+        hit = shard is not None  # True while nothing of the shard had to be fetched
         while True:
             published = await self._published(shard, ref, hit=hit)
             if published is not None:
@@ -145,8 +145,9 @@ class Leasing:
             found = await fetch()
             if not isinstance(found, Shard):
                 return found
+            was_only_indexed = found is shard
+            hit = hit and was_only_indexed
             # The published shard may have been evicted before this task runs: check again.
-            hit = hit and found is shard  # it was indexed in its place
             shard = self._store.shards.get(found.key)
 
     def _check_range(self, ref: ShardRef, span: Span) -> None:
@@ -300,8 +301,9 @@ class Leasing:
         Raises the origin's error for a signed url that it does not accept.
         """
         key = self._planner.key(name)
-        is_there = key in self._store.shards or key in self._store.parts
-        if is_there or name in self._transfers:  # else a transfer asks the origin by this very url
+        has_bytes = key in self._store.shards or key in self._store.parts
+        # Otherwise a new transfer requests the object by this very url, signature included.
+        if has_bytes or name in self._transfers:
             await self._revalidation.check_signature(name, ref)
         if ref.version is None:
             await self._revalidation.check(name, ref)
@@ -313,9 +315,10 @@ class Leasing:
 
 
 def _is_enough(facts: Facts, ref: ShardRef) -> bool:
-    """Return whether a cached shard has what is wanted; False for samples of one without an index.
+    """Return whether a cached shard has what is wanted: samples need an index.
 
-    Raises OutdatedError if it is another version: plans that may read any share the shard's name.
+    Raises OutdatedError if it is another version than `ref` names. That happens where another
+    plan, which reads the latest version, has changed what the name means (`acquire_latest`).
     """
     if ref.version not in (None, facts.version):
         raise OutdatedError(

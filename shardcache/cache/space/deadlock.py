@@ -19,7 +19,7 @@ from shardcache.store.space import Space
 
 def check_progress(
     claim: KeyClaim,
-    others: Collection[KeyClaim],
+    claims: Collection[KeyClaim],
     in_use: Collection[Shard],
     space: Space,
 ) -> None:
@@ -28,17 +28,17 @@ def check_progress(
     Raises CapacityError; PostponedError if no reader waits for the claim.
 
     Args:
-        others: all claims, this one included.
+        claims: all claims, this one included.
         in_use: the shards that have leases.
     """
-    blocked = [each for each in others if each.is_blocked]
+    blocked = [each for each in claims if each.is_blocked]
     is_anyone_waiting = any(each.stuck_waits for each in blocked)
     if not is_anyone_waiting or not claim.is_blocked:
         return
 
     # Everything else resolves itself: shards without leases can be evicted, and running downloads
     # finish.
-    running = [each for each in others if not each.is_blocked]
+    running = [each for each in claims if not each.is_blocked]
     use = _Use.of(blocked, running, in_use, space)
     if use.has_room:
         return

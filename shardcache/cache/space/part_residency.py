@@ -73,7 +73,7 @@ class PartResidency:
         return sum(file.partial.size_of(part) for file in files for part in file.leases)
 
     def restored(self, file: PartFile) -> None:
-        """Add the parts that an earlier daemon has left."""
+        """Add the parts that a file had when it was opened."""
         for part in file.kept:
             self.arrived(file, part)
 
@@ -125,7 +125,7 @@ class PartResidency:
             self._changed.notify()
 
     def used(self, file: PartFile, parts: Iterable[int]) -> None:
-        """Count parts as used that are read immediately, so that they need not be retained."""
+        """Count parts as used now, without retaining them: the caller reads them immediately."""
         file.used_at_s = time.time()
         schedule = self._planner.now
         for part in parts:
@@ -173,7 +173,8 @@ class PartResidency:
         if not suspects:
             return []
 
-        # A part that was evicted during this had a hole instead of its bytes. Now none is evicted.
+        # A part may have been evicted while it was read, which leaves a hole in the file. So the
+        # suspects are read again, and kept meanwhile.
         self.retain(file, suspects)
         try:
             crcs = {part: done[part] for part in suspects}

@@ -25,9 +25,9 @@ from shardcache.shared.unix_socket import credentials
 
 log = structlog.get_logger()
 
-# Connections accepted in one turn of the event loop, and the pause without a descriptor for the
-# next.
+# Connections accepted in one turn of the event loop.
 _AT_ONCE = 64
+# Pause when there is no descriptor for the next connection.
 _PAUSE_S = 0.2
 
 _LOG_PERIOD_S = 60.0  # in which one refusal or pause is logged
@@ -167,7 +167,7 @@ class _Limited(asyncio.Protocol):
         self._left()
         if self._stall is not None:
             self._stall.stop()
-        if self._timer is not None:
+        if self._timer is not None:  # else the connection was never made: see `_serve`
             self._timer.cancel()
             self._inner.connection_lost(exc)
 
@@ -176,7 +176,9 @@ class _Limited(asyncio.Protocol):
             received = self._tail + data
             if _END_OF_HEAD in received:
                 self._timer.cancel()
-            self._tail = received[1 - len(_END_OF_HEAD) :]
+            # The mark may arrive in two pieces.
+            max_tail_bytes = len(_END_OF_HEAD) - 1
+            self._tail = received[-max_tail_bytes:]
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
