@@ -1,4 +1,4 @@
-"""Requests of S3: what one names, which range and under which conditions."""
+"""Requests of S3 clients: the object that one names, its range, and its conditions."""
 
 import re
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 class S3Request(NamedTuple):
-    """One request, as HTTP brought it.
+    """One request, parsed.
 
     Attributes:
-        signed: as its signature covers it.
-        bucket: empty for the service itself.
-        key: of the object; empty for the bucket.
-        params: of the query, by name; a name without a value has an empty one.
+        signed: the parts that its signature covers.
+        bucket: the bucket's name; empty for the service itself.
+        key: the object's key; empty for the bucket itself.
+        params: the query's parameters, by name; an empty value for a name without one.
     """
 
     signed: SignedRequest
@@ -72,7 +72,7 @@ class S3Request(NamedTuple):
 def _check_host(host: str) -> None:
     """Raise S3Error unless a host is a name of the loopback, or a bucket's name below it.
 
-    A page of a site that gives its own name the address of the loopback sends that name.
+    Any other name that leads here may be that of a DNS rebinding site, whose page sent the request.
     """
     name = _without_port(host)
     if name not in _LOCAL_HOSTS and not name.endswith(".localhost"):
@@ -83,25 +83,26 @@ def _check_host(host: str) -> None:
 
 
 def span_of(text: str | None, size_bytes: int) -> Span | None:
-    """Return the range that a header asks for; None for the whole object, as S3 reads it.
+    """Return the range that a Range header asks for; None for the whole object.
 
     Raises S3Error for a range beyond the object's end.
     """
     found = _RANGE.fullmatch((text or "").strip())
     if found is None:
-        return None  # none, several, or one that is malformed: S3 sends everything
+        return None  # no range, several, or a malformed one: S3 sends everything
     first, last, suffix = found.groups()
-    if suffix is not None:
+    if suffix is not None:  # `bytes=-5`: the last five
         start = max(0, size_bytes - int(suffix))
         end = size_bytes
-        is_empty = int(suffix) == 0 or not size_bytes
-    else:
+    elif last:  # `bytes=5-9`
         start = int(first)
-        end = min(int(last) + 1 if last else size_bytes, size_bytes)
-        if last and int(last) < start:
-            return None
-        is_empty = start >= size_bytes
-    if is_empty:
+        if int(last) < start:
+            return None  # malformed as well
+        end = min(int(last) + 1, size_bytes)
+    else:  # `bytes=5-`
+        start = int(first)
+        end = size_bytes
+    if start >= end:
         raise S3Error(
             "InvalidRange",
             f"the object has {size_bytes} bytes; ask for some of those",
@@ -111,13 +112,13 @@ def span_of(text: str | None, size_bytes: int) -> Span | None:
 
 
 def applicable_range(request: S3Request, etag: str, modified_s: float) -> str | None:
-    """Return a request's Range header; None if it has none, or has it for another version.
+    """Return a request's Range header; None if it has none, or only for another version.
 
-    With If-Range, a client that resumes a download sends the version of what it already has.
+    A client that resumes a download sends If-Range with the version of what it already has.
 
     Args:
-        etag: of the present version, without quotes.
-        modified_s: when it was stored.
+        etag: the present version's, without quotes.
+        modified_s: the time at which it was stored.
     """
     validator = request.header("if-range")
     if validator is None or validator.strip().strip('"') == etag:
@@ -130,9 +131,11 @@ def applicable_range(request: S3Request, etag: str, modified_s: float) -> str | 
 def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
     """Raise S3Error if the request wants the object only in another version.
 
+    Conditions on times count only without those on ETags (RFC 9110, 13.2.2).
+
     Args:
-        etag: of the present version, without quotes.
-        modified_s: when it was stored.
+        etag: the present version's, without quotes.
+        modified_s: the time at which it was stored.
     """
     if _CONDITIONS.isdisjoint(request.signed.headers):
         return
@@ -158,7 +161,7 @@ def _names(header: str, etag: str, *, is_strong: bool = False) -> bool:
     """Return whether a header names an ETag, or any.
 
     Args:
-        is_strong: whether an ETag marked as weak is none: its object may have other bytes.
+        is_strong: True to ignore ETags marked as weak: their objects may have other bytes.
     """
     tags = [tag.strip() for tag in header.split(",")]
     if not is_strong:
@@ -167,30 +170,33 @@ def _names(header: str, etag: str, *, is_strong: bool = False) -> bool:
 
 
 def _time_in(header: str | None) -> float | None:
+    """Return the time in a header; None if it has none: S3 ignores such a condition."""
+    if header is None:
+        return None
     try:
-        return None if header is None else parsedate_to_datetime(header).timestamp()
+        return parsedate_to_datetime(header).timestamp()
     except (ValueError, OverflowError):
-        return None  # as of S3, a time that is none is not a condition
+        return None
 
 
 @lru_cache(1024)
 def _place(path: str, host: str) -> tuple[str, str]:
-    """Return bucket and key, both perhaps empty; clients send the same path for many ranges.
+    """Return bucket and key of a path, either of which may be empty. Raises S3Error.
 
-    Raises S3Error.
+    Cached, since clients send the same path for many ranges.
     """
     _check_host(host)
     if not path.startswith("/"):
         raise S3Error("InvalidURI", "the request's target has to begin with /")
-    place = _decoded(path)[1:]
+    key = _decoded(path).removeprefix("/")
     bucket = _bucket_of_host(host)
     if not bucket:
-        bucket, _, place = place.partition("/")
-    if (bucket or place) and _BUCKET.fullmatch(bucket) is None:
+        bucket, _, key = key.partition("/")
+    if (bucket or key) and _BUCKET.fullmatch(bucket) is None:
         raise S3Error("InvalidBucketName", f"{bucket[:80]!a} is not a valid bucket name")
-    if len(place.encode()) > _MAX_KEY_BYTES:
+    if len(key.encode()) > _MAX_KEY_BYTES:
         raise S3Error("KeyTooLongError", f"a key has at most {_MAX_KEY_BYTES} bytes")
-    return bucket, place
+    return bucket, key
 
 
 def _decoded(path: str) -> str:
@@ -212,7 +218,9 @@ def _params(query: str) -> dict[str, str]:
 def _bucket_of_host(host: str) -> str:
     """Return the bucket that a virtual host names: `BUCKET.localhost`; empty for none."""
     name = _without_port(host)
-    return name.removesuffix(".localhost") if name.endswith(".localhost") else ""
+    if not name.endswith(".localhost"):
+        return ""
+    return name.removesuffix(".localhost")
 
 
 def _without_port(host: str) -> str:

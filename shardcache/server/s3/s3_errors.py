@@ -33,6 +33,7 @@ _STATUS = {
     "SignatureDoesNotMatch": 403,
     "SlowDown": 503,
 }
+# S3's codes by class of error: the first row that fits counts.
 _CODES: dict[type[ShardcacheError], str] = {
     errors.NotFoundError: "NoSuchKey",
     errors.AccessDeniedError: "AccessDenied",
@@ -51,12 +52,12 @@ _CODES: dict[type[ShardcacheError], str] = {
 
 @dataclass(slots=True)
 class S3Error(Exception):
-    """A request that S3 would refuse.
+    """The refusal of a request, as S3 would refuse it.
 
     Attributes:
-        code: one of those that S3's clients know.
-        message: what is wrong, and what to do.
-        headers: of the answer, beyond those that all have.
+        code: one of the codes that S3's clients know.
+        message: the reason, and the remedy.
+        headers: further headers of the answer.
     """
 
     code: str
@@ -65,7 +66,7 @@ class S3Error(Exception):
 
     @property
     def status(self) -> int:
-        """The status of HTTP."""
+        """The answer's HTTP status."""
         return _STATUS[self.code]
 
     @classmethod
@@ -87,9 +88,9 @@ class S3Error(Exception):
 
 
 def in_xml(text: str) -> str:
-    """Return text as XML may have it, without the characters that it may not."""
-    sound = "".join(char if _is_of_xml(char) else "\ufffd" for char in text)
-    return escape(sound)
+    """Return text escaped for XML; characters that XML 1.0 cannot hold are replaced."""
+    valid = "".join(char if _is_of_xml(char) else "\ufffd" for char in text)
+    return escape(valid)
 
 
 def _is_of_xml(char: str) -> bool:

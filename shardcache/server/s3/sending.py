@@ -1,7 +1,8 @@
 """Bytes of files to sockets, by the kernel: they pass neither the event loop nor this process.
 
-A step sends what a socket takes, in a thread, since a file may have to be read from the disk. While
-a client does not read, no thread waits for it: the event loop does, for as long as it may.
+They are sent in steps, each in a thread, since the file may have to be read from the disk. A step
+sends what the socket takes. While a client does not read, the event loop waits for it, and no
+thread does.
 """
 
 import asyncio
@@ -20,13 +21,14 @@ T = TypeVar("T")
 
 # More would wait for the interpreter's lock: on two cores, 8 take a fifth more of processor time.
 _THREADS = 4
-# A step ends after so many bytes, or once the client has not read for this time: others have their
-# turn.
+# So that others get their turn, a step ends after so many bytes, or once the client has not read
+# for so long.
 _STEP_BYTES = 32 * 1024 * 1024
 _PATIENCE_MS = 20
+# Interval of looking whether the transport's buffer is empty.
 _PAUSE_S = 0.005
 # A client that has not read for this time gives way to others that need the cache space of its
-# bytes: it is longer than networks take to send on what a client that reads has made room for.
+# bytes. While a client reads, the network fills the socket again within less.
 _GIVES_WAY_S = 0.5
 
 
@@ -36,11 +38,11 @@ class SlowClientError(Exception):
 
 @dataclass(slots=True)
 class Sending:
-    """One response's way from files to its client.
+    """The sending of one response from files to its client.
 
     Attributes:
-        stall_s: how long the client may read nothing.
-        sent_bytes: bytes of files that the socket took, also of a `send` that was cancelled.
+        stall_s: time for which the client may read nothing.
+        sent_bytes: bytes of files that the socket took, also in a `send` that was cancelled.
     """
 
     _transport: asyncio.Transport
@@ -66,47 +68,48 @@ class Sending:
         end: int,
         gives_way: Callable[[], bool] | None = None,
     ) -> int:
-        """Send bytes of a file; return where those end that were sent.
+        """Send bytes of a file; return the end of those that were sent.
 
         All are sent, unless the client reads nothing for a moment while `gives_way` returns True.
-        Raises SlowClientError, ConnectionError if the client is gone, and OSError if the file
-        cannot be read.
+        Raises SlowClientError, ConnectionError if the client has disconnected, and OSError if the
+        file cannot be read.
         """
         while start < end:
             if self._transport.is_closing():
                 raise ConnectionResetError("the client disconnected")
             size_bytes = min(end - start, _STEP_BYTES)
-            sent = await self._in_thread(partial(self._step, fd, start, size_bytes))
-            start += sent
-            if not sent and not await self.writable(gives_way):
+            sent_bytes = await self._in_thread(partial(self._step, fd, start, size_bytes))
+            start += sent_bytes
+            if sent_bytes == 0 and not await self.writable(gives_way):
                 break
         return start
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Return the result of work in a thread, which has ended even if the caller is cancelled:
-        it uses descriptors that others may have afterwards.
+        """Return the result of work in a thread, after its end even if the caller is cancelled.
+
+        The work uses descriptors, whose numbers other files may get afterwards.
         """
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
         return await ended(job)
 
     def _step(self, fd: int, start: int, size_bytes: int) -> int:
-        """Send what the socket takes, up to `size_bytes`; return how many bytes that were."""
+        """Send what the socket takes, up to `size_bytes`; return the number of bytes. Blocks."""
         out = self._socket.fileno()
-        sent = 0
+        sent_bytes = 0
         poll = select.poll()
         poll.register(out, select.POLLOUT)
-        while sent < size_bytes:
+        while sent_bytes < size_bytes:
             try:
-                some = os.sendfile(out, fd, start + sent, size_bytes - sent)
+                taken_bytes = os.sendfile(out, fd, start + sent_bytes, size_bytes - sent_bytes)
             except BlockingIOError:
                 if not poll.poll(_PATIENCE_MS):
                     break
                 continue
-            if not some:
+            if taken_bytes == 0:
                 raise OSError("the file is shorter than it was")
-            sent += some
-            self.sent_bytes += some
-        return sent
+            sent_bytes += taken_bytes
+            self.sent_bytes += taken_bytes
+        return sent_bytes
 
     async def writable(self, gives_way: Callable[[], bool] | None = None) -> bool:
         """Wait until the client has read something. Raises SlowClientError.
@@ -114,7 +117,9 @@ class Sending:
         Returns False if it has read nothing for a moment, and `gives_way` then returns True.
         """
         deadline_s = time.monotonic() + self.stall_s
-        moment_s = self.stall_s if gives_way is None else _GIVES_WAY_S
+        moment_s = self.stall_s
+        if gives_way is not None:
+            moment_s = _GIVES_WAY_S
         loop = asyncio.get_running_loop()
         writable = asyncio.Event()
         fd = self._socket.fileno()
@@ -134,25 +139,25 @@ class Sender:
     """Sends files; its threads are shared by all responses.
 
     Args:
-        stall_s: how long a client may read nothing.
-        is_memory: whether the files are in memory: no read of them waits for a disk.
+        stall_s: time for which a client may read nothing.
+        is_memory: True if the files are in memory (tmpfs): no read of them waits for a disk.
     """
 
     def __init__(self, stall_s: float, *, is_memory: bool) -> None:
         self._stall_s = stall_s
         self._threads = ThreadPoolExecutor(_THREADS, "s3-send")
-        # tmpfs refuses to read with this flag.
+        # With this flag, a read fails rather than wait for the disk; tmpfs does not support it.
         self._read_flags = 0 if is_memory else os.RWF_NOWAIT
 
     @contextmanager
     def sending(self, transport: asyncio.Transport) -> Iterator[Sending]:
-        """Provide a response's way to the client at the other end of a transport."""
+        """Provide the sending of one response to the client of a transport."""
         sock: socket.socket = transport.get_extra_info("socket")
         with socket.socket(fileno=os.dup(sock.fileno())) as own:
             yield Sending(transport, own, self._threads, self._stall_s)
 
     async def read(self, fd: int, start: int, size_bytes: int) -> bytes | bytearray:
-        """Return bytes of a file: at once if they are in memory. Raises OSError."""
+        """Return bytes of a file, by a thread unless they are in memory. Raises OSError."""
         found = self.read_at_once(fd, start, size_bytes)
         if found is not None:
             return found
@@ -163,7 +168,7 @@ class Sender:
         return data
 
     def read_at_once(self, fd: int, start: int, size_bytes: int) -> bytearray | None:
-        """Return bytes of a file if none of them has to be read from the disk."""
+        """Return bytes of a file; None if some of them have to be read from the disk."""
         buffer = bytearray(size_bytes)
         try:
             found = os.preadv(fd, [buffer], start, self._read_flags)
@@ -177,7 +182,7 @@ class Sender:
 
 
 async def _is_set_within(event: asyncio.Event, limit_s: float) -> bool:
-    """Wait for an event, or until a limit; return whether it has come."""
+    """Wait for an event, or for a time; return whether the event is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await event.wait()
@@ -185,7 +190,7 @@ async def _is_set_within(event: asyncio.Event, limit_s: float) -> bool:
 
 
 async def ended(job: "asyncio.Future[T]") -> T:
-    """Return the result of a thread's work; if the caller is cancelled, once that has ended."""
+    """Return the result of a thread's work, after its end even if the caller is cancelled."""
     cancelled: asyncio.CancelledError | None = None
     while not job.done():
         try:
@@ -194,5 +199,5 @@ async def ended(job: "asyncio.Future[T]") -> T:
             cancelled = exn
     if cancelled is None:
         return job.result()
-    job.exception()  # nobody else asks for it
+    job.exception()  # retrieved, as asyncio would log one that never is
     raise cancelled

@@ -25,10 +25,10 @@ from shardcache.store.disk.mounts import mount_of
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MAX_CONNECTIONS = 4096
-_FILES_SHARE = 8  # one in so many of the files that may be open is for the endpoint's connections
+_FILES_SHARE = 8  # connections may take an eighth of the descriptors that the process may have
 _FIRST_REQUEST_S = 10.0
 _KEEPALIVE_S = 75.0
-_CLOSE_S = 0.5
+_CLOSE_S = 0.5  # grace period of connections that are still open at the end
 
 
 @asynccontextmanager
@@ -39,7 +39,7 @@ async def serving_s3(
 ) -> AsyncIterator[Handler]:
     """Serve S3 clients until the block exits.
 
-    Yields what answers users who ask for keys at the Unix socket.
+    Yields the handler of requests for keys, which users send to the Unix socket.
     """
     layout = cache.layout
     unfinished = layout.unfinished(layout.s3_keys)
@@ -50,7 +50,7 @@ async def serving_s3(
     door = S3Door(cache, keys, drain, sender)
     server = web.Server(
         door.handle,
-        handler_cancellation=True,  # a client that is gone waits for nothing any longer
+        handler_cancellation=True,  # a client that disconnects ends its wait for space and bytes
         access_log=None,
         keepalive_timeout=_KEEPALIVE_S,
         auto_decompress=False,
@@ -67,7 +67,7 @@ async def serving_s3(
 
 
 async def _credentials(keys: S3Keys, request: web.Request) -> web.Response:
-    """Give the user who asks a key, as AWS' `credential_process` prints it."""
+    """Return a key for the user who sends the request, as AWS' `credential_process` prints it."""
     key = await keys.give(peer_of(request))
     expires = datetime.fromtimestamp(key.expires_s, UTC)
     return web.json_response(
@@ -94,7 +94,7 @@ def _limits(stall_s: float) -> Limits:
 
 
 def _refusal(error: ExhaustedError) -> bytes:
-    """Return the answer to a connection beyond the limit, which clients try again later."""
+    """Return the answer to a connection beyond the limits; clients try again after it."""
     body = S3Error("SlowDown", error.message).document("/", "0")
     head = (
         "HTTP/1.1 503 Slow Down",
