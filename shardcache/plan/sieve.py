@@ -14,13 +14,12 @@ from itertools import chain
 class Sieve:
     """A queue of keys, divided by the hand.
 
-    Each key has True if it was used since the hand last passed it.
-
     It holds only what may be evicted: a shard that is in use or planned is gone, and arrives again
     afterwards.
     """
 
     def __init__(self) -> None:
+        # Of each key, whether it was used since the hand last passed it.
         self._ahead: OrderedDict[str, bool] = OrderedDict()  # from the hand to the newest
         self._passed: OrderedDict[str, bool] = OrderedDict()  # from the oldest to the hand
 
@@ -69,7 +68,7 @@ class Sieve:
     def _go_round(self) -> None:
         """Continue with the oldest key once the hand has passed the newest.
 
-        So there is a key ahead of the hand whenever there is any.
+        So only an empty queue has no key ahead of the hand.
         """
         if not self._ahead:
             self._ahead, self._passed = self._passed, self._ahead

@@ -79,6 +79,24 @@ Header = tuple[bytes, int, bytes]
 If the kind is DATALESS, none follows.
 """
 
+Records = dict[bytes, bytes]
+"""PAX records, by keyword."""
+
+Member = tuple[bytes, int, int, Fault | None]
+"""A file in a tar: its name, as stored; the offsets in the tar of its start, and of the byte after
+its end; and the reason why this span is not its content, if it is not.
+
+A hard link has the span of the file that it is linked to.
+"""
+
+Content = tuple[int, int, Fault | None]
+"""A member without its name."""
+
+Read = Callable[[int, int, int], bytes]
+"""`read(offset, min_bytes, max_bytes)` returns between `min_bytes` and `max_bytes` bytes of the tar
+from an offset on; fewer only at the end of the tar.
+"""
+
 
 def parse_header(block: bytes) -> Header:
     """Parse a header block of 512 bytes, after verifying its checksum.
@@ -91,7 +109,7 @@ def parse_header(block: bytes) -> Header:
     adler = adler32(block) & 0xFFFF
     expected = parse_number(checksum) + sum(checksum) - 8 * 0x20 + 1
     if adler != expected % 65521:
-        # Some tars sum signed characters.
+        # Some tars sum signed characters: each byte from 0x80 on then counts 256 less.
         negative = sum(byte >= 0x80 for byte in block[:148] + block[156:])
         if adler != (expected + 256 * negative) % 65521:
             raise ValueError("its checksum does not match")
@@ -115,9 +133,9 @@ def parse_number(field: bytes) -> int:
     return int.from_bytes(field, "big", signed=True)
 
 
-def parse_pax(payload: bytes) -> dict[bytes, bytes]:
+def parse_pax(payload: bytes) -> Records:
     """Parse records of the form `length key=value\\n`, where `length` counts the whole record."""
-    records: dict[bytes, bytes] = {}
+    records: Records = {}
     at = 0
     while at < len(payload):
         match = _PAX_RECORD.match(payload, at)
@@ -136,24 +154,6 @@ def parse_pax(payload: bytes) -> dict[bytes, bytes]:
 def padded(size_bytes: int) -> int:
     """Round a size up to whole blocks."""
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
-
-
-Records = dict[bytes, bytes]
-
-Member = tuple[bytes, int, int, Fault | None]
-"""A file in a tar: its name, as stored; the offsets in the tar of its start, and of the byte after
-its end; and the reason why this span is not its content, if it is not.
-
-A hard link has the span of the file that it is linked to.
-"""
-
-Content = tuple[int, int, Fault | None]
-"""A member without its name."""
-
-Read = Callable[[int, int, int], bytes]
-"""`read(offset, min_bytes, max_bytes)` returns between `min_bytes` and `max_bytes` bytes of the tar
-from an offset on; fewer only at the end of the tar.
-"""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -388,7 +388,8 @@ class Tar:
     def _read(self, at: int, size_bytes: int) -> bytes:
         begin = at - self._window_start  # never negative: the walk only goes forward
         if begin + size_bytes > len(self._window):
-            window_bytes = _WINDOW_BYTES if begin < 2 * _WINDOW_BYTES else _ALONE_BYTES
+            follows_small_member = begin < 2 * _WINDOW_BYTES
+            window_bytes = _WINDOW_BYTES if follows_small_member else _ALONE_BYTES
             self._window = self._source(at, size_bytes, max(size_bytes, window_bytes))
             self._window_start = at
             begin = 0

@@ -81,7 +81,8 @@ async def convert(
 class _Conversion:
     """One run: a task that plans shards, and one per process that writes them.
 
-    Each of these processes is sent `setup` first.
+    Args:
+        setup: the arguments of `_serve` after the first, which each process is sent first.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class _Conversion:
         self._needs_table = not options.pack
         self._planned: list[str] = []  # names of the shards
         self._planned_bytes = 0
-        self._done = {"written": 0, "kept": 0}  # number of shards
+        self._done = {"written": 0, "kept": 0}  # numbers of shards
         self._done_bytes = 0
         self._saving = asyncio.Lock()
         self._unsaved = 0  # number of shards that were written since the journal was last stored
@@ -163,7 +164,7 @@ class _Conversion:
         self._queue.put_nowait(None)
 
     async def _write(self) -> None:
-        """Have a process of its own write shards, as long as there are any."""
+        """Have one process write planned shards, until there are no more."""
         writer = _WriterProcess(self._setup)
         try:
             while True:
@@ -188,7 +189,7 @@ class _Conversion:
         name: str,
         shard: Cut,
     ) -> None:
-        """Have a shard written unless it is there, and its part of the table if that is wanted."""
+        """Have a shard written unless it is kept, and its part of the table if that is needed."""
         kept = self._kept(name, shard)
         if kept is None or self._needs_table:
             self._journal.shards[name] = await writer.write(number, name, shard, kept)
@@ -207,14 +208,14 @@ class _Conversion:
         return (recorded.size_bytes, recorded.version) == (found.size_bytes, found.version)
 
     def _kept(self, name: str, shard: Cut) -> Stored | None:
-        """Return the record of a shard that is there, with these samples, already."""
+        """Return the record of a shard that an interrupted run has stored with these samples."""
         recorded = self._journal.shards.get(name)
         if recorded is None or not self._is_there(name) or recorded.samples != shard.samples:
             return None
         return recorded
 
     async def _save(self) -> None:
-        """Store the journal, once for all shards that were completed while it was stored before."""
+        """Store the journal, unless another call has just stored it with all complete shards."""
         async with self._saving:
             if self._unsaved:
                 self._unsaved = 0

@@ -81,9 +81,10 @@ class Destination:
         self._folder.cleanup()
 
     def draft(self, name: str) -> Path:
-        """Return the local path where an object is made: next to it, if the destination is local.
+        """Return the local path of a file that is to become an object, for its making.
 
-        Raises DiskError.
+        It is in the destination itself if that is local, so that the file can be renamed. Raises
+        DiskError.
         """
         if not self._is_local:
             return Path(self._folder.name) / name
@@ -123,9 +124,13 @@ class Destination:
         number: int,
         kept: Stored | None = None,
     ) -> Stored:
-        """Store a finished shard, unless it is `kept`, and its part of the table of samples.
+        """Store a finished shard and its part of the table of samples, and remove its file.
 
-        Removes the file. Raises the origin's errors, some after several attempts.
+        Raises the origin's errors; those that may pass, only after several attempts.
+
+        Args:
+            number: the shard's, in the index.
+            kept: its record if it is in the destination already: then it is not stored again.
         """
         found = kept or await self.store_file(shard.path, name)
         shard.write_rows(self._part(name), number, None if self._is_local else found.version)
@@ -161,9 +166,10 @@ class Destination:
         await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
 
     async def store_file(self, draft: Path, name: str, replaced: str | None = None) -> RemoteObject:
-        """Store a file and remove it; `replaced` as for `Origin.upload`.
+        """Store a file, and remove it. Raises as `store_shard`.
 
-        Raises as `store_shard`.
+        Args:
+            replaced: the version that may be replaced, as for `Origin.upload`.
         """
         try:
             with _for_this_user():

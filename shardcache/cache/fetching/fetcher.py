@@ -111,7 +111,7 @@ class Fetcher:
             if file is not None:
                 claim.has_range_readers = not file.is_left
                 self._residency.parts.hand_over(file)
-            return await self._into(transfer, claim, origin, obj, key)
+            return await self._into_cache(transfer, claim, origin, obj, key)
 
     async def _reserved(
         self,
@@ -137,9 +137,9 @@ class Fetcher:
             is_reserved = await self._filler.fill(transfer, claim, origin, obj, key)
         finally:
             if not is_reserved:
-                gave_way = reservation.size_bytes > reservation.adopted_bytes
+                had_new_space = reservation.size_bytes > reservation.adopted_bytes
                 self._leave_parts(key, reservation, transfer)
-                if gave_way:
+                if had_new_space:  # others may wait for it
                     self._changed.notify()
         return is_reserved
 
@@ -147,7 +147,7 @@ class Fetcher:
         """Return the object to fetch: that of cached parts, or else what the origin has."""
         file = self._store.parts.get(key)
         if file is not None and not file.is_left:
-            # By the url of who asks: another one's signature may have expired.
+            # By this transfer's url: the signature of an earlier one may have expired.
             return replace(file.partial.obj, url=transfer.ref.url)
         transfer.stages.enter(Stage.ASKING)
         return await self._downloader.stat(
@@ -208,7 +208,7 @@ class Fetcher:
             async with claim.lock:
                 yield claim
 
-    async def _into(
+    async def _into_cache(
         self,
         transfer: Transfer,
         claim: KeyClaim,
@@ -356,12 +356,9 @@ class Fetcher:
                 OriginUnavailableError("the transfer was cancelled", url=transfer.ref.url)
             )
 
-        # Readers have the part open, which stays for the next transfer or was removed; or an
-        # inflated tar, which was removed. What was removed takes disk space until the last of them
-        # closes it.
-        if arriving is None:
-            reservation.close()
-        elif arriving.partial.may_be_copied or not parts.size_bytes:
+        # A file that was removed while readers have it open takes disk space until the last of them
+        # closes it. An inflated tar was removed; the part stays, unless it was removed as useless.
+        if arriving is not None and (arriving.partial.may_be_copied or not parts.size_bytes):
             arriving.when_left(reservation.close)
         else:
             reservation.close()

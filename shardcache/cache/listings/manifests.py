@@ -120,10 +120,11 @@ class Manifests:
                 return listing  # for users to see; a plan with a key that is no url is refused
             known = await self._admit(listing, peer)
             url = listing.shards.urls[0]
-            self._origins.origin(url).expect(url)
+            self._origins.origin(url).expect(url)  # it prepares for the requests that follow
             if known.remembered == listing.remembered:
                 return known
-            return listing  # a user has sent the same counts, which are not memory of this daemon
+            # A user has sent the same list: its counts do not come from this daemon's catalogue.
+            return listing
 
     async def _current(
         self,
@@ -177,9 +178,10 @@ class Manifests:
         None if one of them is unknown, or all are too large together.
         """
         key = tuple(fingerprints)
-        lock = self._lock(*key)
-        if (peer, key) not in self._known:
-            # One at a time for a user: each may be large.
+        if (peer, key) in self._known:
+            lock = self._lock(*key)
+        else:
+            # Several lists are joined then: one at a time for a user, as each may be large.
             lock = self._lock(str(peer.uid))
         async with lock:
             found = self._known.pop((peer, key), None)
@@ -233,9 +235,9 @@ class Manifests:
         for pattern in patterns:
             named = [pattern]
             braced = in_braces(pattern)
-            host_start = braced.find("://") + 3
-            host = braced[: braced.find("/", host_start)]
-            if "{" in host:  # it expands to several hosts: each of them must be allowed
+            host_start = braced.find("://") + len("://")
+            up_to_host = braced[: braced.find("/", host_start)]
+            if "{" in up_to_host:  # it expands to several hosts: each of them must be allowed
                 named += expand_braces(pattern)
             self._allow.check_all(named, peer)
 
