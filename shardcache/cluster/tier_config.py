@@ -28,7 +28,7 @@ MAX_COMMON_NAME = 64
 The alternative name has all of them.
 """
 
-_WARNED_S = 30 * 86400.0  # before a certificate expires
+_WARNED_S = 30 * 86400.0  # time before a certificate expires
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _PORTS = {"http": 80, "https": 443}
 _DIGEST_CHARS = 16
@@ -59,14 +59,17 @@ class Upstream:
         Raises ConfigError.
         """
         parts = urlsplit(url)
+        port: int | None = None
+        is_port = True
         try:
             port = parts.port
         except ValueError:
-            port = 0
+            is_port = False
         host = (parts.hostname or "").rstrip(".")
-        is_host = _HOST.fullmatch(host) or ":" in host
+        is_host = _HOST.fullmatch(host) is not None or ":" in host  # a name or address, or IPv6
+        is_authority = is_host and is_port and port != 0
         has_more = parts.path.strip("/") or parts.query
-        if parts.scheme not in _PORTS or not is_host or port == 0 or has_more:
+        if parts.scheme not in _PORTS or not is_authority or has_more:
             raise ConfigError(
                 "a store's url may have a scheme, a host and a port, and nothing else",
                 url=url,
@@ -138,7 +141,7 @@ class Tier:
         cache_dir: folder on a local disk for the parts that a node owns, and its logs.
         run_dir: folder in memory (tmpfs) for permissions, which contain signed urls, and for the
             front's socket.
-        max_size_bytes: of the cached parts.
+        max_size_bytes: maximum size of the cached parts.
         min_free_bytes: space always kept free on the cache's filesystem.
         trust_s: time for which the store's permission for a signed url is cached.
         same_rights: True if all nodes may read the same, so that the permission of one counts for
@@ -149,8 +152,8 @@ class Tier:
         store_ca: authorities to trust for https stores.
         resolvers: DNS servers for the names of stores, with or without a port; none if nginx
             resolves the names when it starts.
-        ipv6: False for the IPv4 addresses of these names alone.
-        user: of nginx' workers if it is started by root; None for nginx' default.
+        ipv6: False to use only the IPv4 addresses of these names.
+        user: user of nginx' workers if root starts it; None for nginx' default.
         workers: number of nginx' worker processes.
     """
 
@@ -184,11 +187,11 @@ class Tier:
 
     @property
     def weight(self) -> int:
-        """Weight of each node, for which nginx puts 160 times as many points on the ring of owners.
+        """Weight of each node: nginx puts 160 times as many points for it on the ring of owners.
 
-        Loads are the more equal the more points there are, and nginx starts the more slowly: with
-        two and a half million in all, it takes a second. A lower weight keeps its part of the
-        points, and thus of the owners.
+        The more points there are, the more equal are the nodes' loads, and the longer nginx takes
+        to start: a second for two and a half million points. With a lower weight, each node keeps
+        some of its points, and thus most parts their owner.
         """
         return max(1, min(_MAX_WEIGHT, _MAX_WEIGHTS // len(self.nodes)))
 

@@ -85,7 +85,7 @@ async def _serving_socket(
             yield
     finally:
         await runner.cleanup()
-        service.writer.shutdown(wait=False)
+        service.metrics_writer.shutdown(wait=False)
 
 
 def _application(service: Service, token_hash: bytes | None) -> web.Application:

@@ -39,7 +39,7 @@ class Service:
         self.loop_lag = LoopLag()
         # Not one of the disk's threads, which all hang when the disk does: that is what the metrics
         # should report.
-        self.writer = ThreadPoolExecutor(1, "metrics")
+        self.metrics_writer = ThreadPoolExecutor(1, "metrics")
         self._started_s = time.monotonic()
 
     def status(self, peer: Peer) -> Json:

@@ -121,10 +121,13 @@ class Partial:
         return self._facts(self.obj.size_bytes, self.crcs())
 
     def copy(self, dst: Path, reserve: Callable[[int], None]) -> Facts | None:
-        """Write what is cached in place of the complete file to `dst`; return the facts about it.
+        """Write the form in which the complete file is cached to `dst`; return the facts about it.
 
-        That is the decompressed shard, or what its format makes of it; None if the file is cached
-        as it is. Blocks. Raises ShardError, DiskError; see `inflate`.
+        That is the decompressed shard, or another form that its format makes. None if the file is
+        cached as it is. Blocks. Raises ShardError, DiskError; see `inflate`.
+
+        Args:
+            reserve: called with a number of bytes before they are written.
         """
         url = self.obj.url
         codec = codec_of(url)
@@ -169,9 +172,9 @@ class Partial:
             is_file: whether the object's own bytes are wanted.
             is_sparse: whether to leave the space of parts unallocated until they arrive, and those
                 of an earlier daemon unchecked until `check`.
-            granted_inodes: of former files at this path that readers may still open by path and
-                inode. A new file has none of these: filesystems use numbers again. Nor is such a
-                file resumed as a sparse one, whose parts come and go.
+            granted_inodes: inodes of previous files at this path that readers may still open by
+                path and inode. A new file must not get one of them, as filesystems reuse the
+                numbers. A file with one is not resumed as a sparse one, whose parts come and go.
         """
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
         path = layout.in_progress(key, PART)

@@ -302,18 +302,19 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
     ends = array("Q")
     total = 0
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
+        first_token = start
         if start < end:
             key = key_of(tables, sample)
-            if member.dtype is None:
+            if member.dtype is None:  # a .npy file, which states its type in a header
                 head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
-                own_dtype, start = _npy_values(head, start, end, key, url)
+                own_dtype, first_token = _npy_values(head, start, end, key, url)
                 if dtype not in (None, own_dtype):
                     raise _unsupported(
                         f"the sample {key!r} has {own_dtype}, those before {dtype}", url
                     )
                 dtype = own_dtype
-            total += _token_count(end - start, dtype or "", key, url)
-        starts.append(start)
+            total += _token_count(end - first_token, dtype or "", key, url)
+        starts.append(first_token)
         ends.append(total)
     return TokenRuns(dtype or "uint8", starts, ends)
 

@@ -55,8 +55,8 @@ class Publisher:
         """Inflate, index and publish a complete partial, which closes the claim's reservation.
 
         Readers that have nothing else to read get it once it is indexed, before it is synced to
-        the disk. It is not indexed if nobody wants samples. If that fails, and somebody waits for
-        the plain file, it is published without an index, and the error is returned.
+        the disk. If nobody wants samples, it is not indexed. If it cannot be indexed, and somebody
+        waits for the plain file, it is published without an index, and the error is returned.
         """
         tar, facts = await self._stored_file(partial, claim)
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)

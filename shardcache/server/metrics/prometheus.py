@@ -125,7 +125,7 @@ def _table(
     Args:
         table: rows, each with the key of its value in an object.
         objects: JSON objects with their labels; each is a sample of each metric.
-        names: of the labels.
+        names: names of the labels.
     """
     for row in table:
         samples = [(labels, found[row.key]) for labels, found in objects]
@@ -241,5 +241,5 @@ async def metrics(request: web.Request) -> web.Response:
         return encode(SimpleNamespace(collect=lambda: families))
 
     # In a thread: writing a thousand lines takes too long for the event loop.
-    body = await asyncio.get_running_loop().run_in_executor(service.writer, encoded)
+    body = await asyncio.get_running_loop().run_in_executor(service.metrics_writer, encoded)
     return web.Response(body=body, headers={"Content-Type": content_type})
