@@ -137,7 +137,7 @@ def inflate(
         part_bytes: size of every piece but the last.
         reserve: called with the size of each piece before it is written. An exception from it
             stops the work, so that a decompression bomb is limited to the cache's capacity.
-        url: that of the shard, for errors.
+        url: the shard's, for errors.
 
     Returns:
         the size of `dst`, and the CRC32C of each of its pieces.

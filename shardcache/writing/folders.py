@@ -281,9 +281,10 @@ def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Pat
                 remedy="rename the files of one of them",
             )
         return
-    if key_at is not None:
+    if key_at is not None:  # the user has chosen the first dot
         return
-    merged = numbers_apart([file[len(key) + 1 :] for file in files])
+    extensions = [file.removeprefix(f"{key}.") for file in files]
+    merged = numbers_apart(extensions)
     if merged is not None:
         one, other = (f"{key}.{extension}" for extension in merged)
         raise _merging(one, other, root)

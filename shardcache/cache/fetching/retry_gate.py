@@ -16,10 +16,10 @@ class RetryGate:
     def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
         self._tries: dict[str, int] = {}  # failures in a row, by name, the oldest first
-        self._waiting: set[str] = set()  # names blocked until another transfer succeeds
+        self._blocked: set[str] = set()  # names blocked until another transfer succeeds
 
     def __contains__(self, name: str) -> bool:
-        return name in self._waiting or self._tries.get(name, 0) >= _TRIES_AHEAD
+        return name in self._blocked or self._tries.get(name, 0) >= _TRIES_AHEAD
 
     def __len__(self) -> int:
         return len(self._tries)
@@ -31,15 +31,15 @@ class RetryGate:
             self._tries[name] = tries + 1
         else:
             self._tries[name] = _TRIES_AHEAD
-        self._waiting.add(name)
+        self._blocked.add(name)
         if len(self._tries) > self._remembered:
             oldest = next(iter(self._tries))
             del self._tries[oldest]
-            self._waiting.discard(oldest)
+            self._blocked.discard(oldest)
 
     def succeeded(self, name: str) -> set[str]:
         """Note a success, which shows that the origin answers; return the names worth retrying."""
         self._tries.pop(name, None)
-        again = {other for other in self._waiting if self._tries.get(other, 0) < _TRIES_AHEAD}
-        self._waiting.clear()
-        return again - {name}
+        retried = {other for other in self._blocked if self._tries.get(other, 0) < _TRIES_AHEAD}
+        self._blocked.clear()
+        return retried - {name}
