@@ -30,10 +30,19 @@ PAGES = sorted({path.stem for path in DOCS.glob("*.md")} - {"index"} | {COOKBOOK
 
 
 def lists() -> dict[str, list[str]]:
-    """Return the pages of each kind, from the lists of the front page."""
+    """Return the pages of each kind, from the lists of the front page and of the pages on them."""
     front = (DOCS / "index.md").read_text()
     found = re.findall(r"```\{toctree\}\n:caption: (.+)\n(?::.*\n)*\n((?:[\w/-]+\n)+)```", front)
-    return {kind: pages.split() for kind, pages in found}
+    return {kind: [each for page in pages.split() for each in (page, *pages_below(page))] for kind, pages in found}
+
+
+def pages_below(page: str) -> list[str]:
+    """Return the pages that one has in a list of its own; the cookbook's projects are no pages of this folder."""
+    path = DOCS / f"{page}.md"
+    if page == COOKBOOK or not path.exists():
+        return []
+    found = re.search(r"```\{toctree\}\n:hidden:\n\n((?:[\w-]+\n)+)```", path.read_text())
+    return found[1].split() if found else []
 
 
 def test_each_page_is_of_one_kind() -> None:
