@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 # Each process would compile all modules anew where Python is told to keep no bytecode.
 test test-slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(VENV)/.installed-dev  ## run the tests, in some six minutes on two quiet cores: at least one case of everything
+test: $(VENV)/.installed-dev  ## run the tests, in three to four minutes on two quiet cores: at least one case of everything
 	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random, further cases of `test`, and all examples of its properties
