@@ -128,11 +128,14 @@ class Timeline(Generic[Session]):
         if plan.cursor == len(plan.names):
             self._ended.pop()
 
-    # `waited_s` is the session's total waiting time so far, which does not count as reading.
+    # `waited_s` is the session's total waiting time so far, which does not count as reading. A
+    # session without a plan reads in no order that could be planned for.
 
     def waits(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session has nothing to read until it gets the shard at `position`."""
-        plan = self._plans[session]
+        plan = self._plans.get(session)
+        if plan is None:
+            return
         plan.waits(position, self.now_s, waited_s)
         self._move(plan, position)
 
@@ -141,13 +144,17 @@ class Timeline(Generic[Session]):
 
         It may keep others that it took before.
         """
-        plan = self._plans[session]
+        plan = self._plans.get(session)
+        if plan is None:
+            return
         plan.reads(position, self.now_s, waited_s)
         self._move(plan, position)
 
     def done(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session releases the shard at `position`."""
-        plan = self._plans[session]
+        plan = self._plans.get(session)
+        if plan is None:
+            return
         plan.done(position, self.now_s, waited_s)
         self._move(plan, position + 1)
 

@@ -98,36 +98,41 @@ class Reader:
         for lease in self._leases.values():
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
-        self._planner.now.declare(self, job=self.job.key)
-        self.order = array("I")
+        if listing.is_of_ranges:  # of which nothing is fetched ahead of need
+            self._planner.now.forget(self)
+        else:
+            self._planner.now.declare(self, job=self.job.key)
         self._ranges.forget_order()
-        self.listing = None
-        self._plan_memory.check(self, listing, 0)
+        self._end_plan()
+        self._plan_memory.begin(listing)
         self.listing = listing
+
+    def _end_plan(self) -> None:
+        if self.listing is not None:
+            self._plan_memory.end(self.listing, len(self.order))
+        self.listing = None
+        self.order = array("I")
 
     async def extend(self, order: Sequence[int]) -> None:
         """Extend the plan by positions: numbers of its shards. Raises CapacityError."""
         assert self.listing is not None
-        self._plan_memory.check(self, self.listing, len(order))
+        self._plan_memory.check(len(self.order), self.listing, len(order))
         versions = self.listing.shards.versions
         names = self.listing.names
-        is_of_ranges = self.listing.is_of_ranges
         bare_urls = [names[number] for number in dict.fromkeys(order) if not versions[number]]
         await self._leasing.recall(bare_urls)
 
         def add(some: Sequence[int]) -> None:
             self.order.extend(some)
-            if not is_of_ranges:  # of which nothing is fetched ahead of need
+            self._plan_memory.extend(len(some))
+            if not self._is_of_ranges:
                 self._planner.now.extend(self, [names[number] for number in some])
 
         await self._turns.take(order, add)
         self._changed.notify()
 
     def ref(self, position: int) -> ShardRef:
-        """Return the shard at a position of the plan.
-
-        Raises ProtocolError if there is no such position.
-        """
+        """Return the shard at a position of the plan. Raises ProtocolError if there is none."""
         if not 0 <= position < len(self.order):
             raise ProtocolError(f"the plan has no position {position}")
         assert self.listing is not None
@@ -376,9 +381,7 @@ class Reader:
             lease = self._drop(next(reversed(self._leases)))
             assert lease is not None
             await self._let_go(lease)
-        # Explicitly, as an error's traceback may keep a disconnected reader alive.
-        self.listing = None
-        del self.order[:]
+        self._end_plan()  # explicitly: an error's traceback may keep a disconnected reader alive
 
     async def _let_go(self, lease: Lease) -> None:
         """Release what a lease holds, once it is dropped."""
@@ -490,10 +493,7 @@ class Reader:
         return [mate for mate in self._mates if mate.is_idle_with_many_samples(batch_size)]
 
     def is_idle_with_many_samples(self, batch_size: int) -> bool:
-        """Return whether it neither waits nor moves, and its shards last for a loader's requests.
-
-        Those are for a few batches of `batch_size` samples.
-        """
+        """Return whether it neither waits nor moves, and has samples for a few batches."""
         if self.clock.runs or time.monotonic() - self._moved_s <= _STILL_S:
             return False
         min_samples = batch_size * _BATCHES_AHEAD

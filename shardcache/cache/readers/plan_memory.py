@@ -1,8 +1,6 @@
 """Limit of the memory that the plans of all readers take."""
 
-from array import array
-from collections.abc import Collection
-from typing import Protocol
+from collections import Counter
 
 from shardcache.cache.listings.shard_listing import Listing
 from shardcache.errors import CapacityError
@@ -11,43 +9,57 @@ from shardcache.shared.units import size
 _POSITION_BYTES = 64  # memory taken by a position of a plan
 
 
-class Planned(Protocol):
-    """A reader with its plan."""
-
-    listing: Listing | None
-    order: "array[int]"  # whose class cannot be subscripted before Python 3.12
-
-
 class PlanMemory:
     """Memory of all plans; a list of shards that several of them have counts once.
 
+    It is counted as plans come and go: a process may have thousands of them, one for each file that
+    it has open.
+
     Args:
-        plans: a view of those of all connected readers.
         limit_bytes: for all of them together; one plan may take half of it.
     """
 
-    def __init__(self, plans: Collection[Planned], limit_bytes: int) -> None:
-        self._plans = plans
+    def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self._positions = 0
+        self._plans: Counter[Listing] = Counter()  # by their list of shards
+        self._listings_bytes = 0
 
-    def check(self, plan: Planned, listing: Listing, added: int) -> None:
+    def check(self, positions: int, listing: Listing, added: int) -> None:
         """Raise CapacityError if a plan takes too much memory, alone or with all others.
 
         Args:
-            plan: the plan that is to grow.
+            positions: those that the plan has.
             listing: its list of shards.
             added: the number of positions that it is to get.
         """
-        own_positions = len(plan.order) + added
-        own_bytes = _POSITION_BYTES * own_positions + listing.memory_bytes
+        own_bytes = _POSITION_BYTES * (positions + added) + listing.memory_bytes
         _check_limit("the plan takes", own_bytes, self._limit_bytes // 2)
 
-        listings = {each.listing for each in self._plans if each.listing is not None}
-        listings.add(listing)
-        positions = sum(len(each.order) for each in self._plans) + added
-        listings_bytes = sum(each.memory_bytes for each in listings)
-        all_bytes = _POSITION_BYTES * positions + listings_bytes
+        listings_bytes = self._listings_bytes
+        if listing not in self._plans:
+            listings_bytes += listing.memory_bytes
+        all_bytes = _POSITION_BYTES * (self._positions + added) + listings_bytes
         _check_limit("all plans together take", all_bytes, self._limit_bytes)
+
+    def begin(self, listing: Listing) -> None:
+        """Count a plan without positions. Raises as `check` does."""
+        self.check(0, listing, 0)
+        if listing not in self._plans:
+            self._listings_bytes += listing.memory_bytes
+        self._plans[listing] += 1
+
+    def extend(self, positions: int) -> None:
+        """Count positions that a plan has got."""
+        self._positions += positions
+
+    def end(self, listing: Listing, positions: int) -> None:
+        """Count a plan and its positions no longer."""
+        self._positions -= positions
+        self._plans[listing] -= 1
+        if not self._plans[listing]:
+            del self._plans[listing]
+            self._listings_bytes -= listing.memory_bytes
 
 
 def _check_limit(what: str, taken_bytes: int, limit_bytes: int) -> None:

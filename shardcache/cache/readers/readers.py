@@ -30,7 +30,7 @@ class Readers:
         # Readers of one job that are workers of the same DataLoader.
         self._workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
         self._jobs: dict[JobKey, Job] = {}  # most recently joined last
-        self._plan_memory = PlanMemory(self._readers, plan_memory_bytes)
+        self._plan_memory = PlanMemory(plan_memory_bytes)
 
     def __iter__(self) -> Iterator[Reader]:
         return iter(list(self._readers))
