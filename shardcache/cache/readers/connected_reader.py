@@ -79,7 +79,7 @@ class Reader:
         self._plan_memory = plan_memory
         self._disconnected = disconnected
         self._leases: dict[int, Lease] = {}  # by number
-        self._of_shards: dict[int, Lease] = {}  # those granted, but for ranges: there may be many
+        self._in_use: dict[int, Lease] = {}  # of these, on shards that are read or arrive
         self._ranges = HeldRanges(shared.residency, shared.leasing, shared.counters, job.key)
         self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
         self._moved_s = time.monotonic()  # when it last took or released a shard
@@ -242,8 +242,8 @@ class Reader:
             lease.granted = self._ranges.hold(lease.position, found, lease.wait.bytes)
         else:
             lease.granted = found
-            self._of_shards[lease.number] = lease
             if isinstance(found, Arrival):
+                self._in_use[lease.number] = lease
                 lease.files = found.files_for(lease.wait)
         if lease.state is LeaseState.AWAITED:
             self._use(lease)
@@ -291,6 +291,7 @@ class Reader:
         else:
             lease.state = LeaseState.IN_USE
             lease.granted = found
+            self._in_use[lease.number] = lease
             now.reads(self, lease.position, self.clock.waited_s)
         self._changed.notify()
 
@@ -396,7 +397,7 @@ class Reader:
 
     def take_damage(self) -> list[CorruptShardError]:
         """Return the damage found in shards while the reader had them in use, each once."""
-        for lease in self._of_shards.values():
+        for lease in self._in_use.values():
             self._note_damage(lease)
         found = self._damage
         self._damage = []
@@ -409,7 +410,7 @@ class Reader:
 
     def _drop(self, number: int) -> Lease | None:
         """Remove a lease, and return it; None if it has ended."""
-        self._of_shards.pop(number, None)
+        self._in_use.pop(number, None)
         self._ranges.places.leave(number)
         return self._leases.pop(number, None)
 
@@ -478,7 +479,7 @@ class Reader:
 
     def retained(self) -> list[Shard]:
         """Return the shards retained for the reader."""
-        shards = [lease.retained for lease in self._of_shards.values()]
+        shards = [lease.retained for lease in self._in_use.values()]
         return [shard for shard in shards if shard is not None]
 
     def kept_waiting(self) -> "Collection[Reader]":
