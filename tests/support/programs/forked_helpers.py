@@ -74,7 +74,9 @@ class _ForkedHelper:
         self.returncode: int | None = None
         child_in, own_in = os.pipe()
         own_out, child_out = os.pipe()
-        named, naming = os.pipe()  # closed once the fork has its name, as `exec` is over once a process has its command
+        # Closed once the fork has its name and none of the daemon's files, as after `exec`: a shard that it still had
+        # open could not be evicted.
+        named, naming = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             _become_helper(module, arguments, child_in, child_out, naming, kept_fds)
@@ -115,8 +117,8 @@ def _become_helper(
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, comm_of(module).encode())
+        _close_all_but((*kept_fds, naming))
         os.close(naming)
-        _close_all_but(kept_fds)
         for name in [name for name in sys.modules if name.split(".")[0] == "shardcache"]:
             del sys.modules[name]  # they hold the daemon's threads, caches and connections
         sys.argv = [module, *arguments]
