@@ -12,6 +12,7 @@ from pathlib import Path
 
 from campaign.fuzz_targets import FOLDER, TARGETS, kept
 from campaign.harness import Result, Row, scaled
+from support.programs.guard import GUARD_S
 
 # Inputs at scale 1, and the seconds they may take.
 _RUNS = {
@@ -26,8 +27,9 @@ _LEAST_RUNS = 150
 _MOST_BYTES = 8192
 _HANG_S = 30
 _MEMORY_MB = 2048
-# libFuzzer looks at its limits between two inputs; this is for when it does not come back.
-_GRACE_S = 120
+# libFuzzer looks at its limits between two inputs; this is for when it does not come back. It includes the start, in
+# which every module is instrumented.
+_GRACE_S = 2 * GUARD_S
 
 
 @contextmanager
