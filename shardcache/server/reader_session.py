@@ -285,7 +285,7 @@ class ReaderSession:
             lease = await self._reader.lease(
                 request_id,
                 position,
-                first=_range_in(message),
+                span=_range_in(message),
                 partial=message.get("partial", False),
                 unpublished=message.get("unpublished", False),
                 latest=message.get("latest", False),

@@ -10,6 +10,7 @@ from shardcache.cache.fetching.leasing import Published
 from shardcache.cache.listings.shard_listing import Listing, name_of
 from shardcache.cache.readers.held_ranges import HeldRange, HeldRanges
 from shardcache.cache.readers.jobs import Job, Loader
+from shardcache.cache.readers.lease_table import LeaseTable
 from shardcache.cache.readers.leases import Lease, LeaseState, has_more_samples
 from shardcache.cache.readers.plan_memory import PlanMemory
 from shardcache.cache.readers.services import Shared
@@ -28,7 +29,6 @@ LISTING = "listing the shards"
 """Stage of a reader's wait until its patterns are resolved."""
 
 _OF_A_PREVIOUS_PLAN = -1  # position of a lease
-_MAX_LEASES = 4096  # more than any reader needs: each is an open file
 
 # More than a loader requests of one worker before another (`prefetch_factor`; its default is 2).
 _BATCHES_AHEAD = 4
@@ -78,10 +78,8 @@ class Reader:
         self._changed = shared.changed
         self._plan_memory = plan_memory
         self._disconnected = disconnected
-        self._leases: dict[int, Lease] = {}  # by number
-        self._in_use: dict[int, Lease] = {}  # of these, on shards that are read or arrive
+        self._leases = LeaseTable()
         self._ranges = HeldRanges(shared.residency, shared.leasing, shared.counters, job.key)
-        self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
         self._moved_s = time.monotonic()  # when it last took or released a shard
 
     # The plan
@@ -93,9 +91,9 @@ class Reader:
             listing: the shards that the plan names.
             reads: the number of the plan's positions in this epoch.
         """
-        if any(lease.granted is None for lease in self._leases.values()):
+        if any(lease.granted is None for lease in self._leases):
             raise ProtocolError("cannot declare a new plan while lease requests are pending")
-        for lease in self._leases.values():
+        for lease in self._leases:
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
         if listing.is_of_ranges:  # of which nothing is fetched ahead of need
@@ -152,7 +150,7 @@ class Reader:
         partial: bool,
         unpublished: bool = False,
         latest: bool = False,
-        first: tuple[int, int] | None = None,
+        span: Span | None = None,
         needed: bool = False,
     ) -> Lease:
         """Lease the shard at a position of the plan. Raises every error of its fetching.
@@ -160,31 +158,34 @@ class Reader:
         Args:
             number: id of the request, and of the lease.
             position: the shard's position in the plan.
-            partial: whether its beginning will do.
-            unpublished: whether its checked files will do before they are published.
-            latest: whether its present version is wanted, whatever the plan says.
-            first: start and end of the bytes that are wanted, for a plan of ranges.
-            needed: whether the reader has reached the shard, as by `need`.
+            partial: True if its beginning is enough.
+            unpublished: True if its checked files are enough before they are published.
+            latest: True for its present version, whatever the plan says.
+            span: start and end of the bytes that are wanted, for a plan of ranges.
+            needed: True if the reader has reached the shard, as by `need`.
         """
         ref = self.ref(position)
-        self._check_new(number)
+        self._leases.check_new(number)
         if not self._is_of_ranges:
-            first = None  # other plans lease whole shards
+            span = None  # other plans lease whole shards
+        ahead: Span | None = None
+        if span is not None:
+            ahead = self._ranges.read_next(position, span)
         wait = Wait(
             self.job.key,
             partial=partial,
             unpublished=unpublished,
             holder=self,
-            bytes=first,
-            ahead=None if first is None else self._ranges.read_next(position, first),
+            bytes=span,
+            ahead=ahead,
         )
         lease = Lease(number, position, wait)
-        self._leases[number] = lease
+        self._leases.add(lease)
         if needed:
             self.need(number)
         found: Published | Arrival | PartFile
         try:
-            if first is not None:
+            if span is not None:
                 is_awaited = lease.state is LeaseState.AWAITED
                 found = await self._ranges.acquire(number, ref, wait, is_awaited=is_awaited)
             elif latest:
@@ -193,10 +194,13 @@ class Reader:
                 found = await self._leasing.acquire(ref, Class.PLANNED, wait)
         finally:
             self._end_wait(wait)
-            self._leases.pop(number, None)  # ended, unless the shard was found
-        self._leases[number] = lease
+            self._leases.drop(number)
+        self._leases.add(lease)
         self._count_hit_or_miss(found)
-        self._grant(lease, found.shard if isinstance(found, Published) else found)
+        if isinstance(found, Published):
+            self._grant(lease, found.shard)
+        else:
+            self._grant(lease, found)
         return lease
 
     def lease_at_hand(
@@ -209,7 +213,7 @@ class Reader:
         if not self._is_of_ranges:
             return None
         ref = self.ref(position)
-        self._check_new(number)
+        self._leases.check_new(number)
         found = self._ranges.at_hand(number, ref, span, is_awaited=needed)
         if found is None:
             return None
@@ -217,16 +221,9 @@ class Reader:
         state = LeaseState.AWAITED if needed else LeaseState.REQUESTED
         lease = Lease(number, position, wait, state, task=None)
         self._ranges.read_next(position, span)
-        self._leases[number] = lease
+        self._leases.add(lease)
         self._grant(lease, found)
         return lease
-
-    def _check_new(self, number: int) -> None:
-        """Raise ProtocolError unless another lease may be requested by this number."""
-        if number in self._leases:
-            raise ProtocolError(f"request {number} has already asked for a lease")
-        if len(self._leases) >= _MAX_LEASES:
-            raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
 
     def _count_hit_or_miss(self, found: Published | Arrival | PartFile) -> None:
         if isinstance(found, Published) and found.hit:
@@ -243,7 +240,7 @@ class Reader:
         else:
             lease.granted = found
             if isinstance(found, Arrival):
-                self._in_use[lease.number] = lease
+                self._leases.use(lease)
                 lease.files = found.files_for(lease.wait)
         if lease.state is LeaseState.AWAITED:
             self._use(lease)
@@ -276,9 +273,10 @@ class Reader:
     def _use(self, lease: Lease) -> None:
         """Retain a granted shard: the reader has reached it."""
         found = lease.granted
-        # A range is kept by its parts; of those in whole files, the awaited one keeps its file.
-        is_kept = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
-        if isinstance(found, HeldRange) or not is_kept:
+        # A range is kept by its parts. Of ranges in whole files, only the awaited one keeps its
+        # file: see `AheadSpace`.
+        keeps_file = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
+        if isinstance(found, HeldRange) or not keeps_file:
             lease.state = LeaseState.GRANTED
             return
         if isinstance(found, Shard):
@@ -291,7 +289,7 @@ class Reader:
         else:
             lease.state = LeaseState.IN_USE
             lease.granted = found
-            self._in_use[lease.number] = lease
+            self._leases.use(lease)
             now.reads(self, lease.position, self.clock.waited_s)
         self._changed.notify()
 
@@ -304,7 +302,7 @@ class Reader:
             number: the lease.
             beyond_bytes: number of bytes that the reader has; more of them are awaited.
         """
-        lease = self._lease(number)
+        lease = self._leases.granted(number)
         arrival = lease.granted
         if not isinstance(arrival, Arrival) or lease.position == _OF_A_PREVIOUS_PLAN:
             raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
@@ -344,7 +342,7 @@ class Reader:
 
         Args:
             number: the lease.
-            read: whether the shard is finished, evicted or not.
+            read: True if the reader has finished the shard.
             damage: what the reader found wrong with the shard, which is then checked before it is
                 next leased.
         """
@@ -378,16 +376,18 @@ class Reader:
     async def close(self) -> None:
         """Disconnect the reader: end its leases and drop its plan."""
         self._disconnected(self)
-        while self._leases:
-            lease = self._drop(next(reversed(self._leases)))
-            assert lease is not None
+        lease = self._leases.latest()
+        while lease is not None:
+            self._drop(lease.number)
             await self._let_go(lease)
-        self._end_plan()  # explicitly: an error's traceback may keep a disconnected reader alive
+            lease = self._leases.latest()
+        # Explicitly, as an error's traceback may keep a disconnected reader alive.
+        self._end_plan()
 
     async def _let_go(self, lease: Lease) -> None:
         """Release what a lease holds, once it is dropped."""
         self._moved_s = time.monotonic()
-        self._note_damage(lease)
+        self._leases.note_damage(lease)
         if lease.retained is not None:
             await self._leasing.release(lease.retained)
         elif isinstance(lease.granted, Arrival):
@@ -397,37 +397,21 @@ class Reader:
 
     def take_damage(self) -> list[CorruptShardError]:
         """Return the damage found in shards while the reader had them in use, each once."""
-        for lease in self._in_use.values():
-            self._note_damage(lease)
-        found = self._damage
-        self._damage = []
-        return found
-
-    def _note_damage(self, lease: Lease) -> None:
-        if not lease.damage_seen and lease.damage is not None:
-            lease.damage_seen = True
-            self._damage.append(lease.damage)
+        return self._leases.take_damage()
 
     def _drop(self, number: int) -> Lease | None:
         """Remove a lease, and return it; None if it has ended."""
-        self._in_use.pop(number, None)
         self._ranges.places.leave(number)
-        return self._leases.pop(number, None)
+        return self._leases.drop(number)
 
     def position(self, number: int) -> int:
         """Return the plan position of a lease."""
-        return self._lease(number).position
+        return self._leases.granted(number).position
 
     def wait(self, number: int) -> Wait | None:
         """Return the wait for a lease that was requested; None if there is no such request."""
         lease = self._leases.get(number)
         return None if lease is None else lease.wait
-
-    def _lease(self, number: int) -> Lease:
-        lease = self._leases.get(number)
-        if lease is None or lease.granted is None:
-            raise ProtocolError(f"no lease has number {number}")
-        return lease
 
     # Waits
 
@@ -479,8 +463,7 @@ class Reader:
 
     def retained(self) -> list[Shard]:
         """Return the shards retained for the reader."""
-        shards = [lease.retained for lease in self._in_use.values()]
-        return [shard for shard in shards if shard is not None]
+        return self._leases.retained()
 
     def kept_waiting(self) -> "Collection[Reader]":
         """Return the workers of the same loader that keep their shards until this one gets its own.
@@ -494,7 +477,11 @@ class Reader:
         return [mate for mate in self._mates if mate.is_idle_with_many_samples(batch_size)]
 
     def is_idle_with_many_samples(self, batch_size: int) -> bool:
-        """Return whether it neither waits nor moves, and has samples for a few batches."""
+        """Return whether it neither waits nor moves, and its shards have a few batches left.
+
+        Args:
+            batch_size: number of samples in a batch.
+        """
         if self.clock.runs or time.monotonic() - self._moved_s <= _STILL_S:
             return False
         min_samples = batch_size * _BATCHES_AHEAD

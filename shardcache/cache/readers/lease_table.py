@@ -1,0 +1,75 @@
+"""The leases of one reader, by the numbers of their requests."""
+
+from collections.abc import Iterator
+
+from shardcache.cache.readers.leases import Lease
+from shardcache.errors import CorruptShardError, ProtocolError
+from shardcache.store.shard import Shard
+
+_MAX_LEASES = 4096  # more than any reader needs: each is an open file
+
+
+class LeaseTable:
+    """The leases of one reader, requested and granted, and the damage found in their shards."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, Lease] = {}
+        self._in_use: dict[int, Lease] = {}  # of these, on shards that are read or arrive
+        self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def check_new(self, number: int) -> None:
+        """Raise ProtocolError unless another lease may be requested by this number."""
+        if number in self._leases:
+            raise ProtocolError(f"request {number} has already asked for a lease")
+        if len(self._leases) >= _MAX_LEASES:
+            raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
+
+    def add(self, lease: Lease) -> None:
+        """Add a lease, or a request for one."""
+        self._leases[lease.number] = lease
+
+    def use(self, lease: Lease) -> None:
+        """Note that a lease's shard is read or arrives."""
+        self._in_use[lease.number] = lease
+
+    def get(self, number: int) -> Lease | None:
+        """Return a lease or request; None if it has ended."""
+        return self._leases.get(number)
+
+    def granted(self, number: int) -> Lease:
+        """Return a granted lease. Raises ProtocolError if there is none by this number."""
+        lease = self._leases.get(number)
+        if lease is None or lease.granted is None:
+            raise ProtocolError(f"no lease has number {number}")
+        return lease
+
+    def drop(self, number: int) -> Lease | None:
+        """Remove a lease or request, and return it; None if it has ended."""
+        self._in_use.pop(number, None)
+        return self._leases.pop(number, None)
+
+    def latest(self) -> Lease | None:
+        """Return the lease that was added last; None without any."""
+        return next(reversed(self._leases.values()), None)
+
+    def retained(self) -> list[Shard]:
+        """Return the shards retained for the reader."""
+        shards = [lease.retained for lease in self._in_use.values()]
+        return [shard for shard in shards if shard is not None]
+
+    def note_damage(self, lease: Lease) -> None:
+        """Note the damage found in a lease's shard, once."""
+        if not lease.damage_seen and lease.damage is not None:
+            lease.damage_seen = True
+            self._damage.append(lease.damage)
+
+    def take_damage(self) -> list[CorruptShardError]:
+        """Return the damage found in shards while the reader had them in use, each once."""
+        for lease in self._in_use.values():
+            self.note_damage(lease)
+        found = self._damage
+        self._damage = []
+        return found
