@@ -18,7 +18,7 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-_LOOK_S = 5.0  # between two checks of a healthy disk
+_LOOK_S = 5.0  # interval of checks of a healthy disk
 
 # A full disk recovers soon, a failing one rarely: backing off keeps its kernel log from filling up.
 _FIRST_PAUSE_S = 0.5
@@ -53,7 +53,7 @@ class DiskHealth:
         self._suspicion.set()
         self._looked = Signal()
         self._is_looking = False
-        self._asked_s: float | None = None  # start of the check in progress, if there is one
+        self._check_began_s: float | None = None  # start of the check in progress, if there is one
 
     def __repr__(self) -> str:
         state = "healthy" if self.error is None else repr(self.error.code)
@@ -86,8 +86,8 @@ class DiskHealth:
         """
         now_s = time.monotonic()
         silent_s = 0.0
-        if self._asked_s is not None:
-            silent_s = now_s - self._asked_s
+        if self._check_began_s is not None:
+            silent_s = now_s - self._check_began_s
         return {
             "state": "ok" if self.error is None else self.error.code,
             "error": None if self.error is None else self.error.to_json(),
@@ -140,7 +140,7 @@ class DiskHealth:
             if is_suspected:
                 changed = await self._probe()
             else:
-                changed = await self._ask(self._store.folder.look)
+                changed = await self._timed(self._store.folder.look)
             await asyncio.to_thread(self._store.catalogue.reopen)
             if changed or self.error is not None:
                 await reconcile(self._store, self._residency, self._pins)
@@ -156,19 +156,21 @@ class DiskHealth:
             self._looked.notify()
 
     async def _probe(self) -> bool:
+        """Check the disk by writing; return whether the folder has changed. Raises DiskError."""
         try:
-            return await self._ask(self._store.folder.probe)
+            return await self._timed(self._store.folder.probe)
         except DiskFullError:
             # Other programs have filled it: room for them is made by eviction.
             await self._residency.keep_free()
-        return await self._ask(self._store.folder.probe)
+        return await self._timed(self._store.folder.probe)
 
-    async def _ask(self, question: Callable[[], bool]) -> bool:
-        self._asked_s = time.monotonic()
+    async def _timed(self, check: Callable[[], bool]) -> bool:
+        """Run a check in a thread; `to_json` tells how long it has not returned."""
+        self._check_began_s = time.monotonic()
         try:
-            return await asyncio.to_thread(question)
+            return await asyncio.to_thread(check)
         finally:
-            self._asked_s = None
+            self._check_began_s = None
 
     def _record(self, error: DiskError | None) -> None:
         """Record the disk's state; a change of it is logged, and wakes what waits for space."""

@@ -22,10 +22,11 @@ from shardcache.origin.tier.tier_state import QUESTION
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
 _LEASES_MIB = 16  # room for some 50,000 parts that are in hand at the same time
-# Share of the time that a permission is good in which the owners of parts have it from another
-# node.
-_COPIED = 10
-_WAIT = 180  # stall time-outs for which an owner may send nothing
+# Of the time for which a permission is good, owners of parts may have a copy of another node's for
+# a tenth.
+_COPIED_SHARE = 10
+# An owner may send nothing for so many stall time-outs.
+_MAX_STALLS = 180
 _MAX_S = 30 * 86400
 _PART_BYTES = 8 * MIB
 _KEYS_PER_MIB = 8000  # keys of cached parts in a MiB of nginx's memory
@@ -61,7 +62,7 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
     question_ms = 1000 * QUESTION * stall_timeout_s
     store_ms = round(1000 * stall_timeout_s)
     connect_ms = round(0.8 * question_ms)
-    front_ms = round(_WAIT * 1000 * stall_timeout_s)
+    front_ms = round(_MAX_STALLS * 1000 * stall_timeout_s)
     is_possible = (
         0 < connect_ms < question_ms and 2 * question_ms < store_ms < front_ms < 1000 * _MAX_S
     )
@@ -184,7 +185,7 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
     if tier.outage_s:
         rows["outage"] = [{"outage_s": tier.outage_s}]
     if tier.trust_s:
-        copied_s = tier.trust_s // _COPIED
+        copied_s = tier.trust_s // _COPIED_SHARE
         rows["trusted"] = [{"copied_s": copied_s, "kept_s": tier.trust_s - copied_s}]
     if any(store.scheme == "https" for store in tier.stores):
         rows["https"] = [{"store_ca": _path(tier.store_ca)}]
