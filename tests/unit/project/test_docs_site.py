@@ -146,6 +146,16 @@ SEARCHED = {
     "data loader hangs": "stalls.html#a-reader-waits",
     "dataloader worker killed": "out-of-space.html#workers-end-with-bus-error-or-memory-runs-out",
     "object versions": "urls.html",
+    "deterministic": "how-do-i.html#get-another-order-or-the-same-again",
+    "403": "no-answer.html#access-is-denied",
+    "LRU": "how-it-works.html#how-the-next-fetch-is-chosen",
+    "eviction policy": "how-it-works.html#how-the-next-fetch-is-chosen",
+    "too many open files": "out-of-space.html#workers-end-with-bus-error-or-memory-runs-out",
+    "sampling weights": "how-do-i.html#mix-datasets-by-weight",
+    "multi node training": "how-do-i.html#use-several-gpus",
+    "sharded evaluation": "how-do-i.html#evaluate-on-several-ranks-each-sample-exactly-once",
+    "dataset too large for disk": "how-do-i.html#how-large-a-cache",
+    "job hangs": "stalls.html#a-reader-waits",
 }
 # Widths of a phone, a tablet and a desk, in light and dark: pages take them in turn.
 LOOKS = [(390, False), (390, True), (768, False), (768, True), (1440, False), (1440, True)]
