@@ -82,17 +82,17 @@ class Signature(NamedTuple):
 
     @classmethod
     def _in_header(cls, request: SignedRequest, stated: str) -> "Signature":
-        algorithm, _, rest = stated.partition(" ")
-        if algorithm != ALGORITHM:
-            raise _malformed(f"only {ALGORITHM} is known here, not {algorithm[:40]!r}")
-        fields = dict(map(_field, rest.split(",")))
-        access_key, scope = _credential(fields.get("Credential", ""))
+        # All but the value is the same in most requests of a client: it is parsed once.
+        beginning, separator, value = stated.rpartition("Signature=")
+        access_key, scope, signed_headers = _stated(beginning or stated)
+        if not separator or "," in value:
+            raise _malformed("the header Authorization has to end with Signature=")
         headers = request.headers
         return cls(
             access_key,
             scope,
-            signed_headers=fields.get("SignedHeaders", ""),
-            value=fields.get("Signature", ""),
+            signed_headers,
+            value=value.strip(),
             time=headers.get("x-amz-date", ""),
             valid_s=None,
             token=headers.get("x-amz-security-token", ""),
@@ -195,6 +195,23 @@ def _signer(secret_key: str, scope: str) -> hmac.HMAC:
     for part in scope.split("/"):
         key = hmac.digest(key, _bytes(part), "sha256")
     return hmac.new(key, digestmod="sha256")
+
+
+@lru_cache(1024)
+def _stated(text: str) -> tuple[str, str, str]:
+    """Return the key's id, the scope and the signed headers of an Authorization header.
+
+    Raises S3Error.
+
+    Args:
+        text: the header up to the signature's value.
+    """
+    algorithm, _, rest = text.partition(" ")
+    if algorithm != ALGORITHM:
+        raise _malformed(f"only {ALGORITHM} is known here, not {algorithm[:40]!r}")
+    fields = dict(map(_field, rest.split(",")))
+    access_key, scope = _credential(fields.get("Credential", ""))
+    return access_key, scope, fields.get("SignedHeaders", "")
 
 
 @lru_cache(64)

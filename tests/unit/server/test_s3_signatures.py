@@ -144,10 +144,14 @@ def test_a_presigned_url_is_valid_as_long_as_it_says() -> None:
         ("AWS4-HMAC-SHA256", "AuthorizationHeaderMalformed"),
         ("AWS4-HMAC-SHA256 Credential=a/b/c", "AuthorizationHeaderMalformed"),
         ("AWS4-HMAC-SHA256 Credential=AKIA/20130524/us-east-1/iam/aws4_request", "AuthorizationHeaderMalformed"),
-        (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL}", "AccessDenied"),
+        (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL}", "AuthorizationHeaderMalformed"),
         (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=x-amz-date,Signature=00", "AccessDenied"),
         (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=host,Signature=é", "SignatureDoesNotMatch"),
-        (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=host", "SignatureDoesNotMatch"),
+        (f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},SignedHeaders=host", "AuthorizationHeaderMalformed"),
+        (
+            f"AWS4-HMAC-SHA256 Credential={AWS_CREDENTIAL},Signature=00,SignedHeaders=host",
+            "AuthorizationHeaderMalformed",
+        ),
     ],
 )
 def test_other_authorizations_are_refused(authorization: str | None, code: str) -> None:
