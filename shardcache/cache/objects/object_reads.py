@@ -10,7 +10,7 @@ from typing import Protocol
 
 from shardcache.cache.fetching.leasing import Leasing, Published
 from shardcache.cache.listings.shard_listing import name_of
-from shardcache.cache.space.residency import Residency
+from shardcache.cache.space.residency import NOW, Residency
 from shardcache.cache.waiting.arrival import Arrival
 from shardcache.cache.waiting.waits import Class, JobKey, Wait
 from shardcache.origin.objects import RemoteObject
@@ -111,8 +111,8 @@ class ObjectReads:
     _counters: Counters
 
     def fits(self, obj: RemoteObject) -> bool:
-        """Return whether there could be space for the whole object."""
-        return self._residency.may_fit(footprint_bytes(obj.size_bytes))
+        """Return whether the whole object would find space now, beside what readers hold."""
+        return self._residency.could_fit(footprint_bytes(obj.size_bytes), NOW)
 
     def is_space_wanted(self) -> bool:
         """Return whether anything waits for space in the cache."""

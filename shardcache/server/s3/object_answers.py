@@ -235,7 +235,10 @@ class ObjectAnswers:
         return reads.span(obj, (stream.sent_to, beyond), client, ahead, in_order=True)
 
     def _is_whole(self, selection: _Selection) -> bool:
-        """Return whether a request is one for the object as a whole, which can be cached."""
+        """Return whether a request is one for the object as a whole, which finds space now.
+
+        By pieces, it needs the space of one at a time, and does not wait for that of the whole.
+        """
         is_all = selection.size_bytes == selection.obj.size_bytes
         return is_all and self._objects.reads.fits(selection.obj)
 

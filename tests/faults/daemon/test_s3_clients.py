@@ -147,6 +147,17 @@ def test_clients_that_read_nothing_keep_no_range_from_others(patient: Daemon, bu
 
 
 @pytest.mark.slow
+def test_an_object_is_sent_by_pieces_while_others_hold_its_space(patient: Daemon, bucket: Bucket) -> None:
+    """It would fit into the cache, but not beside the two objects that a job holds."""
+    with RawSession(patient, job="holds") as holder:
+        holder.plan([f"s3://{bucket.name}/large-{number}" for number in (0, 1)], [0, 1], wanted="files")
+        holder.take(0)
+        holder.take(1)
+        assert read(patient, f"/{bucket.name}/large-3") == LARGE
+        assert patient.leases() == 2
+
+
+@pytest.mark.slow
 def test_a_client_that_reads_byte_by_byte_gets_all_of_them(daemon: Daemon, bucket: Bucket) -> None:
     """However long that takes."""
     with RawClient(daemon, f"/{bucket.name}/small") as client:
