@@ -20,6 +20,13 @@ of the last sample's last one. Samples without a column need not be among those 
 of `__key__` and `__url__` are to be set by the caller.
 """
 
+RunDecoder = Callable[[bytes, Sequence[int]], Sequence[Any]]
+"""Returns the values of cells of one column that lie one after another.
+
+It is given their bytes, and the end of each in these. The values are those of the column's
+`Decoder`.
+"""
+
 Crc32c = Callable[[bytes, int], int]
 """Returns the CRC32C of bytes, after others with that CRC32C."""
 
@@ -152,6 +159,13 @@ class Format:
                 f"its encoding {encoding!r} is unknown to this release",
                 remedy="update shardcache, or leave the column out by members=",
             )
+        return None
+
+    def run_decoder(self, encoding: str) -> RunDecoder | None:
+        """Return what decodes many cells of a column at once; None if they are decoded one by one.
+
+        Only for an encoding that `decoder` decodes.
+        """
         return None
 
     def rows_decoder(self, columns: Sequence[str]) -> RowsDecoder | None:

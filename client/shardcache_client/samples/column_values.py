@@ -10,7 +10,7 @@ from shardcache.errors import (
     UnsupportedShardError,
 )
 from shardcache.formats.cells import RESERVED
-from shardcache.formats.format import Decoder, Format, RowsDecoder
+from shardcache.formats.format import Decoder, Format, RowsDecoder, RunDecoder
 from shardcache.formats.table import format_named
 from shardcache.formats.tar import TAR
 from shardcache_client.samples.sample_view import View
@@ -70,6 +70,24 @@ def rows_decoder_of(
         if not is_read or view.takes_bytes(name):
             return None
     return format_.rows_decoder(extensions)
+
+
+def run_decoders_of(
+    header: Mapping[str, Any], decoders: Sequence[Decoder | None]
+) -> list[RunDecoder | None]:
+    """Return what decodes many values of each column of a whole shard at once; None for others.
+
+    Args:
+        header: of the shard's sidecar.
+        decoders: what `decoders_of` returned.
+    """
+    format_ = format_named(header.get("content", TAR.name))
+    if format_ is None or not any(decoders):
+        return [None] * len(decoders)
+    found: list[RunDecoder | None] = []
+    for decode, encoding in zip(decoders, header["encodings"], strict=True):
+        found.append(None if decode is None else format_.run_decoder(encoding))
+    return found
 
 
 def column_decoders(

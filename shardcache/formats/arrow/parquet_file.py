@@ -11,7 +11,7 @@ from typing import BinaryIO
 from shardcache.formats import cell_values
 from shardcache.formats.arrow import arrow_rows
 from shardcache.formats.arrow.arrow_process import rows_of
-from shardcache.formats.format import Decoder, Format, IndexOptions
+from shardcache.formats.format import Decoder, Format, IndexOptions, RunDecoder
 from shardcache.tarindex.tables import Samples
 
 
@@ -32,6 +32,10 @@ class ParquetFormat(Format):
         """As `Format.decoder`."""
         found = cell_values.DECODERS.get(encoding)
         return found or super().decoder(encoding)
+
+    def run_decoder(self, encoding: str) -> RunDecoder | None:
+        """As `Format.run_decoder`."""
+        return cell_values.RUN_DECODERS.get(encoding)
 
     def stored_copy(self, path: Path, url: str) -> BinaryIO:
         """As `Format.stored_copy`."""

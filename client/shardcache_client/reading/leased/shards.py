@@ -18,10 +18,12 @@ from shardcache.shared.protocol import Arriving
 from shardcache.shared.urls.url_names import format_of
 from shardcache.tarindex.tables import TarIndex
 from shardcache_client.samples import mapped_file, slicing
+from shardcache_client.samples.column_runs import cut_columns
 from shardcache_client.samples.column_values import (
     column_decoders,
     decoders_of,
     rows_decoder_of,
+    run_decoders_of,
     with_decoders,
 )
 from shardcache_client.samples.sample_view import WHOLE, View
@@ -83,6 +85,7 @@ class MappedShard:
                 self.tar = opened.enter_context(closing(mapped))
                 names = self.index.extensions
                 self._decoders = decoders_of(self.index.header, names, view, url)
+                self._decode_runs = run_decoders_of(self.index.header, self._decoders)
                 self._decode_rows = rows_decoder_of(self.index.header, names, view)
                 if view.blocks is not None:
                     self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
@@ -155,6 +158,8 @@ class MappedShard:
         cut = self.cutter()
         if isinstance(cut, RowCutter):
             return cut.in_order(start, stop)
+        if any(self._decode_runs):
+            return cut_columns(self.index, self._columns, self._decode_runs, self.url, start, stop)
         return slicing.cut(self.index, self._columns, self.url, start, stop)
 
 

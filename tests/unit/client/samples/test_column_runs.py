@@ -1,0 +1,98 @@
+"""Samples of a parquet file, which are decoded column by column: the same as one by one."""
+
+import io
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardcache.errors import DecodeError, SampleError
+from shardcache.formats.arrow.parquet_file import PARQUET
+from shardcache.formats.arrow.parquet_program import copy
+from shardcache.formats.format import IndexOptions
+from shardcache.tarindex import tables
+from shardcache_client.reading.leased.shards import MappedShard, ShardPlace
+from shardcache_client.samples.sample_view import WHOLE, View
+
+URL = "s3://bucket/train.parquet"
+COUNT = 1000
+
+
+def row_of(number: int) -> dict[str, Any]:
+    return {
+        "int": number - 500,
+        "float": number / 3,
+        "bool": number % 3 == 0,
+        "text": f"text {number}",
+        "accents": "é" * (number % 4),
+        "bytes": bytes([number % 256]) * (number % 5),
+        "list": [number, None],
+    }
+
+
+def mapped(path: Path, rows: list[dict[str, Any]], view: View = WHOLE) -> MappedShard:
+    """Return a file of rows in the form in which it is cached, in row groups of 300."""
+    parquet = path.with_suffix(".parquet")
+    pq.write_table(pa.Table.from_pylist(rows), parquet, row_group_size=300)
+    stream = io.BytesIO()
+    copy(parquet, stream)
+    path.write_bytes(stream.getvalue())
+    samples = PARQUET.index(path, URL, IndexOptions())
+    header = {
+        "size_bytes": path.stat().st_size,
+        "samples": len(samples),
+        "content": PARQUET.name,
+        "encodings": samples.encodings,
+    }
+    sidecar = path.with_suffix(".idx")
+    tables.write(sidecar, header, samples)
+    return MappedShard(ShardPlace(path, sidecar), URL, view=view)
+
+
+def test_samples_in_order_are_those_by_number(tmp_path: Path) -> None:
+    """With the fields in the same order, and of the same types; some rows lack values, of which none is made up."""
+    rows = [row_of(number) for number in range(COUNT)]
+    rows[7]["text"] = rows[500]["int"] = rows[999]["list"] = None
+    expected = []
+    for number, row in enumerate(rows):
+        fields = {name: value for name, value in row.items() if value is not None}
+        expected.append({"__key__": f"{number:09d}", "__url__": URL} | fields)
+    with closing(mapped(tmp_path / "a.arrow", rows)) as shard:
+        in_order = list(shard.samples())
+        by_number = list(map(shard.cutter(), range(COUNT)))
+        assert list(shard.samples(290, 310)) == expected[290:310]
+    assert in_order == by_number == expected
+    assert [list(sample) for sample in in_order] == [list(sample) for sample in expected]
+    types = [[type(value) for value in sample.values()] for sample in in_order]
+    assert types == [[type(value) for value in sample.values()] for sample in expected]
+
+
+def test_choice_of_columns_holds(tmp_path: Path) -> None:
+    """Columns that are not read, and those of which the bytes are wanted."""
+    rows = [row_of(number) for number in range(COUNT)]
+    view = View(reads=lambda name: name in ("x.int", "x.text"), decodes=lambda name: name == "x.text", prefix="x.")
+    with closing(mapped(tmp_path / "a.arrow", rows, view)) as shard:
+        found = [(sample["x.int"], sample["x.text"]) for sample in shard.samples()]
+        assert set(map(len, shard.samples())) == {4}
+    assert found == [(row["int"], row["text"].encode()) for row in rows]
+
+
+def test_bad_sample_among_others_is_an_error_of_its_own(tmp_path: Path) -> None:
+    """A key that is none, and a text that was damaged in the cache: the samples before them are read."""
+    rows = [row_of(number) | {"__key__": f"key {number}"} for number in range(COUNT)]
+    rows[150]["__key__"] = ""
+    path = tmp_path / "a.arrow"
+    with closing(mapped(path, rows)) as shard:
+        with path.open("r+b") as file:
+            file.seek(path.read_bytes().index(b"text 30text 31"))
+            file.write(b"\xff")
+        samples = shard.samples()
+        assert [next(samples)["__key__"] for _ in range(30)] == [f"key {number}" for number in range(30)]
+        with pytest.raises(DecodeError, match="'key 30': the column 'text'"):
+            next(samples)
+        with pytest.raises(SampleError, match="reserved"):
+            list(shard.samples(31))
+        assert len(list(shard.samples(151))) == COUNT - 151
