@@ -6,10 +6,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -65,6 +66,7 @@ def serve(
     on_ready: Callable[[Store], None] = lambda store: None,
     *,
     is_private: bool = False,
+    second_socket: Path | None = None,
 ) -> None:
     """Run the daemon until SIGTERM or SIGINT.
 
@@ -74,6 +76,7 @@ def serve(
         settings: all options.
         on_ready: called once the daemon serves.
         is_private: True for a user's private daemon, which reads with its sessions' credentials.
+        second_socket: where the daemon listens, too.
 
     Raises:
         SocketInUseError, CacheDirError, ConfigError: always before `on_ready` is called.
@@ -86,7 +89,7 @@ def serve(
         log.warning("unknown environment variable", name=name, meant=meant)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        run = DaemonRun(settings, manager, on_ready, is_private)
+        run = DaemonRun(settings, manager, on_ready, is_private, second_socket)
         stopping_s, store = runner.run(run.serve(activated))
     log.info(
         "stopped",
@@ -105,6 +108,7 @@ class DaemonRun:
     _manager: ServiceNotifier
     _on_ready: Callable[[Store], None]
     _is_private: bool
+    _second_socket: Path | None
 
     async def serve(self, activated: ActivatedSockets) -> tuple[float, Store]:
         """Serve until the daemon is to stop.
@@ -125,13 +129,17 @@ class DaemonRun:
             listening(settings.http, settings.http_token_file, activated.tcp) as listener,
             listening_for_s3(settings.s3) as for_s3,
             listening_at(path, settings.group, activated.unix) as sock,
+            contextlib.ExitStack() as stack,
         ):
+            socks = [sock]
+            if self._second_socket is not None:
+                socks.append(stack.enter_context(listening_at(self._second_socket, None)))
             s3 = S3Options(for_s3, settings.s3_key_life_s, settings.s3_stall_s)
-            return await self._serve_at(sock, listener, s3)
+            return await self._serve_at(socks, listener, s3)
 
     async def _serve_at(
         self,
-        sock: socket.socket,
+        socks: Sequence[socket.socket],
         listener: Listener,
         s3: S3Options,
     ) -> tuple[float, Store]:
@@ -150,7 +158,7 @@ class DaemonRun:
                 async def serve_cache(cache: Cache) -> Drain:
                     # By the limit of open files at the time: an operator may change it (prlimit).
                     limits = partial(Limits.of_socket, self._settings)
-                    server = serving(cache, sock, limits, listener, s3)
+                    server = serving(cache, socks, limits, listener, s3)
                     return await last.enter_async_context(server)
 
                 try:

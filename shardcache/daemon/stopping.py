@@ -56,12 +56,16 @@ async def stop_when_lost(stop: asyncio.Event, cache: Cache) -> None:
 async def stop_when_unreachable(
     stop: asyncio.Event, cache: Cache, drain: Drain, socket: Path
 ) -> None:
-    """Stop a daemon that nobody can reach any more, as after a logout, once it has no session.
+    """Stop a daemon whose socket was deleted, as by a logout, once it has no session.
 
-    The next one gets its cache, which is locked until then.
+    Until then, a reader finds it at its cache, and leads others to it from where the socket was.
+    The next daemon gets the cache, which is locked until then.
     """
-    await cache.unreachable(socket)
-    await drain.unused(0.0)
+    is_gone = False
+    while not is_gone:
+        await cache.unreachable(socket)
+        await drain.unused(0.0)
+        is_gone = not await asyncio.to_thread(socket.exists)
     log.info("socket deleted", socket=str(socket))
     stop.set()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
 from aiohttp import web
@@ -28,20 +28,20 @@ _NO_S3 = S3Options()
 @asynccontextmanager
 async def serving(
     cache: Cache,
-    sock: socket.socket,
+    socks: Sequence[socket.socket],
     limits: Callable[[], Limits],
     listener: Listener,
     s3: S3Options = _NO_S3,
 ) -> AsyncIterator[Drain]:
-    """Serve on a listening socket, over TCP by the listener, and S3 clients, until the block exits.
+    """Serve on Unix sockets, over TCP by the listener, and S3 clients, until the block exits.
 
-    `limits` returns those of the socket. Yields the Drain, which lets requests in progress finish;
+    `limits` returns those of the sockets. Yields the Drain, which lets requests in progress finish;
     after that, the socket still answers health and status.
     """
     service = Service(cache, limits, s3.address)
     async with (
         _serving_s3(cache, service.drain, s3) as credentials,
-        _serving_socket(service, sock, listener, credentials),
+        _serving_sockets(service, socks, listener, credentials),
     ):
         yield service.drain
 
@@ -64,9 +64,9 @@ async def _serving_s3(
 
 
 @asynccontextmanager
-async def _serving_socket(
+async def _serving_sockets(
     service: Service,
-    sock: socket.socket,
+    socks: Sequence[socket.socket],
     listener: Listener,
     credentials: api.Handler,
 ) -> AsyncIterator[None]:
@@ -79,7 +79,8 @@ async def _serving_socket(
     over_tcp = Acceptor(runner.server, lambda: TCP_LIMITS)
     try:
         with ExitStack() as accepting:
-            accepting.enter_context(locally.accepting(sock))
+            for sock in socks:
+                accepting.enter_context(locally.accepting(sock))
             for tcp_sock in listener.sockets:
                 accepting.enter_context(over_tcp.accepting(tcp_sock))
             yield

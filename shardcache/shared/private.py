@@ -103,6 +103,17 @@ class PrivatePlace:
         self._record = folder / f"{name}.cache"  # names its cache folder
 
     @classmethod
+    def in_cache(cls, folder: Path, base: Path) -> "PrivatePlace":
+        """Return the second place of the daemon that has a cache folder.
+
+        It stays when a logout removes the first, and is seen by whoever sees the cache.
+
+        Args:
+            base: the folder of all private caches, which has a key of its own for names.
+        """
+        return cls(folder, digest(base, _python()))
+
+    @classmethod
     def find(cls) -> "PrivatePlace":
         """Return the place for this process's environment; its folder is created if it is missing.
 
@@ -126,6 +137,19 @@ class PrivatePlace:
             f"none of the {_MAX_PLACES} daemons in {folder} has a cache that this process can see",
             remedy="shardcache stop; or mount the same cache folder in all of your containers",
         )
+
+    @property
+    def is_usable(self) -> bool:
+        """True if the path of the socket is short enough."""
+        return len(os.fsencode(self.socket)) <= MAX_SOCKET_BYTES
+
+    def lead_to(self, other: "PrivatePlace") -> None:
+        """Have the daemon at another place found here, too. Raises DaemonError."""
+        try:
+            self.socket.unlink(missing_ok=True)
+            self.socket.symlink_to(other.socket)
+        except OSError as exn:
+            raise _unusable(self.folder, exn) from exn
 
     def record_cache(self, cache: Path) -> None:
         """Record the cache folder of the daemon that is about to start. Raises DaemonError."""

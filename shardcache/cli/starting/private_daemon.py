@@ -94,14 +94,22 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
                 )
             return {"socket": str(place.socket), "started": False}
         with _errors_of_cache():
+            other = _place_in_cache(base, name)
+            if other is not None:
+                place.lead_to(other)
+                place.record_cache(other.folder)
+                return {"socket": str(place.socket), "started": False}
             folder = _free_folder(base, name)
+        if place.socket.is_symlink():  # to a daemon that has ended
+            place.socket.unlink()
         place.record_cache(folder)
         settings = _settings(flags, config, place, folder)
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(reader)
-            _serve(settings, place, writer, (lock, base_lock))
+            second = PrivatePlace.in_cache(folder, base)
+            _serve(settings, (place, second), writer, (lock, base_lock))
         os.close(writer)
         return _outcome(reader, place, pid)
 
@@ -167,13 +175,33 @@ def _scratch(env: Mapping[str, str]) -> Iterator[Path]:
             yield folder / f"shardcache-{os.geteuid()}"
 
 
+def _place_in_cache(base: Path, name: str) -> PrivatePlace | None:
+    """Return the place in its cache of a daemon of this environment that runs; None without one.
+
+    Its socket is elsewhere, or is gone: a logout removes `/run/user/UID`, and a job or container
+    may have another `$XDG_RUNTIME_DIR`.
+    """
+    for number in range(_MAX_FOLDERS):
+        folder = base / _folder_name(name, number)
+        if not folder.is_dir():
+            continue
+        place = PrivatePlace.in_cache(folder, base)
+        if place.is_usable and is_listening(place.socket) and place.shows_cache():
+            return place
+    return None
+
+
+def _folder_name(name: str, number: int) -> str:
+    return f"{name}.{number}" if number else name
+
+
 def _free_folder(base: Path, name: str) -> Path:
     """Return a cache folder for these credentials that no daemon holds.
 
     With the lock of `base`, none will.
     """
     for number in range(_MAX_FOLDERS):
-        folder = base / (f"{name}.{number}" if number else name)
+        folder = base / _folder_name(name, number)
         with _held(secured(folder)) as is_free:
             if is_free:
                 return folder
@@ -222,8 +250,18 @@ def _settings(
     return Settings.load({**flags, **own, **unset}, config)
 
 
-def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable[int]) -> NoReturn:
-    """Be the daemon, in a process of its own that ends with no terminal, job or parent."""
+def _serve(
+    settings: Settings,
+    places: tuple[PrivatePlace, PrivatePlace],
+    writer: int,
+    locks: Iterable[int],
+) -> NoReturn:
+    """Be the daemon, in a process of its own that ends with no terminal, job or parent.
+
+    Args:
+        places: the one that processes of this environment know, and that in the cache.
+    """
+    place, in_cache = places
 
     def on_ready(store: Store) -> None:
         os.utime(settings.cache_dir)
@@ -242,7 +280,9 @@ def _serve(settings: Settings, place: PrivatePlace, writer: int, locks: Iterable
     try:
         from shardcache.daemon.running import serve
 
-        serve(settings, on_ready, is_private=True)
+        in_cache.record_cache(in_cache.folder)
+        second_socket = in_cache.socket if in_cache.is_usable else None
+        serve(settings, on_ready, is_private=True, second_socket=second_socket)
     except ShardcacheError as exn:
         _report(writer, error=exn.to_json())
         raise

@@ -256,8 +256,10 @@ def test_daemon_of_another_user_is_not_used(root: Path, home: PrivateHome) -> No
 def test_daemon_that_cannot_be_reached_keeps_its_folder(
     root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two containers of one user have sockets of their own and one home: the second daemon takes another folder."""
+    """Neither at its own socket nor at that in its cache: the second daemon takes another folder."""
     assert read(root) == KEYS
+    (socket,) = home.caches.glob("*/*.sock")
+    socket.unlink()
     other = root / "other"
     other.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(other))

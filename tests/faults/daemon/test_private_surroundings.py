@@ -17,7 +17,7 @@ from shardcache_client.reader import ShardReader
 from support.cases import first_quick
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
-from support.programs.daemon import PrivateHome, eventually, private_home
+from support.programs.daemon import PrivateHome, eventually, pid_at, private_home
 from support.programs.guard import GUARD_S
 from support.programs.private_readers import KEYS, READ, SAMPLES, SHARDS, read, shards_folder, start_reader
 from support.programs.processes import wait_until_ended
@@ -85,6 +85,40 @@ async def test_daemon_whose_socket_a_logout_removed_gives_its_cache_to_the_next(
     assert await asyncio.to_thread(keys) == ["a"]
     assert fetched() == 1
     assert home.pids() != [daemon]
+    assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
+
+
+@pytest.mark.slow
+def test_daemon_whose_socket_a_logout_removed_is_found_while_it_is_used(root: Path, home: PrivateHome) -> None:
+    """By its cache: the next login has the same daemon, and commands find it again where its socket was."""
+    with start_reader(root, "stop") as job:
+        assert job.stdout is not None
+        assert job.stdout.readline().strip() == KEYS[0]
+        (daemon,) = home.pids()
+        shutil.rmtree(home.runtime)
+        home.runtime.mkdir(mode=0o700)
+        assert read(root) == KEYS
+        assert home.pids() == [daemon]
+        assert shardcache("status").code == 0
+        job.kill()
+    assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
+    home.kill()
+    assert read(root) == KEYS, "the link to a daemon that has ended is replaced"
+    assert home.pids() != [daemon]
+
+
+@pytest.mark.slow
+def test_jobs_with_runtime_folders_of_their_own_share_a_daemon(
+    root: Path, home: PrivateHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of cron and of a login, or of two containers that have one home."""
+    assert read(root) == KEYS
+    before = home.pids()
+    other = root / "other"
+    other.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(other))
+    assert read(root) == KEYS
+    assert list(map(pid_at, (other / "shardcache-private").glob("*.sock"))) == before
     assert len([folder for folder in home.caches.iterdir() if folder.is_dir()]) == 1
 
 

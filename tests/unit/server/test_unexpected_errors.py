@@ -56,7 +56,7 @@ async def socket_path(tmp_path: Path) -> AsyncIterator[Path]:
         async with asyncio.TaskGroup() as group:
             cache = Cache(settings, store, origins, Downloader(settings, Counters()), indexers, group)
             cache.manifests = cast(Manifests, FaultyManifests(cache.manifests))
-            async with serving(cache, sock, lambda: Limits.of_socket(settings), Listener()):
+            async with serving(cache, [sock], lambda: Limits.of_socket(settings), Listener()):
                 yield path
             cache.stop()
         await indexers.close()
