@@ -37,8 +37,9 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
     summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
 
-    def otherwise() -> str:
-        # Only now: all formats are imported with it.
+    def hint() -> str:
+        """Return the advice that is shown if some shards fail."""
+        # Imported only when it is needed, because it imports all formats.
         from shardcache.shared.urls.url_names import may_be_a_file
 
         if wants_files or not any(map(may_be_a_file, urls)):
@@ -50,7 +51,7 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
         as_json,
         "warming",
         summary,
-        otherwise=otherwise,
+        otherwise=hint,
         each_shard=True,
     )
 
@@ -227,7 +228,11 @@ def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
 def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> None:
     """Print the shards that were kept, with the reason, and the number of those removed.
 
-    Exit 1 unless that is all.
+    Exit 1 if a shard was kept, or none was removed.
+
+    Args:
+        what: "evicted" or "unpinned": names the removed shards in the answer and in the message.
+        nothing: the message if no shard matched.
     """
     removed = answer[what]
     kept = answer["kept"]
@@ -235,10 +240,12 @@ def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> Non
         common.print_json(answer)
     else:
         lines = [f"kept  {row['url']}: {row['reason']}" for row in kept]
-        freed = f", {size(answer['freed_bytes'])} freed" if "freed_bytes" in answer else ""
-        lines.append(
-            f"{common.count(len(removed), 'shard')} {what}{freed}" if removed or kept else nothing,
-        )
+        summary = nothing
+        if removed or kept:
+            summary = f"{common.count(len(removed), 'shard')} {what}"
+            if "freed_bytes" in answer:
+                summary += f", {size(answer['freed_bytes'])} freed"
+        lines.append(summary)
         common.make_console().print("\n".join(lines), markup=False)
     if kept or not removed:
         common.fail()

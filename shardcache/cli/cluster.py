@@ -112,7 +112,8 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     NODE/ to /etc/shardcache/tier on that node, and reload nginx. Anyone who has ca.key can admit
     nodes, so keep it off the nodes.
     """
-    if (nodes is None) is not shared:
+    has_names = nodes is not None
+    if has_names == shared:  # both are given, or neither is
         raise click.UsageError("name the nodes with --nodes, or give --shared")
     try:
         from shardcache.cluster.authority import issue
@@ -181,7 +182,8 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
             remedy="write the list to a file: --nodes FILE",
         )
     notifier = ServiceNotifier.take(os.environ, os.getpid())
-    name = node or socket.gethostname().partition(".")[0]
+    host_name = socket.gethostname().partition(".")[0]
+    name = node or host_name
     run_dir = Path(options["run_dir"].replace("{node}", name))
     say = partial(_say, as_json, "message")
 
@@ -195,20 +197,21 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
         signal.signal(number, lambda *_: stopping.set())
 
     def start() -> int:
-        sources = [options[option] for option in ("ca", "certificate", "key", "nodes")]
+        sources = [options[each] for each in ("ca", "certificate", "key", "nodes")]
         watched = tuple(Path(source) for source in sources if is_file(source))
-        return NodeTier(lambda: tier_of(**options), name, watched, say, ready).run(stopping)
+        tier = NodeTier(partial(tier_of, **options), name, watched, say, ready)
+        return tier.run(stopping)
 
-    status = run_when_usable(start, run_dir, say, stopping) if wait else start()
-    if status:
+    exit_status = run_when_usable(start, run_dir, say, stopping) if wait else start()
+    if exit_status:
         raise DaemonError(
-            f"nginx ended with status {status}",
+            f"nginx ended with status {exit_status}",
             remedy="see its message above, or the kernel's in dmesg",
         )
 
 
 def _say(as_json: bool, event: str, message: str) -> None:
-    """Print a message for the operator; that the tier is ready, to standard output."""
+    """Print a message for the operator, on standard error unless it is that the tier is ready."""
     if as_json:
         common.print_json({"event": event, "message": message})
     elif event == "ready":
@@ -256,23 +259,30 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
                 "The nodes have different lists of nodes: shards are fetched more than once.",
                 err=True,
             )
-    if len(digests) != 1 or any(report.peers is None or report.stale for report in reports):
+    is_incomplete = any(report.peers is None or report.stale for report in reports)
+    if len(digests) != 1 or is_incomplete:
         common.fail()
 
 
 def _print(reports: list[NodeReport]) -> None:
+    """Print a table with a row for each node; a dash stands for what it has not reported."""
     numbers = ("files", "cached", "hit share", "from tier", "from store")
     rows = []
     for report in reports:
         figures = report.figures
-        peers = report.peers
-        cells = 5 * ["–"]
+        cells = ["–"] * len(numbers)
         if figures is not None:
-            share = "–" if report.hit_share is None else f"{report.hit_share:.1%}"
-            amounts = [size(figures[name]) for name in ("from_tier_bytes", "from_store_bytes")]
-            cells = [f"{figures['files']:,}", size(figures["cached_bytes"]), share, *amounts]
-        seen = "–" if peers is None else f"{peers['peers']} ({peers['digest'][:8]})"
-        rows.append((report.node.name, *cells, seen, report.state))
+            cells = [
+                f"{figures['files']:,}",
+                size(figures["cached_bytes"]),
+                "–" if report.hit_share is None else f"{report.hit_share:.1%}",
+                size(figures["from_tier_bytes"]),
+                size(figures["from_store_bytes"]),
+            ]
+        peers = "–"
+        if report.peers is not None:
+            peers = f"{report.peers['peers']} ({report.peers['digest'][:8]})"
+        rows.append((report.node.name, *cells, peers, report.state))
     common.print_table(("node", *numbers, "peers", "state"), rows, numbers)
 
 

@@ -22,7 +22,9 @@ _NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)
 _ENDPOINT = re.compile(
     r"(?P<address>\[[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]|[0-9.]+)(?::(?P<port>[0-9]{1,5}))?",
 )
+# Value of --resolver with which nginx resolves the stores' names once, when it starts.
 _AT_START = "none"
+# Folder of a node's certificate, unless the options name others.
 FOLDER = "/etc/shardcache/tier"
 PATH = click.Path(path_type=Path, readable=False)
 
@@ -83,9 +85,13 @@ def _endpoint(text: str) -> tuple[str, str] | None:
     None if it is neither.
     """
     found = _ENDPOINT.fullmatch(text)
-    if found and is_address(found["address"].strip("[]")) and 0 < int(found["port"] or 1) < 65536:
-        return found["address"], f":{found['port']}" if found["port"] else ""
-    return None
+    if found is None or not is_address(found["address"].strip("[]")):
+        return None
+    if found["port"] is None:
+        return found["address"], ""
+    if not 0 < int(found["port"]) < 65536:
+        return None
+    return found["address"], f":{found['port']}"
 
 
 def _user(text: str) -> str:
@@ -116,13 +122,17 @@ def option(
     name: str | None = None,
     **how: Any,
 ) -> click.Option:
-    """Return an option, which is the argument `name` if its name is not the flag's."""
-    names = [flag, *filter(None, [name])]
-    shown = default is not None
+    """Return an option with the help text of its flag.
+
+    Args:
+        name: of the command's argument; None for the flag's.
+        how: further arguments of `click.Option`.
+    """
+    names = [flag] if name is None else [flag, name]
     return click.Option(
         names,
         default=default,
-        show_default=shown,
+        show_default=default is not None,
         metavar=metavar,
         help=_HELP[flag],
         **how,
@@ -164,8 +174,9 @@ def nodes_of(text: str) -> tuple[Node, ...]:
     """Return the nodes of `--nodes`. Raises ConfigError."""
     if text == "-":
         return parse(sys.stdin.read())
+    is_path = "/" in text or is_file(text)
     try:
-        return parse(Path(text).read_text() if "/" in text or is_file(text) else text)
+        return parse(Path(text).read_text() if is_path else text)
     except FileNotFoundError:
         raise ConfigError(
             "the list of nodes does not exist",
@@ -211,9 +222,8 @@ def tier_of(
     found = nodes_of(nodes)
     upstreams = tuple(map(Upstream.parse, stores))
     tls = tls_of(found, **{name: options.pop(name) for name in _TLS_NAMES})
-    if resolvers == (_AT_START,) or (
-        not resolvers and all(store.is_address for store in upstreams)
-    ):
+    needs_resolver = not all(store.is_address for store in upstreams)
+    if resolvers == (_AT_START,) or (not resolvers and not needs_resolver):
         resolvers = ()
     elif not resolvers:
         resolvers = _system_resolvers()
@@ -228,8 +238,9 @@ def tier_of(
 
 
 def _has_ipv6_route() -> bool:
-    """Return whether this machine has a way to addresses of IPv6; nothing is sent."""
+    """Return whether this machine has a route to public IPv6 addresses."""
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        # To connect a datagram socket finds a route, and sends nothing.
         probe.connect(("2000::", 9))
         return True
     return False

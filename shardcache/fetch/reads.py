@@ -80,7 +80,7 @@ class PausableRead(Flow):
             self._enough_bytes = max(1, int(stall_timeout_s * MIN_BYTES_PER_S))
         self._lately_bytes = 0  # received since the timer was last restarted
         self._restarts_from_s = 0.0  # time from which the timer may be restarted again
-        self._limit: asyncio.Timeout | None = None
+        self._limit: asyncio.Timeout | None = None  # the stall time-out's timer, during `limit`
         self._pause: Callable[[], object] = _no_callback
         self._has_slot = asyncio.Event()
         self._has_slot.set()
@@ -132,7 +132,7 @@ class PausableRead(Flow):
         if self._may_read:
             self._restart()
 
-    # slot_claims.Pausable
+    # Methods of `slot_claims.Pausable`: called by the scheduler
 
     def halt(self) -> None:
         """Pause."""
@@ -143,7 +143,7 @@ class PausableRead(Flow):
         """Continue after `halt`."""
         self._has_slot.set()
 
-    # transport.between.flow.Flow
+    # Methods of `Flow`: called by the transport
 
     def received(self, count: int) -> None:
         """Count received bytes, and restart the timer when they are enough."""
@@ -174,7 +174,7 @@ class PausableRead(Flow):
             return
         self.worked.stop()
         if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(None)
+            self._limit.reschedule(None)  # a pause is no stall
             self._restarts_from_s = 0.0
         try:
             while not self._may_read:

@@ -151,6 +151,7 @@ def space(context: Context) -> Finding:
     else:
         capacity_bytes = context.status["cache"]["capacity_bytes"]
         used_bytes = context.status["cache"]["used_bytes"]
+    # The size to which the cache could grow at present.
     reachable_bytes = max(0, used_bytes + free_bytes - min_free_bytes)
     limits = f"capacity {size(capacity_bytes)}, --min-free {size(min_free_bytes)}"
     free = f"{size(free_bytes)} of {size(total_bytes)} free"
@@ -163,7 +164,8 @@ def space(context: Context) -> Finding:
         return failed(
             found, cause, f"{largest}   # remove unneeded files, or lower --min-free", **figures
         )
-    if stat.f_files and not stat.f_favail:
+    has_inode_limit = stat.f_files > 0
+    if has_inode_limit and not stat.f_favail:
         return failed(
             found,
             "no inode is free",
@@ -172,18 +174,22 @@ def space(context: Context) -> Finding:
         )
     if reachable_bytes >= capacity_bytes:
         return ok(found, "", "", **figures)
+    can_grow = f"the cache can grow to {size(reachable_bytes)}"
     if total_bytes - min_free_bytes < capacity_bytes:
-        can_grow = f"the cache can grow to {size(reachable_bytes)}"
         cause = f"the filesystem is too small for the capacity: {can_grow}"
-        proposed = f"{reachable_bytes // 10**6}MB"
-        if reachable_bytes >= 10**10:
-            proposed = f"{reachable_bytes // 10**9}GB"
-        options = {"capacity": proposed}
+        options = {"capacity": _rounded_down(reachable_bytes)}
         return _with_better_options(
             context, found, cause, options, "   # or a larger disk", **figures
         )
-    cause = f"other files use the rest: the cache can grow to {size(reachable_bytes)}"
+    cause = f"other files use the rest: {can_grow}"
     return warning(found, cause, f"{largest}   # remove unneeded files", **figures)
+
+
+def _rounded_down(size_bytes: int) -> str:
+    """Return a size as an option has it, in whole GB or, below ten of them, in whole MB."""
+    if size_bytes >= 10**10:
+        return f"{size_bytes // 10**9}GB"
+    return f"{size_bytes // 10**6}MB"
 
 
 def _with_better_options(
@@ -196,8 +202,8 @@ def _with_better_options(
 ) -> Finding:
     """Return a warning whose remedy starts a daemon with other options.
 
-    The remedy has the doctor's further options as well, unless a daemon runs: that one may have
-    been started with others.
+    The remedy repeats the other options that the doctor was given, unless a daemon is running,
+    which may have been started with different ones.
 
     Args:
         options: the proposed ones, by name.
@@ -218,23 +224,33 @@ def speed(context: Context) -> Finding | list[Finding]:
         return skipped("you may not write to the cache folder")
     place = nearest(context.own_cache_dir)
     total_bytes, _, free_bytes = disk_usage(place)
-    kept_bytes = 0 if context.settings is None else context.settings.min_free.of(total_bytes)
+    min_free_bytes = 0
+    if context.settings is not None:
+        min_free_bytes = context.settings.min_free.of(total_bytes)
     # Few enough that a running daemon would not evict shards for them.
-    spare_bytes = max(0, free_bytes - kept_bytes) // 4
-    max_bytes = min(_MAX_BYTES, spare_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
-    if not max_bytes:
+    spare_bytes = max(0, free_bytes - min_free_bytes) // 4
+    blocks = min(_MAX_BYTES, spare_bytes) // _BLOCK_BYTES
+    if not blocks:
         return skipped("not enough free space to measure")
     block = os.urandom(_BLOCK_BYTES)  # incompressible, as some disks compress
     with tempfile.TemporaryFile(dir=place, prefix="doctor-", buffering=0) as file:
         fd = file.fileno()
-        written_bytes, write = _timed(
-            lambda offset: os.pwrite(fd, block, offset), max_bytes, lambda: os.fsync(fd)
-        )
+
+        def write(offset: int) -> int:
+            return os.pwrite(fd, block, offset)
+
+        def flush() -> None:
+            os.fsync(fd)
+
+        def read(offset: int) -> int:
+            return len(os.pread(fd, _BLOCK_BYTES, offset))
+
+        written_bytes, write_finding = _timed(write, blocks * _BLOCK_BYTES, flush)
+        # Out of the page cache, so that the disk is read.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        _, read = _timed(
-            lambda offset: len(os.pread(fd, _BLOCK_BYTES, offset)), written_bytes, lambda: None
-        )
-    return [write, read.named("disk.read")]
+        _, read_finding = _timed(read, written_bytes, lambda: None)
+    # The first one takes the name of the check.
+    return [write_finding, read_finding.named("disk.read")]
 
 
 def _timed(
@@ -246,8 +262,8 @@ def _timed(
 
     Args:
         move: writes or reads the block at an offset; returns its number of bytes.
-        max_bytes: ends the measurement.
-        end: is called after the last block, and counts for the time.
+        max_bytes: number of bytes after which to stop before the time limit.
+        end: called after the last block; the time that it takes counts.
     """
     done_bytes = 0
     began_s = time.monotonic()

@@ -66,13 +66,15 @@ class SamplePositions:
         return positions
 
     def _add(self, row: dict[str, Any]) -> None:
+        """Add the samples of one row of the table, which are some of a shard's."""
         from shardcache.tarindex.spans import RowSpans
 
         shard = row["shard"]
         spans = RowSpans.of(row)
-        whole = (0, self._sizes[shard])
+        # A sample that cannot be read from a span of its own takes the whole shard.
+        whole_shard = (0, self._sizes[shard])
         for place in range(len(spans)):
-            start, stop = spans.span(place) or whole
+            start, stop = spans.span(place) or whole_shard
             self._starts[shard].append(start)
             self._stops[shard].append(stop)
 
@@ -102,7 +104,7 @@ class _SampleReader:
         coming: ranges of the samples in the order in which they are read: shard, first byte, and
             the one after the last.
         late: number of steps before the first sample.
-        ahead: the share of all readers of the node.
+        ahead: the readers' common share of the node's cache.
         max_asked: number of samples that are asked for at a time.
     """
 
@@ -136,6 +138,7 @@ class _SampleReader:
         return True
 
     def _ask_ahead(self) -> None:
+        """Ask for the next samples; for one at least, even if the readers' share is used up."""
         while self._next is not None and len(self._asked) < self._max_asked:
             if self._asked and self._ahead.taken_bytes >= self._ahead.limit_bytes:
                 return
@@ -173,7 +176,10 @@ class SampleSimulation:
         )
 
     def node(self, node: int) -> PartReplay:
-        """Return what a node has fetched at the end of the run. Raises CapacityError."""
+        """Replay the whole run on a node, and return the cache as it is then.
+
+        Raises CapacityError.
+        """
         from shardcache_client.reading.epochs.scattered_reader import RUNS_AHEAD
         from shardcache_client.reading.single.scattered_samples import MAX_ASKED
 
@@ -183,13 +189,19 @@ class SampleSimulation:
         max_asked = min(MAX_ASKED, (1 + RUNS_AHEAD) * run.batch_size)
         readers = []
         for job in range(run.jobs):
+            # Jobs that do not run together start at equal intervals in an epoch.
             late = 0 if run.together else job * self._epoch_samples // run.jobs
-            for rank in range(node * run.ranks, (node + 1) * run.ranks):
+            for rank in self._ranks_of(node):
                 coming = self._ranges(job, rank)
                 readers.append(_SampleReader(cache, coming, late, ahead, max_asked))
+
+        # All readers go one step at a time; those at their end drop out.
         while readers:
             readers = [reader for reader in readers if reader.step()]
         return cache
+
+    def _ranks_of(self, node: int) -> range:
+        return range(node * self._run.ranks, (node + 1) * self._run.ranks)
 
     @property
     def _epoch_samples(self) -> int:
@@ -214,9 +226,10 @@ class SampleSimulation:
     def first_batch_bytes(self, node: int) -> int:
         """Return what a node receives until each rank of the first job has a batch."""
         run = self._run
+        # No object is fetched as a whole so early: only the parts with these samples are.
         rules = replace(self._rules, max_share=1.0)
         cache = PartReplay(run.manifest.shards.sizes, rules)
-        for rank in range(node * run.ranks, (node + 1) * run.ranks):
+        for rank in self._ranks_of(node):
             for asked in islice(self._ranges(0, rank), run.batch_size):
                 cache.read(cache.ask(*asked))
         return cache.store_bytes
@@ -240,7 +253,12 @@ class SampleSimulation:
         first_batch_bytes = max(map(self.first_batch_bytes, range(run.nodes)))
         return {
             "policies": {
-                "shardcache": _figures(1 - misses / asked, store_bytes, requests, table),
+                "shardcache": _figures(
+                    1 - misses / asked,
+                    store_bytes,
+                    requests,
+                    table,
+                ),
                 "none": _figures(0.0, alone_bytes, asked, table),
             },
             "disk_bytes": max(cache.peak_bytes for cache in caches),
@@ -249,9 +267,10 @@ class SampleSimulation:
         }
 
 
-def _figures(hits: float, store_bytes: int, requests: int, table: OriginTable) -> Json:
+def _figures(hit_share: float, store_bytes: int, requests: int, table: OriginTable) -> Json:
+    """Return the figures of one policy, which has no tier."""
     return {
-        "hits": hits,
+        "hits": hit_share,
         "store_bytes": store_bytes,
         "requests": requests,
         "between_nodes_bytes": 0,

@@ -41,9 +41,9 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     Attributes:
         condition: header that requests a version, and the version's form in it.
         versions: names of the version in answers and in listings.
-        endpoint: option of the filesystem for another endpoint; empty if it has none.
-        anonymous: its options for requests without credentials.
-        defaults: its other options.
+        endpoint: name of the filesystem's option for another endpoint; empty if it has none.
+        anonymous: the filesystem's options for requests without credentials.
+        defaults: the filesystem's options that are always set, unless the table has others.
     """
 
     condition: ClassVar[tuple[str, str]] = ("If-Match", '"{}"')
@@ -51,6 +51,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     endpoint: ClassVar[str] = "endpoint_url"
     anonymous: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
+    # True if another server must not be near, where the store sends requests to one: see
+    # `Request.far_only`.
     _is_far = True
 
     def __init__(self, setup: Setup) -> None:
@@ -92,7 +94,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
         Raises the error for any other answer.
         """
-        assert answer is not None
+        assert answer is not None  # only a read that `commit` refuses has no answer
         headers = answer.headers
         # The Hub states what a file of git LFS is, and redirects to where it lies.
         is_linked = "x-linked-etag" in headers
@@ -100,7 +102,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         if answer.status >= 300 and not is_redirect:
             what = f"the origin answered a HEAD with status {answer.status}"
             raise error_of(answer.status, what, url, headers)
-        size_bytes = size_of(headers.get("x-linked-size" if is_linked else "content-length"), url)
+        size_header = "x-linked-size" if is_linked else "content-length"
+        size_bytes = size_of(headers.get(size_header), url)
         return RemoteObject(
             url,
             version=self._version(headers, url),
@@ -134,11 +137,16 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
                 return answer.sums
             has_expired = away and answer.status in _EXPIRED
             if is_last or not has_expired:
-                judge(answer, self._version_sent(answer, obj, away=away), obj, parts)
+                version = self._version_sent(answer, obj, away=away)
+                judge(answer, version, obj, parts)  # raises the error
         return None
 
     def _version_sent(self, answer: Answer, obj: RemoteObject, *, away: bool) -> str:
-        """Return the version of an answer; a server elsewhere knows none."""
+        """Return the version of an answer.
+
+        Args:
+            away: True if another server sent it: that knows no versions, and its url is this one's.
+        """
         if away:
             return obj.version
         return plain_etag(answer.headers.get(self.versions[0], ""))
@@ -155,6 +163,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
         Args:
             away: True if another server has them, which knows nothing of the store's versions.
+            held: True if the body waits for `commit` before it is written.
         """
         headers: dict[str, str] = {}
         expected: dict[str, Sequence[str | None]] = {}
@@ -195,7 +204,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     ) -> Answer | None:
         """Return the answer to a request.
 
-        It is repeated once if the store does not accept a proof that expires.
+        It is repeated once, with a new proof, if the store does not accept one that expires.
 
         Args:
             reading: None to take no body.
@@ -203,6 +212,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             away: True if it is another server's, which gets no credentials.
             first_bytes: number of the object's first bytes to request ahead.
         """
+        # Another server is asked once, as it is sent no proof that could be renewed.
         for is_last in (away, True):
             proof = Proof({}) if away else await self._proof.get(url)
             target = (place or self._target(url)) + proof.query
@@ -221,7 +231,9 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         return answer
 
     async def _locate(self, _obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
-        """Return `place` and `away` of a request for an object.
+        """Return `place` and `away` of a request for an object, as `_ask` has them.
+
+        Here the store itself has all objects; subclasses may know other servers.
 
         Args:
             again: True if the last url has expired.
