@@ -166,7 +166,8 @@ class Workers:
                 return
             try:
                 worker = await self._new_worker()
-            except CacheError as exn:  # those that there are go on doing all of the work
+            except CacheError as exn:
+                # No request fails: the workers that there are do all of the work.
                 log.warning("cannot start another transport worker", cause=exn.message)
                 return
             is_up = False
@@ -186,7 +187,7 @@ class Workers:
         """Return a new worker, which may not be up yet. Raises CacheError."""
         try:
             daemon_end, worker_end = descriptors.channel()
-            with worker_end:  # which the process has a copy of, once it is started
+            with worker_end:  # the process has its own copy once it is started
                 return await self._spawn(daemon_end, worker_end.fileno())
         except OSError as exn:
             message = f"cannot start a transport worker ({exn.strerror})"
@@ -217,8 +218,8 @@ class Workers:
     def _distrust_idle(self, before_s: float) -> None:
         """Have all workers close their connections that have been idle since before `before_s`.
 
-        One such connection has met silence: whatever dropped it has dropped the others, too. The
-        time is by the machine's clock, which all processes share.
+        Called when the peer did not respond on such a connection: whatever dropped that one has
+        dropped the others, too. The time is by the machine's clock, which all processes share.
         """
         for worker in self._workers:
             worker.distrust(before_s)

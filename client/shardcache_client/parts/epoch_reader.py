@@ -84,6 +84,7 @@ class EpochReader:
         return samples
 
     def _start(self, iteration: Iteration) -> None:
+        """Set the iteration to the epoch, or the state, with which the bookmark goes on."""
         self.bookmark.begin(iteration)
         self._agree(self.bookmark.terms)
         self.epochs.check()
@@ -95,6 +96,7 @@ class EpochReader:
             self.bookmark.make_main(iteration)
 
     def _samples(self, iteration: Iteration) -> Iterator[Any]:
+        """Yield the samples of an iteration, which starts again if a state was loaded since."""
         # A wrapper around the iterator is on the stack only from the first sample on.
         self.parts.group.refuse_resharding()
         in_worker = iteration.loader is not None
@@ -114,7 +116,7 @@ class EpochReader:
 
     def _noted(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
         """Yield samples, noting that each is taken, and when the second batch is begun."""
-        # This loop, too, runs for each sample.
+        # This loop runs for each sample.
         first_batch = 1 if self.parts.stage else self.parts.batch_size
         bookmark = self.bookmark
         for number, sample in enumerate(samples):
@@ -155,8 +157,8 @@ class EpochReader:
         current = self.bookmark.current
         if current is None or current.reading == "over":
             return self.bookmark.next_epoch
-        is_open = current.reading == "open" or current.live
-        return current.epoch if is_open else self.bookmark.next_epoch
+        is_being_read = current.reading == "open" or current.live
+        return current.epoch if is_being_read else self.bookmark.next_epoch
 
     @property
     def position(self) -> int:
@@ -202,6 +204,7 @@ class EpochReader:
         """
         states: Sequence[Saved] = find_states(state)
         before = self.parts
+        # Twice: if the mixture has changed, the states to read from are others than those loaded.
         self._agree(states[0].terms)
         try:
             states = self.epochs.states_to_read(states)

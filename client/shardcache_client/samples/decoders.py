@@ -94,12 +94,10 @@ _PLAIN: dict[str, Decoder] = {
 }
 _TYPES: dict[Any, Decoder] = {bytes: bytes, float: float, int: int, str: text}
 _OF_IMAGES: dict[str, Decoder] = {
-    f"{'' if container == 'numpy' else container}{color}{depth}": ImageDecoder(
-        color, container, depth == "8"
-    )
+    f"{prefix}{color}{suffix}": ImageDecoder(color, container, is_uint8)
     for color in MODES
-    for container in ("numpy", "torch")
-    for depth in ("", "8")
+    for prefix, container in (("", "numpy"), ("torch", "torch"))
+    for suffix, is_uint8 in (("", False), ("8", True))
 }
 _OF_IMAGES |= {f"pil{color}": ImageDecoder(color, "pil", True) for color in MODES}
 _OF_IMAGES |= {
@@ -135,7 +133,7 @@ def decoder(spec: Spec) -> Decoder:
     """
     if not isinstance(spec, str):
         if callable(spec):
-            return _TYPES.get(spec, spec)
+            return _TYPES.get(spec, spec)  # any other function is a decoder itself
         remedy = "give a name, a function of the member's bytes, or a type"
         raise ConfigError(f"{shown(spec)} is not a decoder", remedy=remedy)
     if spec in _OF_IMAGES:
@@ -166,14 +164,13 @@ def _check_pillow() -> None:
 def _check_torchcodec() -> None:
     try:
         import torchcodec.decoders  # noqa: F401
-    except (
-        ImportError,
-        RuntimeError,
-        OSError,
-    ) as exn:  # without FFmpeg's libraries it is a RuntimeError
+    except (ImportError, RuntimeError, OSError) as exn:
+        # Without FFmpeg's libraries it is a RuntimeError, with a report of many lines.
+        reason = repr(exn)
+        if str(exn):
+            reason = str(exn).splitlines()[0]
         raise ConfigError(
-            "decoding video and audio needs torchcodec: "
-            f"{str(exn).splitlines()[0] if str(exn) else exn!r}",
+            f"decoding video and audio needs torchcodec: {reason}",
             remedy="install FFmpeg, 4 to 8, and torchcodec of a release that fits your torch; "
             "without a GPU, pip install 'torchcodec<0.14', or a later one from PyTorch's "
             "index of CPU wheels",  # PyPI's needs CUDA
@@ -182,7 +179,7 @@ def _check_torchcodec() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _GzipDecoder:
-    """Decodes what has been compressed with gzip."""
+    """Decompresses a member with gzip, and decodes its content."""
 
     content: Decoder
 
@@ -203,6 +200,7 @@ def by_extension(name: str) -> DecoderOf:
 
 
 def _by_extension(image: Decoder, _name: str, extension: str) -> Decoder | None:
+    # As for webdataset, only what follows the last dot counts: "seg.png" is a PNG.
     last = _uncompressed(extension).rpartition(".")[2]
     found = image if last in _IMAGES else _BY_EXTENSION.get(last)
     return _GzipDecoder(found or bytes) if _is_compressed(extension) else found
@@ -223,6 +221,14 @@ def by_table(decode: Mapping[str, Spec]) -> DecoderOf:
 def _by_table(
     decoders: Mapping[str, Decoder], named: Collection[str], name: str, extension: str
 ) -> Decoder | None:
+    """Return the decoder of a member.
+
+    Args:
+        decoders: by name in lower case.
+        named: the members whose decoder was given by its name: only these are decompressed.
+        name: of the member.
+        extension: of the member.
+    """
     name = name.lower()
     found = decoders.get(name)
     if found is not None and name in named and _is_compressed(extension):
@@ -243,6 +249,6 @@ def _is_compressed(extension: str) -> bool:
 
 def _uncompressed(extension: str) -> str:
     """Return an extension without the compression: "json" for "json.gz", nothing for "gz" alone."""
-    return (
-        extension.removesuffix("gz").removesuffix(".") if _is_compressed(extension) else extension
-    )
+    if not _is_compressed(extension):
+        return extension
+    return extension.removesuffix("gz").removesuffix(".")

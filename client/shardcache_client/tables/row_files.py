@@ -28,24 +28,8 @@ _PARQUET_BATCH_ROWS = 4_096
 _SHOWN_CHARS = 80
 
 
-def _zstd(path: Path) -> IO[bytes]:
-    try:
-        zstd = zstd_library()
-    except ImportError as exn:
-        raise ConfigError(
-            "a table that is compressed with zstd needs a package that is not installed",
-            remedy="pip install backports.zstd",
-        ) from exn
-    return cast(IO[bytes], zstd.open(path))
-
-
-def _damage() -> tuple[type[Exception], ...]:
-    """Return the errors that reading a damaged file raises."""
-    found = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
-    try:
-        return (*found, zstd_library().ZstdError)
-    except ImportError:
-        return found
+def _plain(path: Path) -> IO[bytes]:
+    return path.open("rb")
 
 
 def _gzip(path: Path) -> IO[bytes]:
@@ -60,8 +44,15 @@ def _xz(path: Path) -> IO[bytes]:
     return lzma.open(path)
 
 
-def _plain(path: Path) -> IO[bytes]:
-    return path.open("rb")
+def _zstd(path: Path) -> IO[bytes]:
+    try:
+        zstd = zstd_library()
+    except ImportError as exn:
+        raise ConfigError(
+            "a table that is compressed with zstd needs a package that is not installed",
+            remedy="pip install backports.zstd",
+        ) from exn
+    return cast(IO[bytes], zstd.open(path))
 
 
 _COMPRESSIONS: dict[str, Callable[[Path], IO[bytes]]] = {
@@ -76,7 +67,7 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
     """Yield the rows of a file, in its order.
 
     Args:
-        url: whose suffix says the format.
+        url: of the file; its suffixes say the format and the compression.
         path: of the file on this node.
         columns: those that are wanted, the key's among them; None for all. Rows may lack some, and
             have others.
@@ -107,6 +98,15 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
     )
 
 
+def _damage() -> tuple[type[Exception], ...]:
+    """Return the errors that reading a damaged file raises."""
+    found = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
+    try:
+        return (*found, zstd_library().ZstdError)
+    except ImportError:
+        return found
+
+
 def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
     with file:
         for number, line in enumerate(file, 1):
@@ -127,12 +127,16 @@ def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Ite
 
 
 def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None], Iterator[Row]]:
+    """Return a reader of files whose fields are separated by a character."""
+
     def read(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
         with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True)
             try:
                 _check_header(rows.fieldnames or (), url)
                 for row in rows:
+                    # A key of None holds fields beyond the header's, a value of None stands for a
+                    # missing field.
                     if None in row or None in row.values():
                         raise MetadataError(
                             f"line {rows.line_num} has another number of fields than the header",
@@ -194,10 +198,10 @@ def as_json(row: Row, url: str) -> str:
     try:
         return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=_as_text)
     except TypeError as exn:
-        odd = [name for name, value in row.items() if isinstance(value, bytes)]
-        named = f"the column {odd[0]!r} has bytes" if odd else str(exn)
+        with_bytes = [name for name, value in row.items() if isinstance(value, bytes)]
+        fault = f"the column {with_bytes[0]!r} has bytes" if with_bytes else str(exn)
         raise ConfigError(
-            f"a table's values are text, numbers and lists or objects of them: {named}",
+            f"a table's values are text, numbers and lists or objects of them: {fault}",
             url=url,
             remedy="name the columns that you want: Table(..., columns=[...]); bytes belong into "
             "shards",

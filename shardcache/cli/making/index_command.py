@@ -29,8 +29,12 @@ T = TypeVar("T")
 _STDOUT = "-"
 
 
-def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
-    """Reject an output early that could not be written, or not be recognized as an index."""
+def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
+    """Return the url or path of --output, or `-`.
+
+    An output that cannot be written, or not be recognized as an index, is rejected before the
+    shards are read.
+    """
     if output == _STDOUT:
         return output
     if not path_of(output).lower().endswith(INDEX_SUFFIX):
@@ -57,7 +61,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     "--output",
     required=True,
     metavar="FILE",
-    callback=_place,
+    callback=_output_place,
     shell_complete=common.complete_path,
     help="Index to write (.json): a file, a url in a store, or - for standard output.",
 )
@@ -118,12 +122,13 @@ def index(
     import asyncio
 
     urls = tuple(with_key_split(url, key_split) for url in urls)
+    # Given this version, a store refuses to overwrite an index that has been changed since.
     before = None
     if output != _STDOUT:
-        before = asyncio.run(_at(output, lambda place, name: place.version(name)))
-    with tempfile.TemporaryDirectory(prefix="shardcache-index-") as folder:
-        table = Path(folder, "table")
-        file = Path(folder, "index.json")
+        before = asyncio.run(_in_folder_of(output, lambda folder, name: folder.version(name)))
+    with tempfile.TemporaryDirectory(prefix="shardcache-index-") as scratch:
+        table = Path(scratch, "table")
+        file = Path(scratch, "index.json")
         listed = None
         if with_samples:
             listed = _write_table(table, urls, metadata, as_json=as_json, socket=socket)
@@ -142,8 +147,12 @@ def index(
             from shardcache.tarindex.contents import SUFFIX
 
             beside = beside_index(output, SUFFIX)
-            asyncio.run(_at(beside, lambda place, name: place.store_file(table, name)))
-        asyncio.run(_at(output, lambda place, name: place.store_file(file, name, before)))
+            asyncio.run(
+                _in_folder_of(beside, lambda folder, name: folder.store_file(table, name)),
+            )
+        asyncio.run(
+            _in_folder_of(output, lambda folder, name: folder.store_file(file, name, before)),
+        )
 
 
 def _check_usage(
@@ -185,7 +194,7 @@ def _count(events: Lines, as_json: bool, output: str) -> list[ShardRef]:
     found: dict[int, ShardRef] = {}
     numbers = "{fetched:,} fetched, {known:,} already known, {failed:,} failed"
     common.carry_out(
-        _noted(events, found),
+        _collected(events, found),
         as_json,
         "counting",
         f"{{shards}}, {{samples}}: {numbers}; {{origin_bytes}} from the origin",
@@ -195,18 +204,23 @@ def _count(events: Lines, as_json: bool, output: str) -> list[ShardRef]:
     return [found[number] for number in sorted(found)]
 
 
-def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
+def _collected(events: Lines, found: dict[int, ShardRef]) -> Lines:
     """Yield the events; collect each shard in `found`, by its position in the list."""
     with contextlib.closing(events):
         for event in events:
             if event["event"] == "shard":
-                facts = (event.get(name) for name in ("version", "size_bytes", "samples", "tokens"))
-                found[event["number"]] = ShardRef._make((event["url"], *facts, False))
+                found[event["number"]] = ShardRef(
+                    event["url"],
+                    version=event.get("version"),
+                    size_bytes=event.get("size_bytes"),
+                    samples=event.get("samples"),
+                    tokens=event.get("tokens"),
+                )
             yield event
 
 
-async def _at(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:
-    """Call `work` with the folder or prefix of an output, and its name there.
+async def _in_folder_of(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:
+    """Return the result of `work`, given the folder or prefix of an output, and its name there.
 
     Raises the errors of a destination.
     """

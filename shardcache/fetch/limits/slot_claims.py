@@ -79,7 +79,7 @@ class Claim:
     ask_priority: AskPriority
     origin_name: str = ""
     work: Pausable | None = None
-    arrival: int = field(default_factory=count().__next__)
+    arrival: int = field(default_factory=count().__next__)  # the number of claims before it
     group: "ClaimGroup" = field(init=False)
     granted: asyncio.Future[None] = field(init=False)
     generation: int = 0

@@ -195,7 +195,9 @@ def _samples_in(choices: Choices, counts: Sequence[int]) -> int:
 
 def _by_samples(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Choices]:
     """Return the choices of parts that share every shard, given where they end in all samples."""
-    turns = Proportions(tuple(stop - start for start, stop in pairwise((0, *ends))))
+    sizes = tuple(stop - start for start, stop in pairwise((0, *ends)))
+    # Deals all samples to the parts one by one, so that every stretch of them is divided evenly.
+    turns = Proportions(sizes)
     parts: list[list[Choice | None]] = [[] for _ in ends]
     for shard, (first, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
         count = stop - first

@@ -38,7 +38,12 @@ class KnownSource(NamedTuple):
 
 
 class EpochSource(NamedTuple):
-    """A source in an epoch of a mixture: its number of samples before it, and in it."""
+    """A source in an epoch of a mixture.
+
+    Attributes:
+        start: number of its samples that were taken before the epoch.
+        samples: number of its samples in the epoch.
+    """
 
     name: str
     start: int
@@ -76,7 +81,11 @@ class Section:
         places = self.layout.places
         if batches is None:
             return left_by_ranks(places, self.phases)
-        taken = sum(phase.cut.world_size * phase.taken[0] // batches.size for phase in self.phases)
+        # Ranks take equally many samples of each global batch.
+        taken = 0
+        for phase in self.phases:
+            taken_samples = phase.cut.world_size * phase.taken[0]
+            taken += taken_samples // batches.size
         return left_by_batches(places, taken, batches)
 
     def courses_after(
@@ -84,13 +93,13 @@ class Section:
     ) -> dict[str, Course]:
         """Return the courses of all sources after the epoch, given those before it."""
         layout = self.layout
-        parts = [layout.parts(span) for span in self.left(batches)]
-        found = dict(courses)
+        parts_by_source = [layout.parts(span) for span in self.left(batches)]
+        changed = dict(courses)
         for number, source in enumerate(self.sources):
-            left = [each[number] for each in parts if each[number].samples]
+            left = [parts[number] for parts in parts_by_source if parts[number].samples]
             course = courses.get(source.name, Course())
-            found[source.name] = course.after(source.stop, left)
-        return found
+            changed[source.name] = course.after(source.stop, left)
+        return changed
 
 
 @lru_cache(maxsize=4)
@@ -105,13 +114,13 @@ def courses_after(
 
 
 def unread(sections: Sequence[Section], starts: Mapping[str, int]) -> tuple[Section, ...]:
-    """Return the sections on which the courses of sources depend from some samples on.
+    """Return the sections that still determine what comes next in the courses of sources.
 
     Args:
-        starts: of all sources: number of samples that were taken.
+        starts: number of samples that were taken of each source.
     """
     needed: list[Section] = []
-    needs = dict(starts)  # numbers of samples from which on courses have to be known
+    needs = dict(starts)  # by source: number of the first sample whose course has to be known
     for section in reversed(sections):
         # From where a section would have ended, a course is what it was before.
         left = [each for each in section.sources if needs.get(each.name, 0) < each.stop]

@@ -27,7 +27,14 @@ Grouping = Literal["mixed", "source", "rank-source"]
 
 @dataclass(frozen=True, slots=True)
 class MixPart:
-    """The places `low` to `high` of what a reader reads that has the samples `begin` to `end`."""
+    """A part of one mix, which is what one reader reads of an epoch.
+
+    Attributes:
+        begin: first of the samples that are mixed.
+        end: one after the last of them.
+        low: first place of the part, counted from the beginning of the mix.
+        high: one after its last place.
+    """
 
     begin: int
     end: int
@@ -45,7 +52,7 @@ class MixPart:
 
 
 class _Parts:
-    """Parts that follow each other."""
+    """Parts of mixes, one after another."""
 
     def __init__(self, parts: Sequence[MixPart]) -> None:
         self._parts = parts
@@ -70,8 +77,8 @@ class Course:
     """The samples of a source in the order in which a mixture takes them.
 
     Attributes:
-        left: what former epochs have left, of the source's sequence.
-        resumes: number, and position in the sequence, of the first sample after these.
+        left: what earlier epochs have left of the source's sequence.
+        resumes: number of the first sample after these, which is its position in the sequence.
     """
 
     left: tuple[MixPart, ...] = ()
@@ -88,11 +95,10 @@ class Course:
 
     def between(self, start: int, stop: int) -> list[MixPart]:
         """Return the parts of the sequence from one sample to a later one."""
-        begin = self.start
-        found = list(self._left.between(start - begin, stop - begin))
-        first = max(start, self.resumes)
-        if first < stop:
-            found.append(MixPart(first, stop, 0, stop - first))
+        found = list(self._left.between(start - self.start, stop - self.start))
+        first_after = max(start, self.resumes)
+        if first_after < stop:
+            found.append(MixPart(first_after, stop, 0, stop - first_after))
         return found
 
     def after(self, stop: int, left: Iterable[MixPart]) -> "Course":
@@ -104,14 +110,22 @@ class Course:
         """
         parts: list[MixPart] = []
         for each in left:
-            parts += _Parts(self.between(each.begin, each.end)).between(each.low, each.high)
+            mixed = _Parts(self.between(each.begin, each.end))
+            parts += mixed.between(each.low, each.high)
+        # The epoch would not have taken these, which earlier epochs had left.
         parts += self.between(stop, self.resumes)
         return Course(tuple(parts), max(stop, self.resumes))
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureLayout:
-    """An epoch of a mixture: where it begins in each source's course, and whose each place is."""
+    """An epoch of a mixture.
+
+    Attributes:
+        starts: where it begins in each source's course.
+        turns: the source of each place.
+        places: number of places, each for a sample.
+    """
 
     starts: tuple[int, ...]
     turns: Turns
@@ -120,7 +134,9 @@ class MixtureLayout:
     @property
     def samples(self) -> tuple[int, ...]:
         """Number of samples of each source."""
-        return tuple(self.turns.before(self.places)) if self.places else (0,) * len(self.starts)
+        if not self.places:
+            return (0,) * len(self.starts)
+        return tuple(self.turns.before(self.places))
 
     def ranges(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return start and stop of the samples of each source at the places from one to another."""
@@ -129,11 +145,11 @@ class MixtureLayout:
 
     def parts(self, span: MixPart) -> list[MixPart]:
         """Return the part of each source's course that has the places of a part of the epoch."""
-        lanes = self.ranges(span.begin, span.end)
+        wholes = self.ranges(span.begin, span.end)
         parts = self.ranges(span.begin + span.low, span.begin + span.high)
         return [
-            MixPart(begin, end, low - begin, high - begin)
-            for (begin, end), (low, high) in zip(lanes, parts, strict=True)
+            MixPart(begin, end, start - begin, stop - begin)
+            for (begin, end), (start, stop) in zip(wholes, parts, strict=True)
         ]
 
 
@@ -141,8 +157,8 @@ class SourceBatches(NamedTuple):
     """The form of batches of one source each.
 
     Attributes:
-        spans: number of spans of an epoch, of each of which a step takes the next places.
-        size: number of these places.
+        spans: number of spans of an epoch; a step takes the next places of each.
+        size: number of places that a step takes of a span.
         alike: True if all spans take the same source at a step.
     """
 
@@ -186,7 +202,13 @@ def layout_of(
 
 
 class GlobalBatches(NamedTuple):
-    """The form of batches that all ranks share: see `ElasticDeal`."""
+    """The form of batches that all ranks share: see `ElasticDeal`.
+
+    Attributes:
+        size: number of samples in a batch of all ranks.
+        spans: number of spans of an epoch; a batch takes the next samples of each.
+        drop: True if a last batch that is not whole is dropped.
+    """
 
     size: int
     spans: int
@@ -210,11 +232,18 @@ def left_by_ranks(places: int, phases: Sequence[Phase]) -> list[MixPart]:
 
 def left_by_batches(places: int, taken: int, form: GlobalBatches) -> list[MixPart]:
     """Return what is left of an epoch after `taken` global batches."""
+    # Each batch takes a piece of each span. If the epoch is padded to whole batches, the last spans
+    # may end after it.
     piece = form.size // form.spans
     length = form.batches(places) * piece
-    spans = [(span * length, (span + 1) * length) for span in range(form.spans)]
     passed = min(taken * piece, length)
-    found = [MixPart(begin, end, passed, min(length, places - begin)) for begin, end in spans]
-    if form.spans * length < places:
-        found.append(MixPart(form.spans * length, places, 0, places - form.spans * length))
+    found = []
+    for span in range(form.spans):
+        begin = span * length
+        found.append(MixPart(begin, begin + length, passed, min(length, places - begin)))
+
+    # A last batch that is dropped belongs to no span.
+    covered = form.spans * length
+    if covered < places:
+        found.append(MixPart(covered, places, 0, places - covered))
     return [part for part in found if part.low < part.high]
