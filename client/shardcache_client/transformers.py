@@ -1,7 +1,8 @@
 """Hugging Face's Trainer over ShardDatasets, resumed exactly, also by another number of processes.
 
-    from shardcache_client.transformers import ShardTrainer  # in place of: from transformers import
-    Trainer
+    from shardcache_client.transformers import ShardTrainer
+
+    trainer = ShardTrainer(...)  # with the arguments of transformers.Trainer
 
 Needs the package transformers, which shardcache itself does not depend on.
 """
@@ -61,11 +62,12 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         """Return the loader for `train`."""
-        # Without the workers of an attempt with larger batches.
+        # Trainer calls this again for an attempt with smaller batches: the last one's workers end
+        # with its batches.
         self._batches: Iterator[Any] = iter(())
         self._loader = self._loader_of(self.train_dataset, self._train_batch_size)
-        self._asked: Iterator[Any] | None = None
         self._epoch: int | None = None
+        self._epoch_iterator: Iterator[Any] | None = None  # Trainer's own, of that epoch
         if self._loader is None:
             return super().get_train_dataloader()
         return self._loader
@@ -93,6 +95,7 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
         batch_size: int,
         **options: Any,
     ) -> ShardLoader[Any] | None:
+        """Return the loader of a dataset with Trainer's arguments; None for another's dataset."""
         if not isinstance(dataset, ShardDataset):
             return None
         return dataset.loader(
@@ -114,8 +117,8 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
         """
         if self._loader is None:
             return super().get_batch_samples(epoch_iterator, *args)
-        if epoch_iterator is not self._asked:  # the next epoch
-            self._asked = epoch_iterator
+        if epoch_iterator is not self._epoch_iterator:  # the next epoch
+            self._epoch_iterator = epoch_iterator
             self._epoch = self._loader.epoch if self._epoch is None else self._epoch + 1
             # Trainer counts from 0 again if the loader's length is unknown.
             if self._loader.epoch != self._epoch:
@@ -163,15 +166,15 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
                 remedy="resume from one that a ShardTrainer saved; or read its epoch again, with "
                 "ignore_data_skip=True",
             )
-        _check(saved["steps"], self._steps)
+        _check_same_steps(saved["steps"], self._steps)
         self._loader.load_state_dict(saved["position"])
 
     def state(self) -> dict[str, Any]:
         """Return the position after the last step."""
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         if self._loader is not None:
-            found = {"position": self._loader.state_dict(), "steps": self._steps}
-        return {"args": {}, "attributes": found}
+            attributes = {"position": self._loader.state_dict(), "steps": self._steps}
+        return {"args": {}, "attributes": attributes}
 
 
 def _steps(loader: Any, accumulated: int) -> dict[str, int]:
@@ -186,7 +189,7 @@ def _steps(loader: Any, accumulated: int) -> dict[str, int]:
     return found
 
 
-def _check(saved: dict[str, int], now: dict[str, int]) -> None:
+def _check_same_steps(saved: dict[str, int], now: dict[str, int]) -> None:
     """Raise ConfigError if Trainer would count other steps than the run of the checkpoint."""
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:

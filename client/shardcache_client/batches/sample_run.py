@@ -69,12 +69,12 @@ class SampleRun:
         self._rank = Topology(reader.rank, reader.world_size)
         self._form = form
         self._asked_size = asked_size
-        self._is_read = start.is_read
+        self._is_read = start.is_read  # before the first sample is asked for
         self._bad = Bad()
         # Bad places that no other sample fills; where ranks have equal numbers, there are none.
         self._left_out = self._bad if reading.deal.even is None else Bad()
         self._yielded = 0
-        self._before = 0 if given is None else given.samples
+        self._before = 0 if given is None else given.samples  # passed since the progress
         self._size = form.batch_size if given is None else given.batch_size
         self._set_batches()
 
@@ -82,6 +82,7 @@ class SampleRun:
         return f"SampleRun({self._progress!r}, taken={self.taken})"
 
     def _set_batches(self) -> None:
+        """Divide the rank's samples into batches of the present size."""
         batches = BatchForm(self._size, drop_last=False, collate=list)
         self._batches = RankBatches(
             self._reading, self._progress, self._rank, batches, is_read=self._is_read
@@ -143,7 +144,7 @@ class SampleRun:
             report(self._progress.epoch, bad.samples, bad.lost, repeated=is_replaced)
 
     def _check_size(self, asked: int) -> None:
-        """Raise ConfigError if a loader makes batches of several sources of those of one."""
+        """Raise ConfigError if a loader's batches would have samples of several sources."""
         if self._size % asked:
             raise ConfigError(
                 f"the mixture has batches of {self._size} samples of one source, and the "
@@ -161,12 +162,13 @@ class SampleRun:
         if self._is_whole_rank:
             yield self._batches.place(self._before), self._batches.place(self._total)
             return
-        begun, within = divmod(self._before, self._size)
+        batches_passed, passed = divmod(self._before, self._size)
         workers = self.topology.workers
-        for number in range(self.topology.worker + begun * workers, self._batches.count, workers):
+        next_batch = self.topology.worker + batches_passed * workers
+        for number in range(next_batch, self._batches.count, workers):
             first, end = self._batches.places_of(number)
-            yield first + within, end
-            within = 0
+            yield first + passed, end
+            passed = 0
 
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True
@@ -211,11 +213,13 @@ def samples_of_worker(samples: int, batch_size: int, worker: int, workers: int) 
 
 def report(epoch: int, samples: int, lost: Set[str], *, repeated: bool) -> None:
     """Log how many samples and shards of an epoch were skipped, if any."""
-    if samples or lost:
-        log.warning(
-            "epoch %d: skipped %d shards, and %d samples of other shards, as on_error decided%s",
-            epoch,
-            len(lost),
-            samples,
-            "; other samples were repeated in their place" if repeated else "",
-        )
+    if not samples and not lost:
+        return
+    note = "; other samples were repeated in their place" if repeated else ""
+    log.warning(
+        "epoch %d: skipped %d shards, and %d samples of other shards, as on_error decided%s",
+        epoch,
+        len(lost),
+        samples,
+        note,
+    )

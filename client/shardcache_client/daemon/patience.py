@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 # How often a waiting reader calls `on_wait` and checks that its training process still runs.
 _LOOK_UP_S = 1.0
-# How long the reason of a wait that is over is waited for: a daemon that runs gives it immediately.
+# At the deadline, how long to wait for the reason: a daemon that runs gives it immediately.
 _LAST_REASON_S = 1.0
-# How long a shard is waited for after that: it may have come while this process was stopped.
+# After that, how long to wait for the shard: it may have come while this process was stopped.
 _LAST_LOOK_S = 1.0
 
 # The bounds of the pauses between tries.
@@ -157,7 +157,8 @@ class Outage:
         other reason than that this process was stopped meanwhile.
 
         Args:
-            tried_s: when one was last tried.
+            deadline_s: of `time.monotonic`.
+            tried_s: when a daemon was last tried, of `time.monotonic`.
         """
         if tried_s >= deadline_s:
             return False

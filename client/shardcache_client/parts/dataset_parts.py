@@ -88,9 +88,9 @@ class DealtSamples:
         return self.of(self.manifest, dealing, seeds.get("", self.seed), seeds)
 
     def _seeds(self, drawn: Mapping[str, int]) -> Mapping[str, int]:
-        """Return the seeds that were drawn, here or by another run.
+        """Return the drawn seeds by source, another run's in place of this one's.
 
-        Those of sources that a mixture had once are kept.
+        Those of sources that a mixture no longer has are kept.
         """
         own = {name: drawn.get(name, seed) for name, seed in self.drawn_seeds.items()}
         names = self.dealing.source_names
@@ -178,7 +178,9 @@ class DatasetParts:
     def shared_options(self) -> dict[str, object]:
         """Return the options that the sources of a mixture share, by the names of the arguments."""
         dealing = self.samples.dealing
-        handover = self.handover
+        zero_copy: object = None
+        if self.handover is not None:
+            zero_copy = self.handover.extensions or "all"
         return {
             "rank and world_size, or in mesh": self.group.given,
             "batch_size": dealing.batch_size,
@@ -188,6 +190,6 @@ class DatasetParts:
             "epochs": self.epochs,
             "on_error": self.on_error,
             "job": self.job,
-            "zero_copy": handover and (handover.extensions or "all"),
+            "zero_copy": zero_copy,
             "socket, daemon, fallback, timeout_s or partial_reads": self.sessions.settings,
         }

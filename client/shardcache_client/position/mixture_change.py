@@ -80,11 +80,12 @@ class MixtureLoad:
         return [RankState(self._dataset, Progress(change.epoch), mixture=mixture, seeds=seeds)]
 
     def _mixture(self, dealing: MixtureAssignment, epoch: int) -> MixtureState:
+        """Return what the mixture of now takes of each source in an epoch."""
         deal = dealing.deal(self._manifest)
-        assert isinstance(deal, SpanDeal)
-        found = deal.for_ranks(self._ranks).mixture_of(epoch)
-        assert found is not None
-        return found
+        assert isinstance(deal, SpanDeal)  # as of any mixture
+        mixture = deal.for_ranks(self._ranks).mixture_of(epoch)
+        assert mixture is not None
+        return mixture
 
 
 def _another_dataset() -> ConfigError:
@@ -96,7 +97,7 @@ def _another_dataset() -> ConfigError:
 
 
 def _identified(saved: MixtureState, now: MixtureState) -> MixtureState:
-    """Return what a state says of the same sources, told apart, which old states do not do."""
+    """Return a state's mixture with the identities of these same sources, which old states lack."""
     found = saved.by_name
     if found.keys() != now.by_name.keys():
         raise _another_dataset()
@@ -115,7 +116,9 @@ def _check_sources(saved: MixtureState, now: MixtureState) -> None:
     known = {source.name: source.identity for source in saved.sources}
     if saved.change is not None:
         known = {source.name: source.identity for source in saved.change.sources} | known
-    if not any(source.name in known for source in now.sources) or "" in known.values():
+    are_all_new = not any(source.name in known for source in now.sources)
+    is_without_identities = "" in known.values()  # an old state
+    if are_all_new or is_without_identities:
         raise _another_dataset()
     for source in now.sources:
         if known.get(source.name, source.identity) != source.identity:
@@ -180,7 +183,7 @@ def _are_read(
         return staged_state.have_ended(
             [state for state in states if isinstance(state, StagedState)]
         )
-    # Who has come how far does not depend on what the samples are.
+    # How far the ranks have come does not depend on what the samples are.
     deal: SpanDeal = SampleDeal([sum(saved.samples)], None, even)
     if batches is not None:
         deal = ElasticDeal(deal, batches.size, batches.spans)

@@ -50,6 +50,7 @@ def _shares_of_all(variables: Variables) -> int:
     return int(variables["self"].num_of_instances)
 
 
+# Remedies.
 _ACCELERATE = (
     "do not pass this loader to accelerator.prepare(), and move its batches to "
     "accelerator.device; with transformers, use shardcache_client.transformers.ShardTrainer in "
@@ -62,6 +63,7 @@ _DATASETS = (
     "ShardReader for each of its shards, reader i of n with rank=i and world_size=n"
 )
 
+# By module and qualified name of the function.
 _RESHARDERS = {
     ("accelerate.data_loader", "IterableDatasetShard.__iter__"): Resharder(
         "Accelerate's IterableDatasetShard",
@@ -121,18 +123,18 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
         return
     for frame in _frames():
         module = frame.f_globals.get("__name__", "")
-        found = _RESHARDERS.get((module, frame.f_code.co_qualname))
-        if found is None:
+        resharder = _RESHARDERS.get((module, frame.f_code.co_qualname))
+        if resharder is None:
             continue
 
         if topology.world_size > 1:
-            shares = _count(found.ranks, frame.f_locals)
+            shares = _count(resharder.ranks, frame.f_locals)
             if topology.world_size * shares > max(processes, topology.world_size):
-                raise _error(found, shares, "rank")
+                raise _error(resharder, shares, "rank")
         if topology.workers > 1:
-            shares = _count(found.workers, frame.f_locals)
+            shares = _count(resharder.workers, frame.f_locals)
             if shares > 1:
-                raise _error(found, shares, "worker")
+                raise _error(resharder, shares, "worker")
 
 
 def _frames() -> Iterator[FrameType]:
@@ -168,8 +170,8 @@ def _count(shares: Shares, variables: Variables) -> int:
     try:
         return shares(variables)
     except (KeyError, AttributeError):
-        # A release that keeps the number elsewhere; the wrapper would not be in use to pass on
-        # everything.
+        # This release of the other project keeps the number elsewhere. It is 2 at least: a wrapper
+        # that passes on everything would not be in use.
         return 2
 
 

@@ -97,11 +97,11 @@ class Pipeline:
                 if item.__class__ is Dropped:
                     return item
         except (UnmatchedKeyError, MissingMemberError):
-            raise  # of a table's rows
+            raise  # by a stage that joins rows of a table: already an error of ours
         except (Exception, *ENDS) as exn:  # it is the user's code, and may raise anything
             raise DecodeError(
                 f"the sample {key!r} could not be decoded "
-                f"({type(exn).__name__}: {exn}{_line(exn)}{_has(exn, item)})",
+                f"({type(exn).__name__}: {exn}{_raised_at(exn)}{_members_of(item, exn)})",
                 url=url,
                 remedy="fix the sample or the function",
             ) from exn
@@ -157,22 +157,23 @@ class PipelineBySource(Pipeline):
         return self._staged(item, key, url)
 
 
-def _has(exn: BaseException, item: object) -> str:
-    """Return the members of a sample of which the user's function wanted another."""
+def _members_of(item: object, exn: BaseException) -> str:
+    """Return the names of a sample's members, if the user's function wanted another one."""
     if not isinstance(exn, KeyError) or not isinstance(item, dict) or "__key__" not in item:
         return ""
     members = [name for name in item if not name.startswith("__")]
     return f"; it has: {', '.join(members)}"
 
 
-def _line(exn: BaseException) -> str:
-    """Return the line of the user's function that raised it.
+def _raised_at(exn: BaseException) -> str:
+    """Return the line of the user's function that raised an exception.
 
     A DataLoader does not show the original traceback.
     """
-    trace = exn.__traceback__ and exn.__traceback__.tb_next
+    trace = exn.__traceback__
+    # The frames of the pipeline and of the stage come before the function's.
     while trace and trace.tb_frame.f_globals.get("__package__") == __package__:
-        trace = trace.tb_next  # a stage's own frame
+        trace = trace.tb_next
     if not trace:
         return ""
     return f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-# Between lines of progress in a log, and between events while a file is copied.
+# Interval between lines of progress in a log.
 _LINE_S = 30.0
+# Interval between events while a file is copied.
 _EVENT_S = 1.0
-# Of a file that arrives or is copied.
+# Fields of an event about each file that arrives or is copied.
 _FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
+# Counts of files that the last event may have.
 _STATES = ("linked", "cloned", "copied", "present", "failed")
 
 
@@ -37,16 +39,17 @@ class GetProgress:
         show: Callable[[Json], None],
     ) -> None:
         """Begin with all of `refs` left; `show` is called with each event."""
+        # Bytes of each file, by its url as the daemon's status shows it.
         self._left = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
         self._files = len(self._left)
         self._total_bytes = sum(self._left.values())
         self._ended_bytes = 0
-        self._done: dict[str, int] = {}  # bytes of each file that is left
-        self._copying: list[Json] = []  # the file that is being copied
+        self._done: dict[str, int] = {}  # arrived or copied bytes of each file that is left
+        self._copying: list[Json] = []  # the file that is being copied, if any
         self._daemon = daemon
         self._show = show
-        self._begun: tuple[float, int] | None = None
-        self._told_s = 0.0
+        self._begun: tuple[float, int] | None = None  # time of the first event, and bytes then
+        self._told_s = 0.0  # time of the last event
 
     def ended(self, ref: ShardRef) -> None:
         """Note that a file is there, or has failed."""
@@ -70,12 +73,18 @@ class GetProgress:
             self.tell("progress")
 
     def tell(self, kind: str, more: Mapping[str, int] | None = None) -> None:
-        """Show an event with the state of the whole, and of each file on its way."""
+        """Show an event with the state of the whole, and of each file on its way.
+
+        Args:
+            kind: of the event.
+            more: further members of the event.
+        """
         arriving = self._copying
         with suppress(ShardcacheError):  # the daemon is restarting: the session waits for it
             rows = self._daemon.status()["transfers"]
             arriving = [*arriving, *(row for row in rows if row["url"] in self._left)]
-        for row in arriving:  # a file that has arrived is not among the transfers any more
+        # A file that has arrived is not among the transfers any more: what it had is remembered.
+        for row in arriving:
             url = row["url"]
             self._done[url] = max(row["done_bytes"], self._done.get(url, 0))
 

@@ -21,6 +21,7 @@ from shardcache.transport.between.flow import Received
 from shardcache.transport.between.messages import Answer
 
 _BUCKETS = "hf://buckets/"
+# Time for which a file's place is used, and for which the token is not looked up again.
 _LOCATED_S = 600
 _MAX_LOCATED = 10_000
 _MAX_SEEN = 10_000
@@ -50,7 +51,7 @@ class HubOrigin(StoreOrigin):
         self._home = URL(self._fs.endpoint)
         self._is_far = not is_near(self._home.host or "")
         self._located: dict[str, tuple[RemoteObject, URL]] = {}  # where files lie, by url
-        self._seen: set[str] = set()  # repositories
+        self._seen: set[str] = set()  # repositories that the Hub has shown the token
 
     @classmethod
     def options_of(cls, credentials: HubToken) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class HubOrigin(StoreOrigin):
         if len(self._located) >= _MAX_LOCATED:
             self._located.clear()
         obj = self._object(url, answer)
-        if obj.checksum is None:
+        if obj.checksum is None:  # a mirror's file, whose parts may be of several versions
             obj = replace(obj, ranges=False, guarded=False)
         self._located[url] = (obj, place)
         return obj
@@ -95,12 +96,15 @@ class HubOrigin(StoreOrigin):
         return _repository(url)
 
     def lacks(self, url: str) -> bool:
-        """As `CredentialedOrigin.lacks`: if the Hub has shown the token that there is one."""
+        """As `CredentialedOrigin.lacks`: True if the token may read the repository.
+
+        If it may not, the Hub answers as if there were none.
+        """
         return _repository(url) in self._seen
 
     def _note(self, url: str, answer: Answer | None) -> None:
         """Record whether an answer shows that the token may read the repository."""
-        assert answer is not None
+        assert answer is not None  # as in `_object`
         is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
         if answer.status < 400 or is_within:
             if len(self._seen) >= _MAX_SEEN:
@@ -129,6 +133,7 @@ class HubOrigin(StoreOrigin):
         await self.credentials(url)
 
     async def _locate(self, obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
+        """As `StoreOrigin._locate`: where the Hub has redirected a HEAD."""
         known = self._located.get(obj.url)
         if known is None or again or _is_old(known[0]):
             await self.stat(obj.url)

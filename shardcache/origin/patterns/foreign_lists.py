@@ -12,7 +12,7 @@ file                written by                             content
 `NAME.list`         WeNet                                  a url or path in each line
 ==================  =====================================  =========================================
 
-Energon's are YAML as well. What a file is, its content says.
+Energon's may be YAML instead. Which of these a file is follows from its content.
 """
 
 from collections.abc import Mapping, Sequence
@@ -149,10 +149,10 @@ def _of_timm(url: str, split: Any) -> NamedShards:
 def _of_energon(url: str, patterns: Any, excluded: Any) -> NamedShards:
     root = join(url, _ROOT)
     left_out = set(_expanded(root, excluded))
-    samples = next((each for each in left_out if not is_shard(each)), None)
-    if samples is not None:
+    sample = next((each for each in left_out if not is_shard(each)), None)
+    if sample is not None:
         raise ConfigError(
-            f"the split leaves out single samples, such as {samples}, which is not supported",
+            f"the split leaves out single samples, such as {sample}, which is not supported",
             url=url,
             remedy='choose samples with ShardDataset(…).select(), and omit them from "exclude"',
         )

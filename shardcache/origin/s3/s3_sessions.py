@@ -94,7 +94,7 @@ class SdkSessions:
         session = self._present
         if session is not None:
             self._retire()
-            session.users += 1
+            session.users += 1  # this call is its last user, unless there are others
             await self._give_back(session)
 
     async def _borrow(self) -> _OpenSession:
@@ -167,7 +167,10 @@ def _options(
     max_connections: int,
     read_timeout_s: float | None,
 ) -> dict[str, Any]:
-    """Return the options of the filesystem; the table's own go before all but the last three."""
+    """Return the options of the filesystem.
+
+    The storage options of the table replace any but the last three.
+    """
     given = dict(table.storage_options)
     client = {"region_name": table.region} if table.region else {}
     config = {

@@ -29,9 +29,11 @@ QUESTION = 0.25
 It is asked whether it lives, and has as long to answer.
 """
 
-_WATCHED_S = 60.0
+# Interval at which the status that this node's nginx publishes is read.
+_STATUS_INTERVAL_S = 60.0
 _STATUS_TIMEOUT_S = 5.0
 _MAX_SUSPECTS = 4096
+# Statuses with which a store throttles requests.
 _BUSY = (429, 503)
 
 
@@ -117,7 +119,7 @@ class TierState:
                     self._published = await self._status() or {}
             except (OSError, ValueError):
                 self._published = {}
-            await asyncio.sleep(_WATCHED_S)
+            await asyncio.sleep(_STATUS_INTERVAL_S)
 
     async def _status(self) -> dict[str, Any] | None:
         reader, writer = await asyncio.open_unix_connection(self.address)
@@ -152,9 +154,10 @@ class TierState:
         self._breaker.succeeded()
 
     def failed(self, obj: RemoteObject, cause: str, *, stalled: bool = False) -> None:
-        """Record that it did not.
+        """Record that the tier did not answer a request as expected.
 
         Args:
+            cause: for the log.
             stalled: True if this node's nginx was silent: for a lost owner, it answers with 504.
         """
         was_open = self._breaker.is_open

@@ -35,11 +35,12 @@ _BUFFER_BYTES = 4 * 1024
 # 0.1 s at this pace. After a slow one, it is a record again: bytes are reported as they arrive.
 _MAX_BYTES = 256 * 1024
 _FAST_S = 0.025
-# BIO_C_SET_SSL, BIO_CLOSE
+# OpenSSL's BIO_C_SET_SSL and BIO_CLOSE.
 _SET_SSL = 109
 _CLOSE = 1
-_POINTER = ctypes.sizeof(c_void_p)
+_POINTER_BYTES = ctypes.sizeof(c_void_p)
 
+# Type of the result, and those of the arguments.
 _FUNCTIONS = {
     "BIO_ctrl": (c_long, c_void_p, c_int, c_long, c_void_p),
     "BIO_f_buffer": (c_void_p,),
@@ -85,7 +86,10 @@ class TlsSocket(ssl.SSLSocket):
             count = cast(int, self.read(_RECORD_BYTES, memory))
 
         is_fast = time.monotonic() - begun_s < _FAST_S
-        self._next_bytes = min(4 * self._next_bytes, _MAX_BYTES) if is_fast else _RECORD_BYTES
+        if is_fast:
+            self._next_bytes = min(4 * self._next_bytes, _MAX_BYTES)
+        else:
+            self._next_bytes = _RECORD_BYTES
         return count
 
     def pending(self) -> int:
@@ -190,7 +194,7 @@ def _ssl_pointer(sock: ssl.SSLSocket) -> int | None:
     if sys.implementation.name != "cpython":
         return None
     header_bytes = object.__basicsize__
-    if type(connection).__basicsize__ < header_bytes + 3 * _POINTER:
+    if type(connection).__basicsize__ < header_bytes + 3 * _POINTER_BYTES:
         return None
 
     socket, pointer, context = (c_void_p * 3).from_address(id(connection) + header_bytes)

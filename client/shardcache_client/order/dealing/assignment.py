@@ -54,9 +54,9 @@ class Assignment:
         }
 
     def batches(self) -> dict[str, object]:
-        """Return the options that ranks which train together must share to end an epoch together.
+        """Return further options that must be the same on ranks that train together.
 
-        With these, they end it after the same number of batches.
+        Then they end an epoch after the same number of batches.
         """
         if self.even is None or self.batch_size <= 1:
             return {}
@@ -113,10 +113,11 @@ class Assignment:
                 are counted.
         """
         is_known = manifest.counts is not None
-        deals_shards = not is_known if counted is None else not counted
-        if self.global_batch_size is not None and (deals_shards or not is_known):
+        deals_samples = is_known if counted is None else counted
+        can_number_samples = deals_samples and is_known
+        if self.global_batch_size is not None and not can_number_samples:
             raise manifest.uncounted_error("global_batch_size needs the number of samples")
-        if self.is_global and (deals_shards or not is_known):
+        if self.is_global and not can_number_samples:
             raise ConfigError(
                 'shuffle="global" permutes all samples, and those of '
                 f"{manifest.uncounted} of {len(manifest)} shards were never counted",
@@ -125,7 +126,7 @@ class Assignment:
             )
 
         options = (self.shuffle, self.even, self.batch_size, self.samples_per_epoch)
-        if deals_shards:
+        if not deals_samples:
             return ShardDeal(len(manifest), *options)
         if manifest.counts is None:
             raise ConfigError(

@@ -89,17 +89,12 @@ class HeldShards:
         """Hold a shard, the last one asked for. Raises what opening it raises."""
         if shard not in self._held:
             while len(self._held) >= self._window:
-                _, held = self._held.popitem(last=False)
-                held.close()
+                self._release_oldest()
             self._held[shard] = self._open(shard)
         self._held.move_to_end(shard)
 
-    def _give_way(self) -> None:
-        """Release the shard that was asked for longest ago.
-
-        The one that is waited for may need its space: a reader that waits longer holds nothing in
-        the end, so readers never wait for each other.
-        """
+    def _release_oldest(self) -> None:
+        """Release the shard that was asked for longest ago, if any is held."""
         if self._held:
             _, held = self._held.popitem(last=False)
             held.close()
@@ -111,7 +106,9 @@ class HeldShards:
             plan = Plan.of(manifest, 0, [shard])
             session.declare(plan)
             window = ShardWindow(session, plan, partial=None, view_of=self._pipeline.view)
-            session.on_wait = self._give_way
+            # The shard may need the space of those that are held: a reader that waits for long
+            # holds nothing in the end, so readers never wait for each other.
+            session.on_wait = self._release_oldest
             leased_shard = window.take(shard, manifest[shard].samples)
             leased_shard.open()
             session.on_wait = None  # a cycle would keep the session of a reader that is gone
@@ -164,7 +161,10 @@ class RecentRanges:
         self._uses.move_to_end(shard)
         if len(self._uses) > self._window:
             self._uses.popitem(last=False)
-        use.in_order = use.in_order + 1 if number == use.next else 0
+        if number == use.next:
+            use.in_order += 1
+        else:
+            use.in_order = 0
         use.next = number + 1
         return use.cached >= _CACHED_RANGES or use.in_order >= _RANGES_IN_ORDER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, repeat
+from itertools import chain
 
 from shardcache import errors
 from shardcache.tarindex.tables import keys_of
@@ -27,16 +27,21 @@ class LeftOutError(errors.UnmatchedKeyError):
 def find_partners(keys: Sequence[bytes], others: Sequence[bytes]) -> list[int | None]:
     """Return the place of each key among others.
 
-    None if it does not come there, or repeatedly, there or here.
+    None if the others do not have it, or if it is repeated in either of them.
     """
-    found = dict(zip(others, count(), strict=False))
-    for some, distinct in ((others, len(found)), (keys, len(set(keys)))):
-        if distinct == len(some):
-            continue
-        for key, times in Counter(some).items():
-            if times > 1:
-                found.pop(key, None)
-    return list(map(found.get, keys))
+    places = dict(zip(others, range(len(others)), strict=True))
+    repeated: list[bytes] = []
+    if len(places) < len(others):
+        repeated += _repeated(others)
+    if len(set(keys)) < len(keys):
+        repeated += _repeated(keys)
+    for key in repeated:
+        places.pop(key, None)
+    return list(map(places.get, keys))
+
+
+def _repeated(keys: Sequence[bytes]) -> list[bytes]:
+    return [key for key, times in Counter(keys).items() if times > 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,8 @@ class Partners:
     """Facts about the partners of a shard's samples.
 
     Attributes:
-        repeated: keys that come again in another shard: these have no partner.
-        tabled: prefixes of the shards beside it that tables have found.
+        repeated: keys that another shard of the same source has as well: these have no partner.
+        tabled: prefixes of the columns whose shards were found by tables.
     """
 
     repeated: frozenset[bytes] = frozenset()
@@ -87,6 +92,7 @@ class SampleJoin:
         shards: Sequence[MappedShard],
         places: Sequence[int | None],
     ) -> None:
+        """Give the samples the members that shards have at these places."""
         names = {view.prefix + name for shard in shards for name in shard.index.extensions}
         runs = None
         # Members of one shard alone, with names that no other has, need no call for each sample.
@@ -102,8 +108,8 @@ class SampleJoin:
     def _places(self, shards: Sequence[MappedShard]) -> Sequence[int | None]:
         """Return the place of each sample's partner among those of all `shards`."""
         keys = self._keys
-        is_same = len(shards) == 1 and _packed_keys(shards[0]) == _packed_keys(self._own)
-        if is_same and not self._partners.repeated and len(set(keys)) == len(keys):
+        has_same_keys = len(shards) == 1 and _packed_keys(shards[0]) == _packed_keys(self._own)
+        if has_same_keys and not self._partners.repeated and len(set(keys)) == len(keys):
             return range(len(keys))
 
         others = [*chain.from_iterable(keys_of(shard.index) for shard in shards)]
@@ -119,6 +125,7 @@ class SampleJoin:
         shards: Sequence[MappedShard],
         places: Sequence[int | None],
     ) -> _Unmatched:
+        """Return what is done with samples without a place, and why they have none."""
         keys = self._keys
         lost = [
             key.decode(errors="replace")
@@ -126,7 +133,7 @@ class SampleJoin:
             if place is None
         ]
         where = ", ".join(shard.url for shard in shards) or f"any shard of {view.prefix!r}"
-        examples = str(lost[:3])[1:-1]
+        examples = ", ".join(map(repr, lost[:3]))
         fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or several: "
         fault += examples
         if self._partners.repeated:
@@ -139,6 +146,7 @@ class SampleJoin:
 
 
 def _packed_keys(shard: MappedShard) -> tuple[bytes, bytes]:
+    """Return a shard's keys as its index has them: equal for equal keys in the same order."""
     return shard.index.keys.tobytes(), shard.index.key_ends.tobytes()
 
 
@@ -182,21 +190,25 @@ def _adder(
     url: str,
     unmatched: _Unmatched,
 ) -> Adder:
-    """Return what adds the members that shards have of a sample.
+    """Return a function that adds the members that shards have of a sample.
 
     Args:
         places: that of each sample's partner, among those of all `shards`.
         url: of the samples' own shard.
     """
-    cuts = [pair for each in shards for pair in zip(repeat(each.cutter()), range(len(each)))]
+    # For each place, the function that cuts a sample out of its shard, and its number there.
+    cuts = []
+    for shard in shards:
+        cut_sample = shard.cutter()
+        cuts.extend([(cut_sample, number) for number in range(len(shard))])
 
     def add(number: int, sample: Sample) -> None:
         place = places[number]
         if place is None:
             unmatched.leave(sample)
             return
-        cut, other = cuts[place]
-        added = cut(other, {})
+        cut, number_there = cuts[place]
+        added = cut(number_there, {})
         twice = added.keys() & sample
         if twice:
             raise errors.SampleError(

@@ -32,7 +32,7 @@ class SamplePlace:
     Attributes:
         shard: its number in the manifest.
         start: offset of the first byte in the tar.
-        stop: offset behind the last one.
+        stop: offset after the last one.
         check: of the key; see `tarindex.spans.check_of`.
         version: of the tar; None if the table does not say it.
     """
@@ -70,7 +70,8 @@ class SamplePlaces:
         self._sessions = sessions
         self._pipeline = pipeline
         self._rows: TableRows | None = None
-        self._parents: TableRows | None = None  # what the parent of a forked process has open
+        # Those of the process that this one was forked from: referenced, so that they stay open.
+        self._parents: TableRows | None = None
         self._has_tables = bool(tables)
         self._spans: dict[int, tuple[RowSpans, str | None]] = {}  # by number of the row
 
@@ -98,12 +99,12 @@ class SamplePlaces:
             return None
         row = rows.row_with(shard, number)
         spans, version = self._spans_of(rows, shard, row)
-        nth = number - rows.first_of(row)
-        span = spans.span(nth)
+        place_in_row = number - rows.first_of(row)
+        span = spans.span(place_in_row)
         if span is None:
             return None
         start, stop = span
-        return SamplePlace(shard, start, stop, spans.checks[nth], version)
+        return SamplePlace(shard, start, stop, spans.checks[place_in_row], version)
 
     def are_listed(self, shard: int, number: int) -> bool:
         """Return whether a table says where samples near one are. Raises as `place` does."""
@@ -111,7 +112,7 @@ class SamplePlaces:
         if rows is None:
             return False
         spans, _ = self._spans_of(rows, shard, rows.row_with(shard, number))
-        return spans.starts != spans.stops
+        return spans.starts != spans.stops  # the same if no sample of the row has a span
 
     def checks(self, shard: int) -> array[int]:
         """Return `tarindex.spans.check_of` of the key of each sample in a shard's tar.
@@ -175,6 +176,7 @@ class SamplePlaces:
         try:
             spans = RowSpans.of(row, self._reads(shard))
             if compression_of(self.manifest.shards.urls[shard]) is not None:
+                # Offsets in the tar are not those in the object, so no sample has a span.
                 spans = RowSpans(spans.starts, spans.starts, spans.checks)
             return spans, row["version"]
         except INVALID_ROW as exn:
@@ -189,10 +191,10 @@ class SamplePlaces:
         try:
             is_of_shard = row["samples"] == ref.samples
             is_complete = row["first"] + len(row["keys"]) == end
-            is_version = ref.version in (None, row["version"])
+            is_same_version = ref.version in (None, row["version"])
         except INVALID_ROW as exn:
             raise invalid_row(exn, row["table"]) from exn
-        if not (is_of_shard and is_complete and is_version):
+        if not (is_of_shard and is_complete and is_same_version):
             raise ConfigError(
                 f"the table of samples does not match the index file: {ref.url} differs",
                 url=row["table"],
@@ -201,6 +203,7 @@ class SamplePlaces:
         return row
 
     def _reads(self, shard: int) -> Callable[[str], bool] | None:
+        """Return the choice of a shard's members by their extensions; None for all of them."""
         view = self._pipeline.view(shard)
         reads = view.reads
         if reads is None:
