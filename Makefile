@@ -6,7 +6,7 @@ VENV ?= .venv
 WORKERS ?= 3
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-TYPED := shardcache client/shardcache_client tests/support tests/e2e/reading/test_typed.py
+TYPED := shardcache client/shardcache_client tests/support tests/campaign tests/e2e/reading/test_typed.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

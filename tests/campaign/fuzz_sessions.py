@@ -100,7 +100,9 @@ class World:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(lambda _loop, context: self.mishaps.append(str(context)))
         logging.getLogger().addHandler(_Listener(self.mishaps))
-        run = DaemonRun(self._settings(), ServiceNotifier.take({}, 0), lambda store: None, _is_private=False)
+        run = DaemonRun(
+            self._settings(), ServiceNotifier.take({}, 0), lambda store: None, _is_private=False, _second_socket=None
+        )
         self._serving = self.loop.create_task(run.serve(ActivatedSockets()))
         self.loop.run_until_complete(self._ready())
         # This loop runs now and then: in between, nobody would read what each signal writes to it, until it is full.

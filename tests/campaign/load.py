@@ -297,7 +297,7 @@ def has_not_grown(daemon: Daemon, before: dict[str, int]) -> bool:
     """True if the process has no more than before, but for what is kept for reuse: threads, connections to stores."""
     now = daemon.status()["process"]
     is_bounded = now["threads"] <= _THREADS and now["fds"] <= before["fds"] + _CONNECTIONS
-    return is_bounded and now["tasks"] <= before["tasks"]
+    return is_bounded and int(now["tasks"]) <= before["tasks"]
 
 
 def is_quiet(daemon: Daemon) -> bool:
