@@ -143,6 +143,6 @@ def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any,
                 if was_corrupt:
                     raise
                 was_corrupt = True
-        return await fetch(*args, **kwargs)
+        return await fetch(*args, **kwargs)  # the last attempt, whose error is raised
 
     return refetching

@@ -71,7 +71,7 @@ class ShardDownload:
             missing: the parts to fetch, in order.
             maximum: the most parts of a request.
         """
-        left = dict.fromkeys(missing)
+        left = dict.fromkeys(missing)  # a set in the order of `missing`
         while left:
             first = self._next_part(left)
             del left[first]

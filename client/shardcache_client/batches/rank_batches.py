@@ -1,7 +1,4 @@
-"""A rank's batches of an epoch, or of its rest.
-
-It says how many there are, what each is made of, and who makes it.
-"""
+"""A rank's batches of an epoch, or of its rest: their number, their places, and their readers."""
 
 from __future__ import annotations
 
@@ -73,7 +70,9 @@ class RankBatches(RankWork):
     def count(self) -> int:
         """Number of batches, which may be too large for `len`."""
         size = self._batches.places
-        return self.samples // size if self._batches.drop_last else -(-self.samples // size)
+        if self._batches.drop_last:
+            return self.samples // size
+        return -(-self.samples // size)
 
     def __len__(self) -> int:
         return self.count
@@ -89,16 +88,17 @@ class RankBatches(RankWork):
 
     @contextmanager
     def open_maker(self, skips: Skips) -> Iterator[BatchMaker]:
-        """Lend what makes a batch of what is read at its places."""
+        """Lend a maker of batches, which is given what is read at the places of each."""
         with closing(self._lone_reader()) as lone:
             items = self._item_maker(skips, lone)
             yield BatchMaker(items, self._batches.collate, self._batches.size)
 
     def _item_maker(self, skips: Skips, lone: ReadsSample) -> ItemMaker:
+        """Return a maker of items, which reads substitutes for bad ones with `lone`."""
         reading = self._reading
         epoch = self.progress.epoch
         substitutes = None
-        if self._deal.even is not None:
+        if self._deal.even is not None:  # else ranks may have fewer items
             spare = partial(self._deal.spare, epoch, self._topology)
             substitutes = Substitutes(spare, reading.form.manifest, lone)
         return ItemMaker(reading.pipeline, skips, substitutes, self._topology.rank, epoch)
@@ -155,7 +155,7 @@ class RankBatches(RankWork):
                 for first, end in runs:
                     yield from maker.items(first, places.reads(first, end), bad)
             except StoppedError:
-                pass
+                pass  # on_error has ended the epoch
 
 
 def nothing() -> Iterator[int]:

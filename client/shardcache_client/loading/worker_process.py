@@ -149,7 +149,7 @@ def end_workers(loader: DataLoader[Any], batches: Iterator[Any] | None) -> None:
 
     Its error holds them, and a collector would wait for each.
     """
-    # Of persistent workers, which a DataLoader keeps for its next iteration.
+    # A DataLoader with persistent workers keeps the iteration for the next one.
     loader._iterator = None  # noqa: SLF001
 
     shut_down = getattr(batches, "_shutdown_workers", None)

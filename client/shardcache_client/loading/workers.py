@@ -22,7 +22,8 @@ from shardcache_client.loading.worker_choice import WorkerChoice
 # Of the options of a DataLoader, those that say what its batches are, and not how worker processes
 # make them.
 _OF_BATCHES = ("batch_size", "drop_last", "workers", "in_order")
-_PREFETCHED = 2  # parts of each worker, as torch's
+# Parts that each worker makes ahead, by default: as many as a DataLoader's.
+_PREFETCHED = 2
 
 
 def _prepare_thread(device: int | None) -> None:
@@ -88,7 +89,7 @@ class Workers:
 
         Raises what making them raises, and torch's errors of the deaths of processes.
         """
-        if self._choice.kind == "threads":
+        if self._choice.kind == "threads":  # which may have been chosen since the last task
             self._pool = None
         taken = 0
         if self._pool is not None:
@@ -97,6 +98,8 @@ class Workers:
                 for each in made:
                     taken += 1
                     yield each
+
+        # Threads make the rest if they were chosen during the task.
         if self._pool is None:
             finish = self._pinned_part if isinstance(task, BatchTask) else _as_it_is
             yield from work.made(

@@ -75,9 +75,12 @@ def _section_to_json(section: Section) -> dict[str, Any]:
 
 
 def _phase_to_json(phase: Phase) -> list[Any]:
+    """Return a phase as `phase_of` takes it, in batches of one sample."""
     taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
     row: list[Any] = [phase.cut.world_size, 1, taken]
-    return [*row, list(phase.beyond)] if phase.beyond else row
+    if phase.beyond:
+        row.append(list(phase.beyond))
+    return row
 
 
 def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:

@@ -10,6 +10,9 @@ from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace
 from shardcache_client.stages.stage import Agree
 
+# Number of missing ranks that an error names.
+_MAX_NAMED = 8
+
 
 class Agreement:
     """Agreement among corresponding readers, one per rank: DataLoader workers with the same id.
@@ -89,6 +92,10 @@ class Agreement:
         return KeyValueStore.connect(address)
 
     def _ask(self, store: KeyValueStore, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a message to rank 0 and return its answer.
+
+        Raises RankTimeoutError without one, and the error that the answer has.
+        """
         sent = message | {"reader": self._reader_id, "rank": self._ranks.rank}
         store.push(self._channel, json.dumps(sent))
 
@@ -107,6 +114,7 @@ class Agreement:
         return answer
 
     def _gather(self, store: KeyValueStore, name: str, value: int) -> int:
+        """On rank 0, receive all values and answer with the greatest, or with the error."""
         try:
             greatest = max(value, *self._values(store, name).values())
         except RanksError as exn:
@@ -116,6 +124,7 @@ class Agreement:
         return greatest
 
     def _values(self, store: KeyValueStore, name: str) -> dict[int, int]:
+        """Return the values of all ranks but this one, greeting their readers as they come."""
         values: dict[int, int] = {}
         deadline_s = time.monotonic() + self._timeout_s
         while len(values) < self._ranks.world_size - 1:
@@ -138,7 +147,7 @@ class Agreement:
         return values
 
     def _greet(self, store: KeyValueStore, reader: str, rank: int) -> None:
-        # Another reader of the same rank is gone.
+        # A new reader of a rank replaces the one before, which is gone.
         others = {known: owner for known, owner in self._greeted.items() if owner != rank}
         self._greeted = others | {reader: rank}
         store.set(f"{self._channel}/{reader}", "{}")
@@ -149,12 +158,12 @@ class Agreement:
 
     def _missing(self, name: str, values: dict[int, int]) -> RankTimeoutError:
         missing = [rank for rank in range(1, self._ranks.world_size) if rank not in values]
-        few = ", ".join(map(str, missing[:8]))
-        if len(missing) > 8:
-            few += ", …"
+        named = ", ".join(map(str, missing[:_MAX_NAMED]))
+        if len(missing) > _MAX_NAMED:
+            named += ", …"
         return RankTimeoutError(
             f"rank 0 waited {self._timeout_s:g} s for {len(missing)} of {self._ranks.world_size} "
-            f"ranks, missing: {few} ({name} of {self._name})"
+            f"ranks, missing: {named} ({name} of {self._name})"
         )
 
 

@@ -64,7 +64,10 @@ class RankGroup:
 
     @property
     def alone(self) -> bool:
-        """True if no other process has to agree with this one: ranks outside of a mesh do."""
+        """True if no other process has to agree with this one.
+
+        All ranks of the job have to, those outside of a mesh included.
+        """
         if isinstance(self.given, Topology):
             return self.given.world_size == 1
         return self.ranks_of_job.world_size == 1

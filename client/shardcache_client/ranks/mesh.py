@@ -52,9 +52,9 @@ class MeshRanks:
     """
 
     def __init__(self, mesh: Any) -> None:
-        _members(mesh)
+        _members_of(mesh)  # raises for what is no such mesh
         self._mesh = mesh
-        self._kept: tuple[tuple[int, ...], int] | None = None
+        self._kept: tuple[tuple[int, ...], int] | None = None  # in a worker: as `_resolved`
 
     @classmethod
     def of(cls, mesh: Any) -> "MeshRanks":
@@ -95,7 +95,7 @@ class MeshRanks:
         """Return the members' ranks in the job, in the order of their shares; and this one's."""
         if self._kept is not None:
             return self._kept
-        members = _members(self._mesh)
+        members = _members_of(self._mesh)
         return members, sys.modules["torch.distributed"].get_rank()
 
 
@@ -123,7 +123,8 @@ def given_ranks(
     return Topology(rank, world_size)
 
 
-def _members(mesh: Any) -> tuple[int, ...]:
+def _members_of(mesh: Any) -> tuple[int, ...]:
+    """Return the ranks in the job of a mesh's members; see `MeshRanks` for what it raises."""
     if hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, type):
         for name in dimensions(mesh):
             if words_of(name) & MODEL_WORDS:

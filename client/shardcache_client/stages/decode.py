@@ -91,10 +91,10 @@ class Decode:
 
     def _decodes(self, name: str) -> bool:
         """Return True if members of a name are decoded here."""
-        first = name
+        name_in_sample = name
         if self.members is not None:
-            first = self.members.name_of(name)
-        return self.decoder_of is not None and self.decoder_of(first, name) is not None
+            name_in_sample = self.members.name_of(name)
+        return self.decoder_of is not None and self.decoder_of(name_in_sample, name) is not None
 
     def _unmatched(self, prefix: str) -> Literal["error", "skip", "fill"]:
         """Return what becomes of samples without a partner in the column of a prefix."""
@@ -112,17 +112,21 @@ class Decode:
         extensions: Mapping[str, str] = {}
         if self.members is not None:
             sample, extensions = self.members.choose(sample)
+
         absent = [name for name in self.required if name not in sample]
-        if absent:  # columns of some formats have capital letters
-            spelt = {name.lower() for name in sample}
-            absent = [name for name in absent if name not in spelt]
+        if absent:
+            # Names are required in lower case, and columns of some formats have capital letters.
+            lower = {name.lower() for name in sample}
+            absent = [name for name in absent if name not in lower]
         if absent and self.missing == "skip":
             return Dropped.INCOMPLETE
+
         defaults = self.missing if isinstance(self.missing, Mapping) else {}
         for name in absent:
             if name not in defaults:
                 unread: Iterable[str] = self.members.unread if self.members else ()
                 raise MissingMemberError.of(name, sample, unread)
+
         if self.decoder_of is not None:
             for name in sample:
                 if name.startswith("__"):
@@ -130,11 +134,14 @@ class Decode:
                 decoder = self.decoder_of(name, extensions.get(name, name))
                 if decoder is not None:
                     self._decode(sample, name, decoder)
+
+        # Only now, as default values are not decoded.
         if absent:
             sample |= {name: deepcopy(defaults[name]) for name in absent}
         return sample
 
     def _decode(self, sample: Sample, extension: str, decoder: Decoder) -> None:
+        """Replace a member by its value. Raises DecodeError."""
         try:
             sample[extension] = decoder(sample[extension])
         except (Exception, *ENDS) as exn:
@@ -158,12 +165,14 @@ def _chosen_members(members: Iterable[str] | None) -> Members | None:
 
 
 def _check_none_left_out(named: Members, required: Iterable[str]) -> None:
+    """Raise ConfigError if `decode` names a member that `members` does not."""
     left_out = set(named.names) - set(required)
     if left_out:
         raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
 
 
 def _check_values(missing: Mapping[str, Any], required: Iterable[str]) -> None:
+    """Raise ConfigError for a default value of a member that is not required."""
     unknown = set(missing) - set(required)
     if unknown:
         raise ConfigError(

@@ -24,8 +24,8 @@ from shardcache_client.tables.row_index import RowIndex
 log = logging.getLogger("shardcache")
 
 _SUFFIX = ".rows"
+# A table is kept for as long after it was last opened.
 _KEPT_S = 7 * 24 * 3600.0
-_POLL_S = 0.05
 
 
 class NodeTable:
@@ -67,6 +67,7 @@ def shared(
         with suppress(FileNotFoundError):
             return NodeTable(path)
         with _Making(path.with_suffix(".lock")):
+            # Another process may have made it while this one waited for the lock.
             with suppress(FileNotFoundError):
                 return NodeTable(path)
             _remove_old(folder)
@@ -83,6 +84,10 @@ def shared(
 
 
 def _folder() -> Path:
+    """Return the folder of this user's tables, which is created if it is missing.
+
+    Raises CacheDirError if it cannot be, or if other users can write to it.
+    """
     folder = Path(tempfile.gettempdir()) / f"shardcache-tables-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -117,6 +122,7 @@ class _Making:
 
 
 def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -> None:
+    """Write a table, which has its name only once it is whole."""
     begun_s = time.monotonic()
     log.info("reading the rows of %s, once for this node", url)
     fd, draft = tempfile.mkstemp(dir=path.parent)

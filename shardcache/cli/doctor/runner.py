@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -69,7 +70,8 @@ async def examine(
 ) -> list[Finding]:
     """Return all findings. A check that blocks for longer than `limit_s` is abandoned.
 
-    The rest of a family is skipped if one of it cannot be carried out: one finding says so for all.
+    If a check cannot be carried out, the rest of its family is skipped: one finding says so for
+    all.
     """
     findings: list[Finding] = []
     given_up = set()
@@ -82,8 +84,9 @@ async def examine(
                 outcome = await common.in_thread(partial(check, context))
             if isinstance(outcome, Awaitable):
                 outcome = await outcome
-            found = [outcome] if isinstance(outcome, Finding) else outcome or ()
-            findings += [finding.named(name) for finding in found]
+            if isinstance(outcome, Finding):
+                outcome = [outcome]
+            findings += [finding.named(name) for finding in outcome or ()]
         except (TimeoutError, ShardcacheError, OSError) as exn:
             given_up.add(family)
             findings.append(_not_done(family, exn, limit_s).named(f"doctor.{family}"))
@@ -103,9 +106,10 @@ def _with_proposals(context: Context, findings: Sequence[Finding]) -> list[Findi
 
 
 def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
-    found = f"the {family} could not be checked"
+    """Return the finding that a family could not be checked."""
     if isinstance(error, ShardcacheError):
         return of_error(error)
+    found = f"the {family} could not be checked"
     if isinstance(error, TimeoutError):
         cause = (
             f"no answer within {limit_s:g} s: a disk or the server of a network filesystem hangs"
@@ -117,34 +121,38 @@ def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
 def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
     """Print the findings by family and url, below each problem its cause and fix, and a summary."""
     console = common.make_console()
-    for (family, subject), group in groupby(
-        findings,
-        lambda finding: (finding.family, finding.subject),
-    ):
+    groups = groupby(findings, lambda finding: (finding.family, finding.subject))
+    for (family, subject), group in groups:
         console.print(Text.assemble((family, "bold"), f"  {subject}" if subject else ""))
         for finding in group:
-            sign, style = SIGNS[finding.state]
-            line = Table.grid(padding=(0, 1))
-            for width in (None, 7, 13):
-                line.add_column(no_wrap=True, width=width)
-            line.add_column(overflow="fold")
-            name = finding.check.partition(".")[2].replace("_", " ")
-            line.add_row(Text(sign, style), Text(finding.state, style), name, Text(finding.found))
-            if finding.cause:
-                line.add_row("", "", Text("  why", "dim"), Text(finding.cause))
-            console.print(Padding(line, (0, 0, 0, 2), expand=False))
-            if finding.remedy:
-                # Wrapped by the terminal, so that it can be copied as one command.
-                console.print(
-                    Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy),
-                    soft_wrap=True,
-                )
+            _print_finding(console, finding)
     failures = "no check failed"
     if counts["failed"]:
         failures = f"{common.count(counts['failed'], 'check')} failed"
     console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
     to_do = [each for each in findings if each.state in ("failed", "warning") and each.remedy]
     if to_do:
-        # in the order of checks, which is of dependence
-        first = min(to_do, key=lambda each: each.state != "failed")
+        # The first failure, or else the first warning: later checks depend on earlier ones.
+        failed_ones = [each for each in to_do if each.state == "failed"]
+        first = (failed_ones or to_do)[0]
         console.print(f"do first ({first.check}): {first.remedy}", markup=False, soft_wrap=True)
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    """Print a finding in columns: sign, state, check, and what was found."""
+    sign, style = SIGNS[finding.state]
+    line = Table.grid(padding=(0, 1))
+    for width in (None, 7, 13):
+        line.add_column(no_wrap=True, width=width)
+    line.add_column(overflow="fold")
+    name = finding.check.partition(".")[2].replace("_", " ")
+    line.add_row(Text(sign, style), Text(finding.state, style), name, Text(finding.found))
+    if finding.cause:
+        line.add_row("", "", Text("  why", "dim"), Text(finding.cause))
+    console.print(Padding(line, (0, 0, 0, 2), expand=False))
+    if finding.remedy:
+        # Wrapped by the terminal, so that it can be copied as one command.
+        console.print(
+            Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy),
+            soft_wrap=True,
+        )

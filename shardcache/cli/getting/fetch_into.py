@@ -43,7 +43,8 @@ def fetch_into(
     folder = Path(dest)
     found = find_files(source, choice, reader)
     wanted = found.named
-    if found.is_alone and not folder.is_dir() and not dest.endswith("/"):
+    is_new_name = not folder.is_dir() and not dest.endswith("/")
+    if found.is_alone and is_new_name:
         (ref,) = wanted.values()
         wanted = {(folder.name,): ref}
         folder = folder.parent
@@ -63,7 +64,8 @@ def fetch_into(
         todo = run.without_present(wanted)
         progress.tell("resolved")
         run.refuse(found.refused)
-        for names, ref, file in _held(todo, choice, reader, lambda: progress.tell("progress")):
+        show_progress = partial(progress.tell, "progress")
+        for names, ref, file in _opened(todo, choice, reader, show_progress):
             run.put(names, ref, file, links=links)
         progress.tell("done", run.counts)
     if run.counts["failed"]:
@@ -102,7 +104,7 @@ class _Run:
         return todo
 
     def refuse(self, refused: Mapping[ShardRef, ConfigError]) -> None:
-        """Report the files that can have no name there."""
+        """Report the files whose names are not possible in the folder."""
         for ref, refusal in refused.items():
             self._show({"event": "error", "error": refusal.to_json()})
             self.counts["failed"] += 1
@@ -149,7 +151,7 @@ def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> Shard
     return ShardcacheError(f"cannot write {path} ({exn.strerror})", url=ref.url)
 
 
-def _held(
+def _opened(
     todo: Mapping[Names, ShardRef],
     choice: DaemonChoice,
     reader: ReaderIdentity,

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp import web
 
+# Environment variables, one of which is set where a browser can be opened.
 _DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 _HOST = "127.0.0.1"
+# Headers of the daemon's answers that the browser gets.
 _PASSED_ON = (
     "Content-Type",
     "Cache-Control",
@@ -34,6 +36,7 @@ _PASSED_ON = (
     "Referrer-Policy",
     "X-Content-Type-Options",
 )
+# At the end, how long open connections, such as those of the live updates, are waited for.
 _CLOSE_S = 0.5
 
 
@@ -58,9 +61,8 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
     import asyncio
 
     AdminClient(socket).status()  # raises, with a remedy, if no daemon answers
-    asyncio.run(
-        _serve(tool_socket(socket), port, to_open and any(map(os.environ.get, _DESKTOP)), as_json),
-    )
+    has_desktop = any(map(os.environ.get, _DESKTOP))
+    asyncio.run(_serve(tool_socket(socket), port, to_open and has_desktop, as_json))
 
 
 async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
@@ -71,17 +73,17 @@ async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
             common.print_json({"url": url, "socket": str(socket)})
         else:
             click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
-        # The browser gets a file that leads to the url: every user can read its command line, token
-        # included.
+        # The browser is given a file that leads to the url, and not the url, whose token every user
+        # could read in the browser's command line.
         with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
             if to_open:
                 import webbrowser
 
-                page = "<!doctype html><title>shardcache</title>"
-                door = Path(folder) / "dashboard.html"
-                door.write_text(f'{page}<meta http-equiv="refresh" content="0; url={url}">')
-                await asyncio.to_thread(webbrowser.open, door.as_uri())
-            await asyncio.Event().wait()
+                head = "<!doctype html><title>shardcache</title>"
+                page = Path(folder) / "dashboard.html"
+                page.write_text(f'{head}<meta http-equiv="refresh" content="0; url={url}">')
+                await asyncio.to_thread(webbrowser.open, page.as_uri())
+            await asyncio.Event().wait()  # until Ctrl-C
 
 
 @asynccontextmanager
@@ -121,9 +123,12 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
 def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
     from aiohttp import web
 
+    expected = f"Bearer {token}".encode()
+
     async def live(request: web.Request) -> web.StreamResponse:
-        brought = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(brought, f"Bearer {token}".encode()):
+        """Stream the live updates, which need the token: the page itself shows nothing yet."""
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, expected):
             return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
         return await _pass_on(daemon, request)
 
@@ -136,7 +141,7 @@ def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
 
 
 async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
-    """Stream the daemon's answer through; 502 if there is none."""
+    """Stream the daemon's answer to the browser; 502 if there is none."""
     import aiohttp
     from aiohttp import web
 

@@ -76,7 +76,7 @@ def _is_size(size_bytes: object) -> bool:
 class ColumnWalk:
     """The samples of a shard with an offset table and the same columns in each; see `Walk`.
 
-    A sample has the sizes of its values of no fixed size, then all values.
+    A sample has the sizes of those of its values that have no fixed size, and then all values.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class ColumnWalk:
         self._bytes_at = bytes_at
         self._offsets = offsets
         self._url = url
-        self._fixed = list(columns.sizes)
-        self._sized = [nth for nth, size in enumerate(columns.sizes) if size is None]
-        self._head = Struct(f"<{len(self._sized)}I")
-        assert self._head.size == U32_BYTES * len(self._sized)
+        self._fixed = list(columns.sizes)  # None where a sample states the size
+        self._stated = [nth for nth, size in enumerate(columns.sizes) if size is None]
+        self._head = Struct(f"<{len(self._stated)}I")
+        assert self._head.size == U32_BYTES * len(self._stated)
         self._ids = range(len(columns.names))
         self._number = 0  # of the next sample
 
@@ -116,11 +116,11 @@ class ColumnWalk:
 
         samples = self.samples
         samples.begin(key_of_number(number))
-        values = self._fixed.copy()
-        for nth, size_bytes in zip(self._sized, sizes, strict=True):
-            values[nth] = size_bytes
+        all_sizes = self._fixed.copy()
+        for nth, size_bytes in zip(self._stated, sizes, strict=True):
+            all_sizes[nth] = size_bytes
         at = begin + head_bytes
-        for value_bytes in values:
+        for value_bytes in all_sizes:
             samples.starts.append(at)
             at += value_bytes or 0
             samples.ends.append(at)

@@ -13,8 +13,9 @@ from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
 from shardcache.shared.credentials.azure_secret import AzureSecret
 
+# The variable of Azure's own SDK, which adlfs does not read.
 _IDENTITY_SECRET = "AZURE_CLIENT_SECRET"
-# Options of adlfs for the variables of secrets. It reads all but the last variable itself.
+# Options of adlfs for the variables of secrets.
 _OPTIONS = {
     "AZURE_STORAGE_CONNECTION_STRING": "connection_string",
     "AZURE_STORAGE_ACCOUNT_KEY": "account_key",
@@ -49,6 +50,7 @@ class AzureOrigin(StoreOrigin):
     def options_of(cls, credentials: AzureSecret) -> dict[str, Any]:
         """As `StoreOrigin.options_of`."""
         options: dict[str, Any] = {}
+        # Of two variables for the same option, the first one wins.
         for name, value in reversed(credentials.values):
             options[_OPTIONS[name]] = value
         if credentials.variables.keys() == {_IDENTITY_SECRET}:
@@ -57,6 +59,7 @@ class AzureOrigin(StoreOrigin):
         return options
 
     def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
+        """Open the filesystem, with a client for the table's endpoint if it has one."""
         fs = super()._connect(cls)
         endpoint_url = self._setup.table.endpoint_url
         if endpoint_url:

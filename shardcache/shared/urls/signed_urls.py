@@ -126,7 +126,9 @@ def expiry_s(url: str) -> float | None:
             return float(int(fields["expires"]))
         if "se" in fields:
             until = datetime.fromisoformat(fields["se"])
-            return (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp()
+            if until.tzinfo is None:
+                until = until.replace(tzinfo=UTC)
+            return until.timestamp()
     except (KeyError, ValueError, OverflowError):
         pass  # it is up to the store to refuse it
     return None
@@ -144,7 +146,8 @@ def _parsed(url: str) -> _SignedUrl | None:
     if signing is None:
         return None
     kept = "&".join(text for text, name in parameters if not signing.has(name))
-    object_url = path + (f"?{kept}" if kept else "") + hash_mark + fragment
+    kept_query = f"?{kept}" if kept else ""
+    object_url = path + kept_query + hash_mark + fragment
     signature = {name: _value(text) for text, name in parameters if signing.has(name)}
     return _SignedUrl(object_url, signature)
 

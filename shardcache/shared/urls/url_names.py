@@ -1,8 +1,8 @@
-"""Names of objects: their suffixes say a shard, its format and compression, or an index.
+"""Names of objects: their suffixes tell shards, with format and compression, and index files.
 
-Lists of shards that other programs write are indexes, too.
+Lists of shards that other programs write are index files, too.
 
-A name is a url's path without its query, of S3 without the version of an object.
+A name is the path of a url, without the query of a web url, or the version of an object in S3.
 """
 
 import re
@@ -27,7 +27,8 @@ _VERSIONED = re.compile(r"((?i:s3a?)://.+)\?versionId=([^?&#/*\[\]]+)")
 def path_of(url: str) -> str:
     """Return a url without the query and fragment of a web url, or the version of one of S3.
 
-    Elsewhere, `?` and `#` are part of a name, but for what a url says of keys (`key_splits`).
+    In other urls, `?` and `#` are part of the name, unless they say where keys end: see
+    `key_splits`.
     """
     url, _ = key_split_in(url)
     if not _WEB.match(url):
@@ -62,9 +63,9 @@ def is_tar_or_unnamed(url: str) -> bool:
 
 
 def is_shard_or_file(url: str) -> bool:
-    """Return whether an object is taken for a shard where shards or files are wanted.
+    """Return whether an object counts as a shard where both shards and files are wanted.
 
-    Those of some formats are files for other programs as often.
+    An object whose format other programs read as often counts as a file there.
     """
     found = table.suffix_of(path_of(url))
     return found is not None and not found[1].is_often_a_file
@@ -119,7 +120,7 @@ def compression_of(url: str) -> str | None:
 
 
 def is_stored_as_is(url: str) -> bool:
-    """Return whether the cached file of a shard has always the object's own bytes."""
+    """Return whether the cached file of a shard always has the object's own bytes."""
     found = table.suffix_of(path_of(url))
     if found is None:
         return True

@@ -51,6 +51,7 @@ class ShardWindow:
     def ask(self, ahead: int) -> None:
         """Request shards ahead until there are `ahead` of them, earlier requests included."""
         manifest = self._plan.manifest
+        # Samples that are joined are matched by the keys of whole shards.
         partial = False if manifest.columns else self.partial
         while len(self._ahead) < ahead and self._asked < self._plan.reads:
             shards = manifest.together(self._plan.order[self._asked])
@@ -94,13 +95,15 @@ class ShardWindow:
             partners=partners,
             replaceable=is_fresh and manifest.is_replaceable,
         )
-        # After the request for the shard, and not for the first: neither is delayed.
+        # More of the plan is declared after the request for the shard, which that does not delay,
+        # and not for the first shard, for which a reader is waiting.
         if lease.position:
             self._session.extend()
         self._taken.append(leased_shard)
         return leased_shard
 
     def _beside(self, number: int, leases: Iterator[LeaseRequest]) -> list[Beside]:
+        """Return the shards beside one, by column; `leases` yields one for each, in their order."""
         manifest = self._plan.manifest
         found: list[Beside] = []
         for prefix, shards in manifest.beside(number).items():
@@ -141,7 +144,7 @@ class ShardWindow:
                 self._session.release(lease)
 
     def let_go(self) -> None:
-        """Release the shards given back whose samples have arrived wherever they were sent."""
+        """Release the shards that were given back and whose samples have all arrived."""
         if self.handover is not None:
             self.handover.settle()  # including those of earlier epochs
         settled = [each for each in self._leaving if each.settled]
