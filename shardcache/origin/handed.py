@@ -10,11 +10,12 @@ from typing import Any
 from shardcache.errors import ProtocolError
 from shardcache.shared.credentials.handed_credentials import KINDS, Credentials
 
-# Of a kind, without a session: what has been asked for is still fetched, and the next job of the
-# same role finds its connections. Where none may read an object, the store is asked with each.
+# Number of credentials of a kind that are kept after their sessions have ended: with them, what was
+# asked for is still fetched, and the next job of the same role finds its connections. They are few,
+# as a store is asked with each of them if none may read an object.
 _MAX_ENDED = 16
 _Found = tuple[Credentials, ...]  # at most one of each kind
-# In the tasks of a session or command, and in those that they start.
+# Credentials of the session or command for which a task works.
 _of_this_task: ContextVar[_Found] = ContextVar("_of_this_task", default=())
 
 
@@ -30,7 +31,7 @@ class Handed:
             all of its users with them.
 
     Attributes:
-        changes: number of times that others were kept than before.
+        changes: number of times that the kept credentials have changed.
     """
 
     def __init__(self, environment: Mapping[str, str], *, is_private: bool = False) -> None:
@@ -73,15 +74,15 @@ class Handed:
         Raises ProtocolError if there is anything, and this is not the private daemon of the user.
         """
         found = self._taken(variables, uid)
-        others = self._others(found)
-        for each in others:
+        foreign = self._foreign(found)
+        for each in foreign:
             self._begin(each)
         before = _of_this_task.set(found)
         try:
             yield
         finally:
             _of_this_task.reset(before)
-            for each in others:
+            for each in foreign:
                 self._end(each)
 
     def hand_over(self, variables: Mapping[str, Any], uid: int) -> None:
@@ -90,22 +91,24 @@ class Handed:
         Raises as `held` does.
         """
         found = self._taken(variables, uid)
-        for each in self._others(found):
+        for each in self._foreign(found):
             self._begin(each)
             self._end(each)
         _of_this_task.set(found)
 
     def _taken(self, variables: Mapping[str, Any], uid: int) -> _Found:
+        """Return the credentials that variables contain. Raises ProtocolError; see `held`."""
         if variables and not (self._is_private and uid == os.geteuid()):
             raise ProtocolError("only a user's own private daemon takes credentials")
         found = [kind.of(variables) for kind in KINDS]
         return tuple(each for each in found if each is not None)
 
-    def _others(self, found: _Found) -> list[Credentials]:
-        """Return all that are not the daemon's own."""
+    def _foreign(self, found: _Found) -> list[Credentials]:
+        """Return those that are not the daemon's own."""
         return [each for each in found if each != self._own[type(each)]]
 
     def _begin(self, credentials: Credentials) -> None:
+        """Count another session that holds credentials."""
         self._holders[credentials] += 1
         known = self._newest_first[type(credentials)]
         if credentials not in known:
@@ -116,6 +119,7 @@ class Handed:
             ended.remove(credentials)
 
     def _end(self, credentials: Credentials) -> None:
+        """Count such a session no longer; after the last one, keep its credentials for a while."""
         self._holders[credentials] -= 1
         if self._holders[credentials]:
             return

@@ -61,7 +61,7 @@ def digest_of(path: Path, algorithm: str) -> int:
     with path.open("rb", buffering=0) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         begun = _digest(algorithm, size_bytes)
-        digest = hashlib.file_digest(file, lambda: begun)
+        digest = hashlib.file_digest(file, lambda: begun)  # which updates it with the file's bytes
     return int.from_bytes(digest.digest(), "big")
 
 
@@ -112,8 +112,8 @@ class ListedPage:
 
     Attributes:
         objects: the objects.
-        folders: what several urls begin with, up to the delimiter.
-        next_token: what the next page is requested with; empty if this is the last one.
+        folders: common beginnings of urls, up to the delimiter.
+        next_token: token of the request for the next page; empty if this is the last one.
     """
 
     objects: list[RemoteObject]

@@ -13,8 +13,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-R = TypeVar("R")
-B = TypeVar("B")
+R = TypeVar("R")  # an item that is read
+B = TypeVar("B")  # the batch that is made of it
 
 
 class AbandonedError(Exception):
@@ -44,10 +44,13 @@ def made_by_threads(
     Raises what `read` and `make` raise, where their item would have come.
     """
     queue = _BatchQueue(ahead)
-    makers = ThreadPoolExecutor(threads, thread_name_prefix="shardcache-make", initializer=begin)
-    with makers as pool:
-        # A daemon thread: at the end of a script that has dropped nothing, Python would wait for
-        # any other.
+    with ThreadPoolExecutor(
+        threads,
+        thread_name_prefix="shardcache-make",
+        initializer=begin,
+    ) as pool:
+        # A daemon thread: at the end of a script that still has the iterator, Python would wait
+        # for any other.
         reader = threading.Thread(
             target=_read,
             args=(queue, read, partial(_submit, pool, make)),
@@ -116,6 +119,7 @@ def _read(
     read: Callable[[Callable[[], None]], Generator[R]],
     submit: Callable[[R], Future[Any]],
 ) -> None:
+    """Submit each item that is read once the queue has space, and then put the queue's end."""
     try:
         queue.wait_until_free()
         with closing(read(queue.check)) as items:

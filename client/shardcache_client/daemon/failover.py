@@ -9,7 +9,7 @@ from shardcache_client.daemon.patience import Deadline, Outage, Patience
 _MAX_RETRY_S = 300.0
 # Failures after which a file counts as unreadable: at the first, it may only have been evicted for
 # a more urgent shard.
-_UNREADABLE = 2
+_UNREADABLE_TIMES = 2
 _NO_POSITION = -1
 
 
@@ -82,7 +82,7 @@ class Failover:
     def is_frozen(self, socket: Path) -> bool:
         """Return True if the daemon at a socket is frozen, in a wait that it has not answered.
 
-        Half of the patience with it is over before it is asked for its health.
+        It is asked for its health only once half of the time that it has is over.
         """
         limit_s = self._patience.grace_s if self.can_replace else self._patience.away_s
         silent_s = time.monotonic() - self.heard_s
@@ -109,7 +109,7 @@ class Failover:
         """Return True if a file could not be read repeatedly, and another daemon may help."""
         if not self.can_replace or position != self._unreadable_position:
             return False
-        return self._unreadable_times == _UNREADABLE
+        return self._unreadable_times == _UNREADABLE_TIMES
 
     # Changes from one daemon to the other
 

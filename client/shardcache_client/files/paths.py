@@ -116,7 +116,7 @@ class _Held(io.FileIO):
     """A file, and what holds it in the cache until it is closed."""
 
     def __init__(self, path: Path, held: ExitStack) -> None:
-        self._held = ExitStack()
+        self._held = ExitStack()  # for `close`, which is also called if opening fails
         super().__init__(str(path))
         self._held = held.pop_all()
 

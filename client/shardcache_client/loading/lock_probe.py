@@ -93,6 +93,7 @@ class LockProbe:
             self._thread.join()
 
     def _sample(self) -> None:
+        """Take the samples, in the probe's thread, while pieces of work are being done."""
         pauses = Random()  # not the generator that training seeds
         resumes_at_s = 0.0
         while self._use.samples < self._max_samples:
@@ -104,8 +105,8 @@ class LockProbe:
             if self._is_closed:
                 return
             is_held = _is_held_after(pauses.uniform(_MIN_PAUSE_S, _MAX_PAUSE_S))
-            # On a busy machine, whoever gave the lock to this thread may not have run again since:
-            # that would pass for work that does not need it.
+            # On a busy machine, the thread that gave the lock to this one may not have run since.
+            # Such a sample would pass for work that does not need the lock.
             worked_s = _worked_s()
             if worked_s < resumes_at_s or not self._at_work.is_set():
                 continue
@@ -120,7 +121,7 @@ def _is_held_after(pause_s: float) -> bool:
     """
     waits = _waits()
     time.sleep(pause_s)
-    return _waits() - waits != 1
+    return _waits() - waits != 1  # the sleep is one
 
 
 def _worked_s() -> float:

@@ -22,9 +22,7 @@ def ranks_of_environment(
     env: Mapping[str, str] = os.environ,
     argv: Sequence[str] = sys.argv,
 ) -> Topology:
-    """Return the ranks that the launcher set.
-
-    They are torchrun's, else those of a Slurm step, else those of a single process.
+    """Return the ranks that the launcher set: torchrun's, a Slurm step's, or a single process.
 
     Only the variables of a Slurm step count. A batch script or a shell under `salloc` runs once,
     yet sees the SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; only `srun` sets
@@ -43,21 +41,24 @@ def ranks_of_environment(
 def ranks_of_ray_train() -> Topology | None:
     """Return the rank of this worker of a Ray Train run; None in any other process."""
     context = _ray_train()
-    if not context:
+    if context is None:
         return None
     return Topology(context.get_world_rank(), context.get_world_size())
 
 
 def _ray_train() -> Any:
     """Return the context of this worker's Ray Train run; None in any other process."""
-    train = sys.modules.get("ray.train")
+    train: Any = sys.modules.get("ray.train")
+    if train is None:
+        return None
     try:
-        return train and train.get_context()
+        return train.get_context()
     except RuntimeError:  # not a worker of a run
         return None
 
 
 def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
+    """Return whether this is a process that Ray started: all run the same script of Ray."""
     if not argv or not env.get("RAY_JOB_ID"):
         return False
     return Path(argv[0]).name == "default_worker.py"
@@ -98,7 +99,7 @@ def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) 
         return env["SHARDCACHE_JOB"]
     if _is_ray_worker(env, argv):
         run = _ray_train()
-        experiment = run and run.get_experiment_name()
+        experiment = None if run is None else run.get_experiment_name()
         return experiment or f"ray-{env['RAY_JOB_ID']}"
     if env.get("SLURM_JOB_ID"):
         return _slurm_name(env)

@@ -17,6 +17,7 @@ from shardcache_client.sharing.file_locks import reopened, take
 _NUMBER = struct.Struct("<Q")
 _CELLS = 1 << 20  # of one process; address space only: the few cells in use at a time are reused
 
+# Those of this process, by name.
 _ALL_ACKS: "weakref.WeakValueDictionary[int, Acks]" = weakref.WeakValueDictionary()
 
 
@@ -84,6 +85,7 @@ class Acks:
         return f"Acks({self._name:016x}, inherited={self.inherited})"
 
     def _own(self, fd: int, name: int, receiver_pid: int) -> None:
+        """Take over the memfd, under a name that is the same in all related processes."""
         self.fd = fd
         self._name = name
         self._receiver_pid = receiver_pid
@@ -120,7 +122,7 @@ class Acks:
         return True
 
     def _cells_here(self) -> _Cells:
-        # After a fork, they are those of the parent.
+        """Return the cells of this process; after a fork, the parent's are replaced."""
         if self._cells is None or self._cells.pid != os.getpid():
             self._cells = self._reserved()
         return self._cells

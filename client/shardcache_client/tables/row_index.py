@@ -74,8 +74,8 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
         offsets = opened.enter_context(tempfile.TemporaryFile(dir=folder))
         repeated = 0
         for bucket in buckets:
-            numbers = _read(bucket)
-            pairs = sorted(zip(numbers[0::2], numbers[1::2], strict=True))
+            numbers = _numbers_in(bucket)
+            pairs = sorted(zip(numbers[0::2], numbers[1::2], strict=True))  # hash and offset
             hashes = array("Q", [hashed for hashed, _ in pairs])
             repeated += len(hashes) - len(set(hashes))
             file.write(hashes)
@@ -86,7 +86,7 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
     return RowCounts(count, repeated)
 
 
-def _read(file: IO[bytes]) -> "array[int]":
+def _numbers_in(file: IO[bytes]) -> "array[int]":
     file.seek(0)
     numbers = array("Q")
     numbers.frombytes(file.read())

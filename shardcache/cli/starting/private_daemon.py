@@ -41,7 +41,9 @@ _IDLE_EXIT_S = 600.0
 # A user's daemons on one node that do not see each other's sockets, as in containers, or that have
 # other credentials.
 _MAX_FOLDERS = 16
-_BASE_LOCK = "folders.lock"  # locked by who chooses one of them, until a daemon holds it
+# Locked while one of these folders is chosen, until a daemon has locked that.
+_BASE_LOCK = "folders.lock"
+# A cache of other credentials is removed once it was not used for as long.
 _OLD_S = 86_400.0
 _MAX_LOG_BYTES = 1024 * 1024
 # A service manager's variables are for the process that it started, which is this one's ancestor.
@@ -115,7 +117,10 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
 
 
 def _raise_limits() -> None:
-    """Leave the soft limits of the job that starts the daemon, before anything is written."""
+    """Raise the job's soft limits, which are not meant for the daemon, to the hard ones.
+
+    Before anything is written, as one of them is for the size of files.
+    """
     for kind in _LIMITS:
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (hard, hard))
@@ -168,7 +173,7 @@ def _scratch(env: Mapping[str, str]) -> Iterator[Path]:
         names.append("TMPDIR")
     for folder in [Path(env[name]) for name in names if env.get(name)]:
         mount = mount_of(folder)
-        # Folders of no single job outlive it, and others fill them.
+        # Such a folder is no single job's: it outlives the job, and others fill it.
         is_shared = str(folder) in ("/tmp", "/var/tmp")
         is_local = not (is_shared or mount.is_network or mount.is_memory)
         if is_local and folder.is_dir() and os.access(folder, os.W_OK):
@@ -198,7 +203,7 @@ def _folder_name(name: str, number: int) -> str:
 def _free_folder(base: Path, name: str) -> Path:
     """Return a cache folder for these credentials that no daemon holds.
 
-    With the lock of `base`, none will.
+    None will hold it as long as the caller has the lock of `base`.
     """
     for number in range(_MAX_FOLDERS):
         folder = base / _folder_name(name, number)
@@ -228,14 +233,15 @@ def _settings(
 ) -> Settings:
     """Return the daemon's options.
 
-    Those of a config file, which may be the node's, count but for those of place and size.
+    A config file, which may be the node's, decides all but the places of socket and cache, and the
+    cache's size.
     """
     from shardcache.config.option_sources import VARIABLE_PREFIX
     from shardcache.config.settings import Settings
 
     prefix = VARIABLE_PREFIX.lower()
     given = {name.lower().removeprefix(prefix) for name in os.environ} | flags.keys()
-    # Of the space that would be free without this cache, half, so that each start gives the same.
+    # Half of the space that would be free without this cache, so that each start gives the same.
     cached_bytes = sum(path.stat().st_size for path in folder.glob("shards/*/*"))
     spare_bytes = free_bytes(folder) + cached_bytes
     defaults: Json = {"capacity": spare_bytes // 2, "idle_exit_s": _IDLE_EXIT_S}
@@ -291,7 +297,7 @@ def _serve(
 
 
 def _detach(log: Path) -> None:
-    """Leave what only concerns the process that started this one.
+    """Give up what this process has inherited and only concerns the one that started it.
 
     These are the terminal, the process group, the CPUs, the niceness and the service manager.
     """
@@ -307,11 +313,13 @@ def _detach(log: Path) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     if os.fstat(output).st_size > _MAX_LOG_BYTES:
         os.ftruncate(output, 0)
-    for source, fd in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
-        os.dup2(source, fd)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
 
 
 def _report(writer: int, **outcome: Any) -> None:
+    """Send the outcome of the start to the process that waits for it in `_outcome`."""
     os.write(writer, json.dumps(outcome).encode())
     os.close(writer)
 
@@ -344,22 +352,15 @@ def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
 def _remove_old(own: Path) -> None:
     """Remove caches of other credentials that no daemon has used for a day.
 
-    Temporary credentials come only once.
+    Those of temporary credentials are never used again.
     """
     for other in own.parent.iterdir():
         # The sockets' folder may be the same: its files have such names, too.
         is_cache = is_digest(other.name.partition(".")[0]) and other.is_dir()
         if other == own or not is_cache:
             continue
-        written_s = max(
-            path.stat().st_mtime
-            for path in (
-                other,
-                other / "partial",
-            )
-            if path.exists()
-        )
-        if time.time() - written_s > _OLD_S:
+        times_s = [path.stat().st_mtime for path in (other, other / "partial") if path.exists()]
+        if time.time() - max(times_s) > _OLD_S:
             with _held(other) as is_free:
                 if is_free:
                     shutil.rmtree(other, ignore_errors=True)

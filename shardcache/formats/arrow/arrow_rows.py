@@ -9,7 +9,7 @@ Needs pyarrow, where it is called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +77,10 @@ class _RowTable:
         columns = [self.table.column(name) for name in names]
         spans = [_spans(batch.column(name), address) for name in names]
         keys = _keys(batch)
-        for number, row in enumerate(zip(*spans, strict=True) if spans else _rows(batch)):
+        rows: Iterable[tuple[tuple[int, int] | None, ...]] = [()] * batch.num_rows
+        if spans:
+            rows = zip(*spans, strict=True)
+        for number, row in enumerate(rows):
             found = zip(columns, row, strict=True)
             cells = {column: cell for column, cell in found if cell is not None}
             key = keys[number] if keys else None
@@ -87,11 +90,6 @@ class _RowTable:
                 self.table.add_fault(Fault.RESERVED, KEY)
             else:
                 self.table.add(cells)
-
-
-def _rows(batch: pa.RecordBatch) -> list[tuple[()]]:
-    """Return the cells of rows without columns."""
-    return [()] * batch.num_rows
 
 
 def _keys(batch: pa.RecordBatch) -> list[str | None] | None:

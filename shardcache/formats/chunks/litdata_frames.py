@@ -34,6 +34,8 @@ _MAX_WINDOW_LOG = 27  # 128 MiB, as of shards that are compressed as a whole
 
 
 class _Frame(NamedTuple):
+    """An entry of the table of frames."""
+
     first: int  # number of its first sample
     samples: int
     start: int  # offset in the file
@@ -54,7 +56,8 @@ def plain_chunk(path: Path, url: str) -> BinaryIO:
     """
     with opened(path) as (read, size_bytes):
         bytes_at = ForwardReader(read, size_bytes, url)
-        _, version, _, count, _, frames = _PREFIX.unpack(bytes_at(0, _PREFIX.size))
+        prefix = bytes_at(0, _PREFIX.size)
+        _, version, _, count, _, number_of_frames = _PREFIX.unpack(prefix)
         if version != _VERSION:
             raise UnsupportedShardError(
                 f"zstd frames of version {version} are not supported, only {_VERSION}",
@@ -62,40 +65,40 @@ def plain_chunk(path: Path, url: str) -> BinaryIO:
                 remedy="update shardcache, or write the dataset without compression=",
             )
         table_start = _PREFIX.size + U32_BYTES * (count + 1)
-        table_end = table_start + _FRAME.size * frames
+        table_end = table_start + _FRAME.size * number_of_frames
         if table_end > size_bytes:
             raise TruncatedShardError(
-                f"the file has {size_bytes} bytes, too few for {count:,} samples in {frames:,} "
-                "frames",
+                f"the file has {size_bytes} bytes, too few for {count:,} samples in "
+                f"{number_of_frames:,} frames",
                 url=url,
             )
         offsets = u32s(bytes_at(_PREFIX.size, U32_BYTES * (count + 1)))
-        found = [
-            *map(_Frame._make, _FRAME.iter_unpack(bytes_at(table_start, table_end - table_start)))
-        ]
-    _check(offsets, found, size_bytes, url)
-    return stream_of(_pieces(path, offsets, found, url))
+        table = bytes_at(table_start, table_end - table_start)
+        frames = [_Frame._make(row) for row in _FRAME.iter_unpack(table)]
+    _check(offsets, frames, size_bytes, url)
+    return stream_of(_pieces(path, offsets, frames, url))
 
 
 def _check(offsets: "array[int]", frames: list[_Frame], size_bytes: int, url: str) -> None:
     """Raise CorruptShardError unless the frames hold all samples, one after another."""
     fault = None
-    if offsets[0] or not all(map(le, offsets, islice(offsets, 1, None))):
+    are_ascending = all(map(le, offsets, islice(offsets, 1, None)))
+    if offsets[0] or not are_ascending:
         fault = "the offsets of its samples are not ascending"
-    at = 0
+    next_sample = 0
     for nth, frame in enumerate(frames):
         end = frame.first + frame.samples
-        if frame.first != at or end >= len(offsets):
-            fault = f"its frame {nth} does not begin with sample {at}"
-        elif frame.plain_bytes != offsets[end] - offsets[at]:
+        if frame.first != next_sample or end >= len(offsets):
+            fault = f"its frame {nth} does not begin with sample {next_sample}"
+        elif frame.plain_bytes != offsets[end] - offsets[next_sample]:
             fault = f"its frame {nth} does not have the size of its samples"
         elif frame.start + frame.stored_bytes > size_bytes:
             fault = f"its frame {nth} ends behind the file"
         if fault is not None:
             break
-        at = end
-    if fault is None and at + 1 != len(offsets):
-        fault = f"its frames hold {at} of {len(offsets) - 1} samples"
+        next_sample = end
+    if fault is None and next_sample + 1 != len(offsets):
+        fault = f"its frames hold {next_sample} of {len(offsets) - 1} samples"
     if fault is not None:
         raise CorruptShardError(fault, url=url)
 
@@ -116,7 +119,7 @@ def _pieces(path: Path, offsets: "array[int]", frames: list[_Frame], url: str) -
 
 
 def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[bytes]:
-    """Yield the content of a frame in pieces, of a size that the daemon has the memory for."""
+    """Yield the content of a frame, in pieces that are small beside the daemon's memory."""
     zstd = zstd_library()
     limits = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
     decoder = zstd.ZstdDecompressor(options=limits)
@@ -135,8 +138,8 @@ def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[byt
                 f"its frame {nth} cannot be decompressed ({exn})", url=url
             ) from exn
         left_bytes -= len(piece)
-        is_cut = decoder.needs_input and not data and not piece
-        if left_bytes < 0 or is_cut:
+        has_nothing_left = decoder.needs_input and not data and not piece
+        if left_bytes < 0 or has_nothing_left:
             break
         yield piece
     if left_bytes or not decoder.eof:

@@ -113,8 +113,8 @@ def translated(url: str) -> Iterator[None]:
 
 
 def connection_error(reason: str, url: str) -> errors.OriginError:
-    """Return the error for a connection that failed, or that there was none of."""
-    # If there was none, the reason names the server.
+    """Return the error for a connection that failed or could not be made."""
+    # If it could not be made, the reason names the server.
     names_server = reason.startswith(("connection refused", "no connection"))
     if not names_server:
         reason = f"the connection to the server failed: {reason}"

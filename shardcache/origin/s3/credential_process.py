@@ -27,7 +27,7 @@ from botocore.exceptions import CredentialRetrievalError
 NAME = "credential_process"
 
 _PR_SET_PDEATHSIG = 1
-_TEXTS = ("AccessKeyId", "SecretAccessKey")
+_REQUIRED = ("AccessKeyId", "SecretAccessKey")
 
 
 class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
@@ -60,7 +60,8 @@ def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolve
     profiles = LeashedProfiles(session, region)
     for role in resolver.providers:
         if isinstance(role, AioAssumeRoleProvider):
-            # It has no public name. The provider asks it for the credentials of a role's source.
+            # The provider asks the builder for the credentials of a role's source profile. It has
+            # no public name.
             role._profile_provider_builder = profiles  # noqa: SLF001
     profile = session.get_config_variable("profile") or "default"
     leashed = profiles.process_provider(profile)
@@ -123,7 +124,7 @@ def _check(printed: bytes) -> None:
         raise _failed("it printed no JSON") from None
     if not isinstance(found, dict) or found.get("Version") != 1:
         raise _failed('it printed no JSON object with "Version": 1')
-    missing = [name for name in _TEXTS if not isinstance(found.get(name), str)]
+    missing = [name for name in _REQUIRED if not isinstance(found.get(name), str)]
     if missing:
         raise _failed(f"it printed no {' and no '.join(missing)}")
 

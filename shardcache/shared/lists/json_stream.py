@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 _WINDOW_CHARS = 256 * 1024
-_AT_ONCE = 1_000
+# Number of a list's values from which they are yielded.
+_MIN_ITEMS = 1_000
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
@@ -23,8 +24,8 @@ class JsonText:
         self._start = 0  # offset of the window in the text, in characters
         self._at = 0  # position in the window
         self._window = ""
-        self._is_last = False
-        self._is_read = False  # True once the whole window was read, or that was tried
+        self._is_last = False  # True if the text ends with the window
+        self._was_tried = False  # True once `_values` has tried to read the window as a whole
         self._slide()
 
     def begins(self, mark: str) -> bool:
@@ -47,24 +48,24 @@ class JsonText:
         some: list[Any] = []
         for _ in self._list("[", "]"):
             some += self._values() or [self.value()]
-            if len(some) >= _AT_ONCE:
+            if len(some) >= _MIN_ITEMS:
                 yield some
                 some = []
         if some:
             yield some
 
     def _values(self) -> list[Any]:
-        """Read the objects that the window holds whole, if that is all it holds.
+        """Read all objects that the window holds as a whole; return none if it holds anything else.
 
-        This is much faster than one by one.
+        This is much faster than to read them one by one.
         """
         stop = None
         if self._is_last and "]" in self._window:
             stop = self._window.rfind("]")  # of the list, most likely
         end = self._window.rfind("}", self._at, stop) + 1
-        if self._is_read or end <= self._at:
+        if self._was_tried or end <= self._at:
             return []
-        self._is_read = True
+        self._was_tried = True
         with suppress(ValueError, RecursionError):
             values: list[Any] = json.loads(f"[{self._window[self._at : end]}]")
             self._at = end
@@ -86,6 +87,8 @@ class JsonText:
             if end < len(self._window) or self._is_last:
                 self._at = end
                 return value
+
+        # The value continues after the window: move that to the value's beginning.
         if not self._at:
             reason = f"invalid JSON, or a value longer than {_WINDOW_CHARS:,} characters"
             raise self._error(reason, 0)
@@ -93,15 +96,17 @@ class JsonText:
         return self.value()
 
     def _slide(self) -> None:
+        """Move the window so that it begins at the present position."""
         rest = self._window[self._at :]
         more = self._source.read(_WINDOW_CHARS - len(rest))
         self._start += self._at
         self._at = 0
         self._window = rest + more
-        self._is_read = False
+        self._was_tried = False
         self._is_last = len(self._window) < _WINDOW_CHARS
 
     def _list(self, opening: str, closing: str) -> Iterator[None]:
+        """Yield before each element of a list or object, which the caller reads."""
         self._take(opening)
         if self.begins(closing):
             self._at += 1
@@ -114,11 +119,13 @@ class JsonText:
                 return
 
     def _take(self, mark: str) -> None:
+        """Read a mark, which must come next."""
         if not self.begins(mark):
             raise self._error(f"{mark!r} is missing")
         self._at += 1
 
     def _skip(self) -> None:
+        """Skip whitespace, sliding the window over it."""
         self._at = self._after_space()
         while self._at == len(self._window) and not self._is_last:
             self._slide()

@@ -25,7 +25,7 @@ WIDS_VERSION = 1
 MAX_SHARDS = 2_000_000
 
 _COUNTS = ("filesize", "nsamples", "ntokens")
-_TEXT = {str, type(None)}
+_TYPES_OF_ETAGS = {str, type(None)}
 _MAX_COUNT = 2**63
 
 
@@ -101,19 +101,20 @@ def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
 def _columns(rows: list[Any]) -> ShardColumns:
     """Return the rows' columns.
 
-    All are checked at once; row by row, for the reason, only if one is at fault.
+    All rows are checked together; one by one, for the reason, only if any is at fault.
     """
     if {*map(type, rows)} == {dict}:
         names = ("url", "etag", *_COUNTS)
         columns = [[row.get(name) for row in rows] for name in names]
         if _are_sound(columns):
             return columns
-    raise ValueError(next(filter(None, map(_fault, rows))))
+    faults = (fault for fault in map(_fault, rows) if fault)
+    raise ValueError(next(faults))
 
 
 def _are_sound(columns: ShardColumns) -> bool:
     urls, etags, *counts = columns
-    if {*map(type, urls)} != {str} or not {*map(type, etags)} <= _TEXT:
+    if {*map(type, urls)} != {str} or not {*map(type, etags)} <= _TYPES_OF_ETAGS:
         return False
     known = [count for each in counts for count in each if count is not None]
     if not {*map(type, known)} <= {int}:
@@ -129,7 +130,7 @@ def _fault(row: Any) -> str:
     if type(url) is not str:
         return f"a row has no url: {str(row)[:100]}"
     etag = row.get("etag")
-    if type(etag) not in _TEXT:
+    if type(etag) not in _TYPES_OF_ETAGS:
         return f"etag of {url} is {etag!r}"
     for name in _COUNTS:
         count = row.get(name)

@@ -28,14 +28,14 @@ class Gate:
         self._paused = False
         self._cancelled = False
         self._committed = False
-        self._writes = False
-        self._interrupt: Callable[[], object] | None = None
+        self._writes = False  # True while the file is written to
+        self._interrupt: Callable[[], object] | None = None  # see `cancellable`
         self._changed = threading.Condition()
         self.received_bytes = 0
         self.written_bytes = 0
         self.asked_idle_s: float | None = None
 
-    # called by the thread that reads the answer
+    # Called by the thread that reads the answer
 
     def ready(self, wanted_bytes: int) -> int:
         """Wait until bytes may be read, and return their number. Raises CancelledError."""
@@ -51,7 +51,8 @@ class Gate:
     def receive(self, count: int) -> bool:
         """Count received bytes.
 
-        Returns True if they are the first, or the last that there is credit for.
+        Returns True if they are the first, or the last that there is credit for: these are reported
+        to the daemon without delay.
         """
         is_first = not self.received_bytes
         self.received_bytes += count
@@ -97,7 +98,7 @@ class Gate:
             with self._changed:
                 self._interrupt = None
 
-    # called by the thread that takes the daemon's messages
+    # Called by the thread that takes the daemon's messages
 
     def pause(self) -> None:
         """Stop reading before the next bytes."""
@@ -118,7 +119,7 @@ class Gate:
             self._changed.notify_all()
 
     def cancel(self) -> bool:
-        """Wake the thread, wherever it waits.
+        """Wake the thread that reads, wherever it waits, to raise CancelledError.
 
         Returns True if nothing will be written from now on.
         """
