@@ -45,7 +45,7 @@ def image_file(data: bytes) -> Any:
 
 
 def items_of(data: bytes, start: int = 0) -> list[bytes]:
-    """Return byte strings that come behind their number and sizes, all u32, from `start` on.
+    """Return byte strings that follow their number and their sizes, all u32, from `start` on.
 
     Raises ValueError if they are not all there.
     """

@@ -28,8 +28,9 @@ FORMATS: tuple[Format, ...] = (
 
 _BY_NAME: Mapping[str, Format] = {each.name: each for each in FORMATS}
 _ROWS = [(suffix, each) for each in FORMATS for suffix in each.suffixes]
-_ROWS.sort(key=lambda row: -len(row[0]))  # ".zstd.bin" before ".bin"
+_ROWS.sort(key=lambda row: -len(row[0]))  # the longest first: ".zstd.bin" before ".bin"
 
+# As in "name.tfrecord-00000-of-00010".
 _NUMBER_BEHIND = re.compile(r"-[0-9]+-of-[0-9]+\Z")
 
 SUFFIXES = tuple(suffix for suffix, _ in _ROWS)
@@ -46,7 +47,7 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
     unnumbered = _NUMBER_BEHIND.sub("", lowered)
     if unnumbered != lowered:
         found = suffix_of(unnumbered)
-        if found is not None and found[1].is_numbered_behind and not _is_compressed(*found):
+        if found is not None and _may_be_numbered(*found):
             return found
     if not lowered.endswith(SUFFIXES):
         return None
@@ -57,8 +58,9 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
     return None
 
 
-def _is_compressed(suffix: str, format_: Format) -> bool:
-    return format_.suffixes[suffix] is not None
+def _may_be_numbered(suffix: str, format_: Format) -> bool:
+    """Return whether a number may follow a suffix: that of a plain file of some formats."""
+    return format_.is_numbered_behind and format_.suffixes[suffix] is None
 
 
 def format_of(name: str) -> Format:
@@ -81,7 +83,10 @@ def compression_of(name: str) -> str | None:
 def plain_suffixes() -> tuple[str, ...]:
     """Return the endings of plain shards of all formats."""
     return tuple(
-        suffix for each in FORMATS for suffix, packed in each.suffixes.items() if packed is None
+        suffix
+        for each in FORMATS
+        for suffix, compression in each.suffixes.items()
+        if compression is None
     )
 
 

@@ -1,6 +1,6 @@
 """One reader's items in an epoch of samples without numbers, one by one.
 
-Those with numbers: `sample_run`.
+See `sample_run` for samples with numbers.
 """
 
 from __future__ import annotations

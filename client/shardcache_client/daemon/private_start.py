@@ -16,7 +16,7 @@ log = logging.getLogger("shardcache")
 
 # On a node under load, the packages of a daemon take seconds to import.
 _START_S = 120.0
-_SHARED = (
+_SHARING_HINT = (
     "to share one among users: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
 )
 
@@ -58,7 +58,7 @@ def _start() -> Path:
             "shardcache stop; %s",
             outcome["cache_dir"],
             outcome["capacity_bytes"] / 1e9,
-            _SHARED,
+            _SHARING_HINT,
         )
     return Path(outcome["socket"])
 
@@ -72,7 +72,7 @@ def _spawned() -> "subprocess.Popen[str]":
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # So no signal to this job's processes reaches it, even while it starts.
+            # No signal to this job's processes reaches it, even while it starts.
             start_new_session=True,
         )
 

@@ -49,10 +49,10 @@ class RangeFile:
 
     def _read(self, start: int, stop: int, ahead_to: int) -> bytes:
         """Read by a lease on the range."""
-        first = (start, max(start + 1, stop))
+        wanted = (start, max(start + 1, stop))  # a range has one byte at least
 
         def request() -> LeaseRequest:
-            ranges = [(self._position, first)]
+            ranges = [(self._position, wanted)]
             (lease,) = self._session.lease_ranges(ranges, needed=True, ahead_to=ahead_to)
             return lease
 
@@ -96,7 +96,7 @@ class RangeFile:
 
 
 def _ready_to(grant: Grant, ahead_to: int) -> int:
-    """Return where the bytes end that may be read of those up to `ahead_to`."""
+    """Return the end of the bytes that may be read by now, `ahead_to` at most."""
     if grant["type"] != "arriving":
         return ahead_to
     return min(ahead_to, cast(Arriving, grant)["ready_bytes"])

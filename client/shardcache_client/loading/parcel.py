@@ -23,7 +23,8 @@ class _Pickler(ForkingPickler):
     """
 
     def __init__(self, file: io.BytesIO, aside: list[pickle.PickleBuffer]) -> None:
-        super().__init__(file, 5, True, aside.append)  # by position: it takes no keywords
+        # By position, as it takes no keywords: protocol, fix_imports, buffer_callback.
+        super().__init__(file, 5, True, aside.append)
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is torch.Tensor and _is_plain(value):
@@ -32,12 +33,7 @@ class _Pickler(ForkingPickler):
         return NotImplemented
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if numpy can have the tensor's memory, and nothing else is to be kept of it."""
-    is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return is_dense and not tensor.requires_grad and tensor.dtype in _OF_NUMPY
-
-
+# The types of values that numpy has as well.
 _OF_NUMPY = {
     torch.bool,
     torch.uint8,
@@ -51,6 +47,12 @@ _OF_NUMPY = {
     torch.complex64,
     torch.complex128,
 }
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return True if numpy can have the tensor's memory, and nothing else is to be kept of it."""
+    is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return is_dense and not tensor.requires_grad and tensor.dtype in _OF_NUMPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Parcel:
 
     def value(self) -> Any:
         """Unpack the value, whose arrays share the parcel's memory."""
-        # That of empty arrays can be written, too: torch warns of any other.
+        # Empty arrays have memory that can be written, too, as torch warns of any other.
         whole = memoryview(bytearray()) if self.memory is None else self.memory.numpy().data
         buffers = [whole[start:stop] for start, stop in pairwise(accumulate(self.sizes, initial=0))]
         return pickle.loads(self.head, buffers=buffers)

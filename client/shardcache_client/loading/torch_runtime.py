@@ -1,4 +1,4 @@
-"""A program with torch: DataLoader workers read for it, and its ranks compare notes."""
+"""A program with torch: DataLoader workers read for it, and its ranks agree over torch's store."""
 
 from __future__ import annotations
 
@@ -71,11 +71,12 @@ class TorchRuntime(Runtime):
         prepare(handover)
 
     def asked_size(self, batch_size: int) -> int:
-        """Return the size of the batches that the DataLoader makes which asks for a sample.
+        """Return the batch size of the DataLoader that asks for a sample.
 
-        That of the dataset if none asks.
+        Args:
+            batch_size: the dataset's, which is returned if no DataLoader asks.
         """
-        # It asks for as many samples as it makes a batch of, and tells its dataset nothing else.
+        # A DataLoader does not tell its dataset the size: it is found on the call stack.
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_globals.get("__name__", "").startswith(
             "shardcache_client."
@@ -83,7 +84,7 @@ class TorchRuntime(Runtime):
             frame = frame.f_back
         if frame is None or frame.f_code.co_qualname != "_IterableDatasetFetcher.fetch":
             return batch_size
-        if not frame.f_locals["self"].auto_collation:
+        if not frame.f_locals["self"].auto_collation:  # batch_size=None
             return 1
         return len(frame.f_locals["possibly_batched_index"])
 

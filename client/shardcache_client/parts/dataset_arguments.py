@@ -10,6 +10,8 @@ from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.samples.token_blocks import TokenBlocks
 from shardcache_client.stages.pipeline import Pipeline
 
+# Conversions of arguments; for `arguments.Accepts`.
+
 
 def _zero_copy(value: Any) -> Any:
     if isinstance(value, bool):
@@ -21,19 +23,22 @@ def _zero_copy(value: Any) -> Any:
 
 
 def _shuffle(value: Any) -> Any:
-    is_global = isinstance(value, str) and value == "global"
-    return value if is_global else arguments.flag().converted(value)
+    if isinstance(value, str) and value == "global":
+        return value
+    return arguments.flag().converted(value)
 
 
 def _decode(value: Any) -> Any:
     is_table = isinstance(value, Mapping) and arguments.NAMES.converted(value)
-    return value if is_table or isinstance(value, str) else arguments.FUNCTION.converted(value)
+    if is_table or isinstance(value, str):
+        return value
+    return arguments.FUNCTION.converted(value)
 
 
 def _missing(value: Any) -> Any:
-    return (
-        value if isinstance(value, Mapping) else arguments.one_of("error", "skip").converted(value)
-    )
+    if isinstance(value, Mapping):
+        return value
+    return arguments.one_of("error", "skip").converted(value)
 
 
 ARGUMENTS = {

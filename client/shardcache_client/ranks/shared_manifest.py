@@ -50,11 +50,12 @@ def _publish(
     resolve: Callable[[], Manifest],
     timeout_s: float,
 ) -> Manifest:
+    """On rank 0, return the manifest that is published already, or else resolve and publish one."""
     if store.has(name):
         earlier = store.get(name, timeout_s) or "{}"
         if "error" not in json.loads(earlier):
             return _take(store, earlier, timeout_s)
-        store.delete(name)
+        store.delete(name)  # the error of an attempt before a restart
     try:
         manifest = resolve()
     except errors.ShardcacheError as exn:
@@ -63,14 +64,15 @@ def _publish(
 
     upload(store, manifest)
     facts = {"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named}
-    mine = json.dumps(facts)
-    stays = store.first(name, mine)  # several processes may be rank 0
-    if stays != mine:
-        return _take(store, stays, timeout_s)
+    own = json.dumps(facts)
+    published = store.first(name, own)  # several processes may be rank 0
+    if published != own:
+        return _take(store, published, timeout_s)
     return manifest
 
 
 def _take(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:
+    """Return the manifest that is published; raise the error that is in its place."""
     found = json.loads(answer)
     if "error" in found:
         raise errors.from_json(found["error"])

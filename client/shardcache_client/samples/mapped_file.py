@@ -5,11 +5,7 @@ import mmap
 import os
 from pathlib import Path
 
-from shardcache.errors import (
-    CacheDirError,
-    CorruptShardError,
-    TokensError,
-)
+from shardcache.errors import CacheDirError, CorruptShardError, TokensError
 
 _OWN_FILES = Path("/proc/self/fd")
 # Errors that say that a file, or the disk under it, is damaged, and nothing about this process.
@@ -75,9 +71,9 @@ def map_file(
 
 
 def damage_of(exn: Exception) -> str:
-    """Return what an error of reading a published file says is wrong with it.
+    """Return the damage that an error reports of a published file.
 
-    Empty if it says nothing of the file.
+    Empty if the error is about anything else.
     """
     return exn.message if isinstance(exn, CorruptShardError | TokensError) else ""
 
@@ -107,6 +103,3 @@ def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError | CorruptSha
         remedy="in a container, mount the cache folder at the same path as for the daemon; "
         "otherwise, add the user to the folder's group",
     )
-
-
-# Blocks of tokens, cut from the documents of a shard

@@ -65,7 +65,7 @@ _CHUNK_HEADER = struct.Struct("<8sq")
 
 def tenbin(data: Any) -> list[Any]:
     """Return the arrays of a `.ten` or `.tb` file."""
-    chunks = [*_chunks(bytes(data))]
+    chunks = list(_chunks(bytes(data)))
     if len(chunks) % 2:
         raise ValueError("the file ends after the header of an array")
     arrays = zip(chunks[::2], chunks[1::2], strict=True)
@@ -87,6 +87,7 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 
 def _array_of(header: bytes, values: bytes) -> Any:
+    """Return an array, given the contents of its two chunks."""
     import numpy as np
 
     numbers = np.frombuffer(header, dtype="<i8")

@@ -90,7 +90,7 @@ class SampleBuffer:
     def _pass(self, place: int) -> None:
         # A place before the first is that of a sample that was borrowed.
         if place >= self.first:
-            self._passed |= 1 << place - self.first
+            self._passed |= 1 << (place - self.first)
 
     def mark(self, given: int) -> Mark:
         """Return where a reader is that has yielded `given` batches of this buffer."""
@@ -101,4 +101,5 @@ class SampleBuffer:
         # It may turn out to have no sample: then the one to be repeated must be read again.
         again = self.first - self.spare
         all_before = (1 << again) - 1
-        return Mark(self.spare, self.number, given, passed << again | all_before, again)
+        beyond = (passed << again) | all_before
+        return Mark(self.spare, self.number, given, beyond, again)

@@ -13,14 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-# Corners; with 30, a polygon looks like a circle.
+# Number of corners of each shape; with 30, a polygon looks like a circle.
 SHAPES = {
     "circle": 30,
     "square": 4,
     "triangle": 3,
 }
 PHOTOS = 600
-TRAINING = (25, 25, 25, 25)  # samples of each shard
+# Numbers of samples of the shards.
+TRAINING = (25, 25, 25, 25)
 VALIDATION = (4, 7)
 LINES = 2_000
 
@@ -39,8 +40,8 @@ def draw_shape(shape: str, rng: random.Random, width: int, height: int) -> bytes
     radius = rng.randint(side // 6, side // 3)
     x = rng.randint(radius, width - radius)
     y = rng.randint(radius, height - radius)
-    polygon = (x, y, radius)
-    ImageDraw.Draw(image).regular_polygon(polygon, SHAPES[shape], fill=colour(140, 255))
+    bounding_circle = (x, y, radius)
+    ImageDraw.Draw(image).regular_polygon(bounding_circle, SHAPES[shape], fill=colour(140, 255))
     file = io.BytesIO()
     image.save(file, "JPEG", quality=90)
     return file.getvalue()

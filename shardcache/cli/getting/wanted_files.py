@@ -35,7 +35,7 @@ class WantedFiles:
 
     Attributes:
         named: by their names below the destination.
-        refused: those that can have no name there, with the reason.
+        refused: those whose names are not possible there, with the reason.
         is_alone: True for a single file's url.
     """
 
@@ -48,8 +48,8 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
     """Return the files of a source. Raises ConfigError if two would have the same name."""
     refs = _listed(source, choice, reader)
     is_missing = [ref.url for ref in refs] == [source] and refs[0].version is None
-    if is_missing and protocol_of(source) not in WEB:  # web servers have no folders
-        # Not an object: a folder, or a repository on the Hub.
+    if is_missing and protocol_of(source) not in WEB:
+        # It may be a folder, or a repository on the Hub. Web servers have no folders.
         folder = f"{source}/"
         with suppress(NotFoundError):
             refs = _listed(folder, choice, reader)

@@ -53,7 +53,7 @@ def write_table(
     session = Session(choice, reader, Patience(_TIMEOUT_S))
     window = ShardWindow(session, plan, partial=False)
     sizes = [ref.size_bytes for ref in listed.values()]
-    total_bytes = None if None in sizes else sum(filter(None, sizes))
+    total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     found: list[ShardRef] = []
     try:
         session.declare(plan)
@@ -81,7 +81,7 @@ def _add(
     window: ShardWindow,
     member: MetadataMember | None,
 ) -> ShardRef:
-    """Add the rows of the next shard, and return what they are of."""
+    """Add the rows of the next shard, and return the version of it that they describe."""
     leased_shard = window.take(number, None)
     leased_shard.open()
     try:

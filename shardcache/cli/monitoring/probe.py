@@ -16,15 +16,16 @@ from shardcache.shared.unix_socket import health
 
 # The health states in which each probe passes. None depends on an origin.
 PASSES = {
-    "startup": frozenset({"ok", "degraded"}),  # the daemon has started to serve
-    # it is fully functional: its disk is healthy, and it is not stopping
+    # The daemon has started to serve.
+    "startup": frozenset({"ok", "degraded"}),
+    # Its disk is healthy, and it is not stopping.
     "ready": frozenset({"ok"}),
-    # it answers; a restart would fix neither disk nor origin
+    # It answers: a restart would fix neither disk nor origin.
     "live": frozenset({"ok", "degraded", "draining"}),
 }
 LIMIT_S = 5.0
-# A full or broken disk still responds; a restart may help only with one that hangs. As in
-# server/process/service_notifier.py.
+# A disk that has not responded for this long hangs, which a restart may help with; a full or broken
+# one still responds. As in server/process/service_notifier.py.
 HUNG_S = 120.0
 _SECONDS = click.FloatRange(min=0)
 _PAUSE_S = 0.2

@@ -55,12 +55,12 @@ async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Momen
     while True:
         await asyncio.sleep(interval_s)
         try:
-            former = page
+            previous = page
             page = await in_thread(daemon.status)
         except DaemonError as exn:
             yield Moment(page, trouble=exn)
         else:
-            yield Moment(page, rates_between(former, page))
+            yield Moment(page, rates_between(previous, page))
 
 
 async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
@@ -88,7 +88,7 @@ def _on_q(action: Callable[[], object]) -> Iterator[None]:
         return
     fd = sys.stdin.fileno()
     loop = asyncio.get_running_loop()
-    former = termios.tcgetattr(fd)
+    settings = termios.tcgetattr(fd)
 
     def pressed() -> None:
         typed = os.read(fd, _MAX_KEY_BYTES)
@@ -101,4 +101,4 @@ def _on_q(action: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(fd)
-        termios.tcsetattr(fd, termios.TCSADRAIN, former)
+        termios.tcsetattr(fd, termios.TCSADRAIN, settings)

@@ -9,7 +9,9 @@ from shardcache.fetch.limits.origin_states import Limit
 from shardcache.fetch.limits.slot_claims import Claim, RoundRobin
 from shardcache.shared.units import size
 
+# A grant is of the bytes of a fiftieth of a second at most.
 _GRANTS_PER_S = 50
+# Unused credit is kept up to this many grants.
 _BURST_GRANTS = 5
 
 
@@ -19,6 +21,8 @@ def _new_future() -> asyncio.Future[None]:
 
 @dataclass(slots=True, eq=False)
 class _CreditRequest:
+    """A read that waits for byte credit."""
+
     claim: Claim
     size_bytes: float
     granted: asyncio.Future[None] = field(default_factory=_new_future)
@@ -41,7 +45,7 @@ class Bandwidth:
         self._grant_bytes = max(1, (bytes_per_s or 0) // _GRANTS_PER_S)
         self._burst_bytes = _BURST_GRANTS * self._grant_bytes
         self._left_bytes: float = self._burst_bytes  # negative after reads without credit
-        self._counted_s = math.inf
+        self._counted_s = math.inf  # time of the last `_earn`; the first earns nothing
         self._queue: list[_CreditRequest] = []
         self._timer: asyncio.TimerHandle | None = None
         self._round_robin = RoundRobin()
@@ -65,7 +69,7 @@ class Bandwidth:
         except asyncio.CancelledError:
             if request in self._queue:
                 self._queue.remove(request)
-            else:
+            else:  # it was granted at the same moment
                 self.settle(request.size_bytes)
             raise
         return request.size_bytes

@@ -11,7 +11,9 @@ from shardcache.origin.filesystems.fsspec_errors import translated
 
 NO_CREDENTIALS = "none: anonymous"
 
+# Time before its expiry at which a proof is renewed.
 _EARLY_S = 300.0
+# Pause after a renewal that failed, while the previous proof is still valid.
 _PAUSE_S = 10.0
 
 
@@ -64,7 +66,7 @@ class Renewed:
             return self._proof
 
         async with self._proving:
-            if self._failed_s > now_s:
+            if self._failed_s > now_s:  # while this one was waiting
                 failure = self._failure
                 raise type(failure)(failure.message, url=url, remedy=failure.remedy)
             if time.time() >= self._due_s:
@@ -72,6 +74,7 @@ class Renewed:
         return self._proof
 
     async def _renew(self, url: str) -> None:
+        """Renew the proof; if that fails, raise only once the previous one has expired."""
         now_s = time.time()
         try:
             with translated(url):

@@ -50,9 +50,9 @@ def shards_of(listed: NamedShards) -> Shards:
 
 
 def _of_another_format(url: str, data: bytes) -> Shards | None:
-    """Return the shards in an index file that the writer of another format has made.
+    """Return the shards of an index file that the writer of another format has made.
 
-    None if it is none. Raises NotAnIndexError if such shards cannot be read.
+    None for any other file. Raises NotAnIndexError if such shards cannot be read.
     """
     try:
         index = parsed_json(data)

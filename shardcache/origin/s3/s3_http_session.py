@@ -65,12 +65,17 @@ class StoreSession(_StayingSession):
             answer = await self._send_twice(request)
         else:
             answer = await super().send(request)
+        # The SDK itself follows a redirect that names the bucket's region.
         is_redirect = answer.status_code in _REDIRECTS and _REGION not in answer.headers
         if request.method == "HEAD" and is_redirect:
             raise LedAwayError(answer.status_code, "the server redirects")
         return answer
 
     async def _send_twice(self, request: Any) -> Any:
+        """Send a request over a pooled connection, unless those are distrusted, or over a new one.
+
+        Over a new one also if the pooled one stays silent.
+        """
         is_trusted = asyncio.get_running_loop().time() >= self._trusted_from_s
         if is_trusted:
             answer = await self._send_pooled(request)
@@ -91,7 +96,8 @@ class StoreSession(_StayingSession):
             self._trusted_from_s = loop.time() + IDLE_S
             return None
         except asyncio.CancelledError:
-            # After a later answer, the pool works, and this was the slower of two requests.
+            # The caller may have given up on a silent connection. If another request was answered
+            # since, the pool works, and this was just the slower one.
             if self._answered_s <= asked_s:
                 self._trusted_from_s = loop.time() + IDLE_S
             raise
@@ -111,8 +117,8 @@ class _Staying:
         if head_bytes > MAX_HEAD_BYTES:
             answer.close()
             raise HeadError
-        # aiobotocore takes them for UTF-8. As Latin-1, each character is a byte, as in the
-        # transport workers' answers. aiohttp has no way to replace them.
+        # aiobotocore takes headers for UTF-8. As Latin-1, each character is a byte, as in the
+        # transport workers' answers. aiohttp has no public way to replace them.
         pairs = answer.raw_headers
         reencoded = tuple((_reencoded(name), _reencoded(value)) for name, value in pairs)
         answer._raw_headers = reencoded  # noqa: SLF001

@@ -67,6 +67,7 @@ class Uploads:
                 except (OSError, ParamValidationError) as exn:
                     if not _NO_CONDITIONS.search(f"{exn!r} {exn.__cause__!r}"):
                         raise
+                    # Without conditions, somebody else's upload in the meantime goes unnoticed.
                     await put(chunksize=_PART_BYTES)
 
             head = await head_by_sdk(fs, where)

@@ -1,8 +1,4 @@
-"""TCP sockets: looked up, connected to the first of a host's addresses to answer.
-
-A NAT or load balancer may drop an idle connection without notice to either end; whatever is sent
-over it then is lost.
-"""
+"""TCP sockets, connected to the first of a host's addresses to answer."""
 
 import asyncio
 import os
@@ -20,7 +16,8 @@ NEXT_ADDRESS_S = 0.25
 """Head start of each address over the next (RFC 8305, section 5)."""
 
 # A dead peer is noticed within half a minute even if nothing is sent: three keepalive probes after
-# 15 s; data that stays unacknowledged also ends the connection.
+# 15 s; data that stays unacknowledged also ends the connection. A NAT or load balancer may drop an
+# idle connection without notice to either end, and whatever is sent over it then is lost.
 _OPTIONS = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,

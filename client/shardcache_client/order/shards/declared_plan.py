@@ -53,6 +53,7 @@ class Plan:
         """
 
         def planned(some: Iterable[int]) -> Iterable[int]:
+            """Return the shards, each followed by those beside it."""
             if not manifest.columns:
                 return some
             return chain.from_iterable(map(manifest.together, some))
@@ -79,13 +80,13 @@ class Plan:
         The first is a `plan`, small for a quick start, the others each an `extend` of it. They are
         built lazily, and so is the order of the next epoch: that of many shards takes a while.
         """
-        now = self.order[start:]
-        has_next_epoch = len(now) < _FIRST_PIECE
+        order = self.order[start:]
+        has_next_epoch = len(order) < _FIRST_PIECE
         if has_next_epoch:
-            now = array("I", chain(now, self.after()))
+            order = array("I", chain(order, self.after()))
 
-        yield "plan", self._head(self.reads - start) | {"order": now[:_FIRST_PIECE].tolist()}
-        yield from _extensions(now[_FIRST_PIECE:])
+        yield "plan", self._head(self.reads - start) | {"order": order[:_FIRST_PIECE].tolist()}
+        yield from _extensions(order[_FIRST_PIECE:])
         if not has_next_epoch:
             yield from _extensions(array("I", self.after()))
 

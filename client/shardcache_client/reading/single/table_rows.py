@@ -35,9 +35,9 @@ class TableRows:
     def __init__(self, tables: Sequence[LeasedShard], held: ExitStack) -> None:
         self._tables = tables
         self._held = held
-        self._ends = array("Q")  # number of rows up to the end of each table
-        self._firsts = array("Q")  # of each row, the number of its first sample in the shard
-        self._shard_ends = array("Q")  # number of rows up to the end of each shard's
+        self._ends = array("Q")  # for each table: number of rows up to its end
+        self._firsts = array("Q")  # for each row: number of its first sample in the shard
+        self._shard_ends = array("Q")  # for each shard: number of rows up to its last one
 
     @classmethod
     def open(cls, urls: Sequence[str], sessions: ReaderSessions) -> Self:
@@ -64,11 +64,11 @@ class TableRows:
 
     def _add(self, url: str, table: LeasedShard) -> None:
         """Add the rows of the next table."""
-        before = len(self._shard_ends)
+        shards_before = len(self._shard_ends)
         try:
             for key in keys_of(table.whole.index):
                 shard, first = map(int, key.split(b"-"))
-                self._add_row(before + shard, first)
+                self._add_row(shards_before + shard, first)
         except ValueError as exn:
             raise ConfigError(
                 f"the table of samples is invalid ({exn})", url=url, remedy=TABLES_REMEDY
@@ -76,7 +76,12 @@ class TableRows:
         self._ends.append(len(self._firsts))
 
     def _add_row(self, shard: int, first: int) -> None:
-        """Add the next row; raise ValueError if it is out of order."""
+        """Add the next row; raise ValueError if it is out of order.
+
+        Args:
+            shard: number of its shard.
+            first: number in the shard of its first sample.
+        """
         if shard == len(self._shard_ends) and not first:
             self._shard_ends.append(len(self._firsts))
         elif shard != len(self._shard_ends) - 1 or first <= self._firsts[-1]:
