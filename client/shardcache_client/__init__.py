@@ -83,8 +83,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exn:
         if exn.name != "torch":
             raise
-        without = f"; without torch, use {_WITHOUT_TORCH[name]}" if name in _WITHOUT_TORCH else ""
-        raise ImportError(f"{name} needs torch: pip install torch{without}", name="torch") from exn
+        message = f"{name} needs torch: pip install torch"
+        if name in _WITHOUT_TORCH:
+            message += f"; without torch, use {_WITHOUT_TORCH[name]}"
+        raise ImportError(message, name="torch") from exn
 
 
 def __dir__() -> list[str]:

@@ -28,8 +28,8 @@ class Etags:
     """
 
     def __init__(self) -> None:
-        self._digests: set[str] = set()  # origins where an object matched its ETag
-        self._other: set[str] = set()  # origins whose ETags are not MD5s
+        self._with_md5s: set[str] = set()  # origins where an object matched its ETag
+        self._without_md5s: set[str] = set()  # origins whose ETags are not MD5s
         self._doubted: dict[tuple[str, str], int] = {}  # MD5s that differed, by url and version
 
     async def verify(self, obj: RemoteObject, path: Path) -> None:
@@ -39,7 +39,7 @@ class Etags:
         """
         if obj.checksum is None or obj.checksum.algorithm != MD5:
             return
-        if store_of(obj.url) in self._other:
+        if store_of(obj.url) in self._without_md5s:
             return
         found = await asyncio.to_thread(digest_of, path, MD5)
         self.judge(obj, obj.checksum.value, found)
@@ -52,12 +52,13 @@ class Etags:
         origin = store_of(obj.url)
         name = (obj.url, obj.version)
         if found == wanted:
-            self._digests.add(origin)
+            self._with_md5s.add(origin)
             self._doubted.pop(name, None)
             return
 
-        if origin not in self._digests and self._doubted.get(name) == found:
-            self._other.add(origin)
+        is_same_as_before = self._doubted.get(name) == found
+        if origin not in self._with_md5s and is_same_as_before:
+            self._without_md5s.add(origin)
             log.warning(
                 "the origin's ETags are not MD5s; no longer comparing them",
                 origin=origin,

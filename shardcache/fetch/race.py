@@ -43,6 +43,6 @@ async def race(
         cause = failures.exceptions[0]
         raise cause from cause.__cause__
 
-    if leader.cancelled():
+    if leader.cancelled():  # by `second`, through `end_leader`
         return spare.result(), False
     return leader.result(), True

@@ -13,6 +13,8 @@ def stream_of(pieces: Iterator[bytes]) -> BinaryIO:
 
 
 class _Pieces(io.RawIOBase):
+    """The raw stream: each read returns some or all of a piece."""
+
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
         self._pieces = pieces

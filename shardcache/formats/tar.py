@@ -6,12 +6,7 @@ from shardcache.errors import NotATarError
 from shardcache.formats.files import opened
 from shardcache.formats.foreign import explained
 from shardcache.formats.format import Format, IndexOptions, Walk
-from shardcache.tarindex.grouping import (
-    Adjacency,
-    Grouping,
-    index_tar,
-    splitter_of,
-)
+from shardcache.tarindex.grouping import Adjacency, Grouping, index_tar, splitter_of
 from shardcache.tarindex.members import Read, Tar
 from shardcache.tarindex.packed_lines import split_lines
 from shardcache.tarindex.tables import Samples

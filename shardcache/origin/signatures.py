@@ -16,7 +16,8 @@ class Signatures:
     """
 
     def __init__(self) -> None:
-        self._accepted: dict[bytes, float] = {}  # time of the monotonic clock, oldest first
+        # By hash, the time of the monotonic clock at which each was accepted last, oldest first.
+        self._accepted: dict[bytes, float] = {}
 
     def __repr__(self) -> str:
         return f"<Signatures of {len(self._accepted)} urls>"

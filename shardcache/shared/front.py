@@ -80,7 +80,8 @@ def page_of(answer: bytes) -> dict[str, Any] | None:
     status = rest[:3]
     if version.startswith(b"HTTP/1.") and status == b"404":
         return None
-    match json.loads(body) if status == b"200" else None:
-        case dict() as found:
+    if status == b"200":
+        found = json.loads(body)
+        if isinstance(found, dict):
             return found
     raise ValueError(f"status {status.decode('latin-1') or 'unknown'}: not this tier")

@@ -14,7 +14,7 @@ from typing import Any
 MAX_SOCKET_BYTES = 107
 """Longest path of a Unix socket."""
 
-_UCRED = struct.Struct("iII")
+_UCRED = struct.Struct("iII")  # of C: process, user and group id
 _REQUEST = b"GET %s HTTP/1.0\r\nHost: shardcache\r\n\r\n"
 
 
@@ -33,9 +33,7 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
     """Return the process, user and group ids at the other end of a Unix socket.
 
-    They are as of its connect or listen.
-
-    The process id is 0 if it is in another PID namespace.
+    They are as of its connect or listen. The process id is 0 if it is in another PID namespace.
     """
     pid, uid, gid = _UCRED.unpack(
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -44,12 +42,10 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def served_lately(path: Path, within_s: float) -> bool:
-    """Return whether a daemon may have been at the socket within the last `within_s`.
+    """Return whether a daemon may have listened at a socket within the last `within_s`.
 
-    None listens there now.
-
-    A daemon that was killed leaves its socket. One that stopped has removed it, which changed the
-    folder.
+    For a socket at which none listens now. A daemon that was killed leaves its socket; one that
+    stopped has removed it, which changed the folder.
     """
     try:
         return path.is_socket() or time.time() - path.parent.stat().st_mtime < within_s

@@ -14,11 +14,11 @@ from shardcache_client.reading.epochs.lone_reader import ReadsSample
 
 # Number of places whose samples are tried together: opening a shard costs as much as decoding some
 # hundred samples.
-_BLOCK = 64
+_BLOCK_PLACES = 64
 
 
 class _Block(NamedTuple):
-    """Samples at `_BLOCK` consecutive places, sorted by shard.
+    """Samples at `_BLOCK_PLACES` consecutive places, sorted by shard.
 
     Attributes:
         source: as that of a `Spare`.
@@ -71,18 +71,18 @@ class Substitutes:
         They begin at an offset that depends on the place, so that neighbours in need try different
         samples first.
         """
-        first = number - number % _BLOCK
+        first = number - number % _BLOCK_PLACES
         with self._lock:
             block = self._block
             if block is None or (block.source, block.first) != (spare.source, first):
-                samples = sorted(self._epoch_of(spare).between(first, first + _BLOCK))
-                block = self._block = _Block(spare.source, first, samples)
+                samples = sorted(self._epoch_of(spare).between(first, first + _BLOCK_PLACES))
+                block = _Block(spare.source, first, samples)
+                self._block = block
         start = number - first
         return [*block.samples[start:], *block.samples[:start]]
 
     def _epoch_of(self, spare: Spare) -> RankEpoch:
         """Return the places of the samples among which substitutes are."""
-        found = self._epochs.get(spare.source)
-        if found is None:
-            found = self._epochs[spare.source] = RankEpoch(spare.share, self._manifest)
-        return found
+        if spare.source not in self._epochs:
+            self._epochs[spare.source] = RankEpoch(spare.share, self._manifest)
+        return self._epochs[spare.source]

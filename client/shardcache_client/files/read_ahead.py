@@ -33,13 +33,19 @@ class ReadAhead(BaseCache):  # type: ignore[misc]
         if begin >= end:
             return b""
 
-        kept_to = self._start + len(self._kept)
         follows = self._run_bytes > 0 and begin == self._read_to
-        self._run_bytes = self._run_bytes + end - begin if follows else end - begin
+        if not follows:
+            self._run_bytes = 0
+        self._run_bytes += end - begin
         self._read_to = end
+
+        # 1. All of it is kept.
+        kept_to = self._start + len(self._kept)
         if self._start <= begin and end <= kept_to:
             return self._kept[begin - self._start : end - self._start]
 
+        # 2. Its beginning is kept, or nothing of it: fetch the rest, and some more if it continues
+        #    the read before.
         known = b""
         if self._start <= begin < kept_to:
             known = self._kept[begin - self._start :]

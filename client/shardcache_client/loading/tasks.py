@@ -23,7 +23,7 @@ class BatchTask:
     rank: Topology
 
     def work(self, reading: Reading, form: BatchForm) -> RankWork:
-        """Return them."""
+        """Return the batches, as work for this process."""
         return RankBatches(reading, self.progress, self.rank, form)
 
 
@@ -40,7 +40,7 @@ class ChunkTask:
     size: int
 
     def work(self, reading: Reading, form: BatchForm) -> RankWork:
-        """Return them."""
+        """Return the chunks, as work for this process."""
         return RankChunks(reading, self.resume, self.rank, self.size)
 
 

@@ -42,7 +42,7 @@ class ImageDecoder:
         import torch
 
         tensor = torch.from_numpy(pixels)
-        if tensor.ndim == 2:
+        if tensor.ndim == 2:  # grey: without a dimension of colors
             return tensor
         return tensor.permute(2, 0, 1).contiguous()
 

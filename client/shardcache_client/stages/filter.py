@@ -9,7 +9,7 @@ from shardcache_client.stages.item_stage import Dropped
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Leaves out the items for which the user's function returns nothing true; see `ItemStage`."""
+    """Leaves out the items for which the user's function returns a false value; see `ItemStage`."""
 
     function: Callable[[Any], object]
 

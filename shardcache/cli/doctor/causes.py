@@ -23,7 +23,7 @@ _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
 )
 
-# In an [[origin]] table's `storage_options`.
+# Setting of an [[origin]] table, and of its `storage_options`.
 _OPTION = "endpoint_url"
 
 
@@ -65,7 +65,8 @@ def failure(
 
     `table` is the url's [[origin]] table, `environment` has the variables of the request's process.
     """
-    causes = [next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "")]
+    cause_of_kind = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "")
+    causes = [cause_of_kind]
     if table.match:
         causes.append(f"accessed through the [[origin]] table for {table.match}")
     endpoint = endpoint_of(url, table, environment)

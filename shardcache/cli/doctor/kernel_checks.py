@@ -3,14 +3,7 @@
 from pathlib import Path
 from shutil import disk_usage
 
-from shardcache.cli.doctor.context import (
-    Context,
-    Finding,
-    failed,
-    ok,
-    skipped,
-    warning,
-)
+from shardcache.cli.doctor.context import Context, Finding, failed, ok, skipped, warning
 from shardcache.config.settings import Settings
 from shardcache.server.listening.limits import own_files
 from shardcache.shared.units import size
@@ -28,7 +21,8 @@ def open_files(context: Context) -> Finding:
     lines = Path(f"/proc/{context.pid or 'self'}/limits").read_text().splitlines()
     line = next(line for line in lines if line.startswith("Max open files"))
     soft, hard = map(int, line.split()[3:5])  # for open files, always numbers
-    limit = hard if context.pid is None else soft  # at its start, a daemon raises one to the other
+    # At its start, a daemon raises the soft limit to the hard one.
+    limit = hard if context.pid is None else soft
     needed = own_files(context.settings or Settings.model_construct())
     remedy = "ulimit -n 65536   # before serve; permanently: LimitNOFILE=65536 in the unit"
     if context.pid is not None:

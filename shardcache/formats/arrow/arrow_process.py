@@ -44,13 +44,13 @@ class _ArrowProcess(io.RawIOBase):
             )
         self._what = what
         self._url = url
-        self._complaint = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         command = (sys.executable, "-P", "-m", _PROGRAM, str(path), *map(str, arguments))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=self._complaint,
+            stderr=self._stderr,
             start_new_session=True,
         )
 
@@ -67,14 +67,15 @@ class _ArrowProcess(io.RawIOBase):
         return count
 
     def _check_end(self) -> None:
+        """Raise CorruptShardError, with the first line of the process's error, if it failed."""
         status = self._process.wait()
         if not status:
             return
-        self._complaint.seek(0)
-        lines = self._complaint.read(_SHOWN_BYTES).decode(errors="replace").splitlines()
-        what = lines[0] if lines else f"its decoder ended with status {status}"
+        self._stderr.seek(0)
+        lines = self._stderr.read(_SHOWN_BYTES).decode(errors="replace").splitlines()
+        reason = lines[0] if lines else f"its decoder ended with status {status}"
         raise CorruptShardError(
-            f"the {self._what} cannot be read: {what}",
+            f"the {self._what} cannot be read: {reason}",
             url=self._url,
             remedy="check that the library that wrote the file reads it, then write and upload it "
             "again",
@@ -87,5 +88,5 @@ class _ArrowProcess(io.RawIOBase):
             self._process.kill()
             self._process.stdout.close()
             self._process.wait()
-            self._complaint.close()
+            self._stderr.close()
         super().close()

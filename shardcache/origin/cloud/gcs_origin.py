@@ -57,7 +57,7 @@ class GcsOrigin(StoreOrigin):
         if was_refused:
             await asyncio.to_thread(google.maybe_refresh, math.inf)
 
-        headers = {"Accept-Encoding": "gzip"}  # else Google inflates what is stored so
+        headers = {"Accept-Encoding": "gzip"}  # else Google inflates objects that are stored in it
         await asyncio.to_thread(google.apply, headers)
         payer = self._fs.requester_pays
         if payer:

@@ -41,6 +41,7 @@ class LocalOrigin(FsspecOrigin):
         return super()._connect(_LocalFiles)
 
     async def _check(self, url: str) -> None:
+        """Raise NotAllowedError for forbidden links, NotFoundError for a folder that is missing."""
         path = place_of(url)
         names_folder = path.endswith("/")
         real = await asyncio.to_thread(os.path.realpath, path)
@@ -55,6 +56,8 @@ class LocalOrigin(FsspecOrigin):
 
 
 class _LocalFiles(LocalFileSystem):  # type: ignore[misc]
+    """Local files, in which a link is listed as what it leads to."""
+
     def info(self, path: Any, **options: Any) -> Any:
         """Describe the file that a link leads to, in a listing as by its path."""
         if isinstance(path, os.DirEntry) and path.is_symlink() and path.is_file():

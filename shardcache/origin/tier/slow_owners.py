@@ -26,8 +26,8 @@ class SlowOwners:
 
     def __init__(self, pause_s: float = _SLOW_S) -> None:
         self._pause_s = pause_s
-        self._seen_s: dict[str, float] = {}
-        self._until_s: dict[str, float] = {}
+        self._seen_s: dict[str, float] = {}  # by owner: when it was last slower than the store
+        self._until_s: dict[str, float] = {}  # by owner: until when it is left out
 
     def add(self, owner: str, now_s: float) -> None:
         """Record that an owner was slower than the object store."""

@@ -49,9 +49,9 @@ class AwsKeys:
 
         None without any, and for keys that no request can have.
         """
-        access_key, secret, token = (
-            variables.get(name) or "" for name in (_ACCESS_KEY, _SECRET, _TOKEN)
-        )
+        access_key = variables.get(_ACCESS_KEY) or ""
+        secret = variables.get(_SECRET) or ""
+        token = variables.get(_TOKEN) or ""
         if not all(isinstance(value, str) for value in (access_key, secret, token)):
             return None
         if not access_key or not secret:

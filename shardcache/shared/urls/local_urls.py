@@ -31,7 +31,8 @@ def from_here(url: str | os.PathLike[str]) -> str:
 
 
 def _absolute(path: str) -> str:
-    """Return a path or a list of patterns, which may be too long for a path, as an absolute one."""
+    """Return a relative path or pattern as an absolute one; it may be too long for a path."""
+    # Only `.` and `..` at its beginning are resolved, as the rest may be a pattern.
     folder = os.getcwd()  # noqa: PTH109
     while True:
         head, _, rest = path.partition("/")

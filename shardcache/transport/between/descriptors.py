@@ -45,7 +45,8 @@ def receive(sock: socket.socket, wanted: Identity) -> int:
     _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_FD.size), flags)
     if not ancillary:
         raise OSError(errno.EBADF, "no descriptor has arrived")
-    (fd,) = _FD.unpack(ancillary[0][2])
+    _level, _type, data = ancillary[0]
+    (fd,) = _FD.unpack(data)
     if identity(fd) != wanted:
         os.close(fd)
         raise OSError(errno.EBADF, "the descriptor of another file has arrived")

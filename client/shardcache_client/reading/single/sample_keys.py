@@ -10,9 +10,11 @@ from shardcache.tarindex.spans import check_of
 
 _SAMPLES_PER_BUCKET = 64
 _CHECK_BITS = 32
+# Number of keys in which a similar one is looked for.
 _MAX_COMPARED = 1_000_000
+# Number of keys that begin alike, of which the most similar are chosen.
 _MAX_NEAR = 1_000
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 class SampleKeys:
@@ -29,9 +31,10 @@ class SampleKeys:
             count: number of samples.
         """
         size = count // _SAMPLES_PER_BUCKET + 1
+        # By the remainder of the check: it and, in the higher bits, the number.
         self._buckets = [array("Q") for _ in range(size)]
         for number, check in enumerate(checks):
-            self._buckets[check % size].append(check | number << _CHECK_BITS)
+            self._buckets[check % size].append(check | (number << _CHECK_BITS))
 
     def numbers(self, key: str) -> list[int]:
         """Return the numbers of the samples that may have a key, ascending."""
@@ -48,15 +51,15 @@ def near_keys(key: str, keys: Iterable[str]) -> list[str]:
     for each in islice(keys, _MAX_COMPARED):
         if not each.startswith(key[:shared]):
             continue
-        common = _shared_chars(each, key)
-        if common > shared:
-            shared = common
+        shared_here = _shared_chars(each, key)
+        if shared_here > shared:
+            shared = shared_here
             near.clear()
         if len(near) < _MAX_NEAR:
             near.append(each)
-    return difflib.get_close_matches(key, near, n=_SHOWN)
+    return difflib.get_close_matches(key, near, n=_MAX_SHOWN)
 
 
 def _shared_chars(one: str, other: str) -> int:
-    """Return with how many characters both begin."""
+    """Return the number of characters with which both begin."""
     return sum(takewhile(bool, map(eq, one, other)))
