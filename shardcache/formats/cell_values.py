@@ -105,6 +105,9 @@ DECODERS: Mapping[str, Decoder] = {
 """The function that decodes cells of each encoding but that of bytes."""
 
 
+# Decoders of cells that follow one another; `ends` are offsets in `cells`.
+
+
 def _texts(cells: bytes, ends: Sequence[int]) -> list[str]:
     joined = text(cells)
     if joined.isascii():  # a character a byte: one call has decoded all

@@ -68,10 +68,14 @@ def value(cell: bytes) -> Any:
 
 
 def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
-    # An object begins with what every sample has, so that it can be the sample.
-    ours = f'{{"{KEY}":0,"{URL}":0,'
-    begins = [f"[{ours}{json.dumps(name)}:" for name in columns]
-    next_line = "," + ours
+    """Return the decoder of lines that follow one another, parsed as one list of objects.
+
+    It gets the bytes from the first value of the first line to the last value of the last one.
+    """
+    # An object begins with the fields that every sample has, so that it can be the sample.
+    first_fields = f'{{"{KEY}":0,"{URL}":0,'
+    begins = [f"[{first_fields}{json.dumps(name)}:" for name in columns]
+    next_line = "," + first_fields
 
     def decode(first: int, cells: bytes) -> list[dict[str, Any]]:
         # There is no line break inside of an object that is a line.
@@ -120,6 +124,7 @@ class _Lines:
         self._reserved: dict[int, str] = {}  # names of columns that are not members
 
     def read(self, file: BinaryIO) -> None:
+        """Add all lines of a file."""
         start = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
@@ -137,6 +142,7 @@ class _Lines:
             start = end
 
     def _add(self, line: bytes, start: int) -> None:
+        """Add a line that begins at byte `start`, or its fault."""
         try:
             if not line.isascii():
                 line.decode()  # UnicodeDecodeError is a ValueError

@@ -112,6 +112,7 @@ def _by_sample(members: Iterable[ZipMember]) -> list[ZipMember]:
 
 
 def _check_content(file: BinaryIO, member: ZipMember, url: str) -> None:
+    """Raise CorruptShardError for a member with another size or checksum than the zip says."""
     for _ in _content(file, member, url):
         pass
 

@@ -7,18 +7,13 @@ from typing import Any
 
 from shardcache.formats.format import RunDecoder
 from shardcache.tarindex.tables import TarIndex
-from shardcache_client.samples.slicing import (
-    FAILURES,
-    Sample,
-    SlicedColumn,
-    cut,
-    keys_between,
-)
+from shardcache_client.samples.slicing import FAILURES, Sample, SlicedColumn, cut, keys_between
 
-# Samples that are decoded at once, and their bytes, of which all values are in memory.
+# Limits of the samples that are decoded together, all of whose values are in memory.
 _MAX_SAMPLES = 128
 _MAX_BYTES = 64 * 1024
-_MIN_SAMPLES = 4  # of fewer, nothing is gained
+# With fewer samples, it is no faster than one by one.
+_MIN_SAMPLES = 4
 
 
 def cut_columns(
@@ -79,7 +74,7 @@ def _values(
             ends = tables.ends[first + nth : last : width].tolist()
             found.append(_values_of(column, run_decoders[nth], starts, ends))
     except FAILURES:
-        return None  # the error of whichever sample it is
+        return None  # one by one, the sample that has the fault raises its error
     return found
 
 

@@ -3,12 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardcache.errors import (
-    ConfigError,
-    CorruptShardError,
-    ShardcacheError,
-    UnsupportedShardError,
-)
+from shardcache.errors import ConfigError, CorruptShardError, ShardcacheError, UnsupportedShardError
 from shardcache.formats.cells import RESERVED
 from shardcache.formats.format import Decoder, Format, RowsDecoder, RunDecoder
 from shardcache.formats.table import format_named
@@ -113,6 +108,7 @@ def column_decoders(
 
 
 def _of_column(exn: ShardcacheError, column: str, url: str) -> ShardcacheError:
+    """Return an error of a decoder, with the name of its column."""
     message = f"the column {column!r} cannot be decoded: {exn.message}"
     remedy = exn.remedy.replace("NAME", column)
     return type(exn)(message, url=url, remedy=remedy)

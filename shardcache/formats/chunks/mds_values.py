@@ -38,6 +38,7 @@ _SCALARS = frozenset(
     ),
 )
 
+# The numbers by which an array names the type of the sizes in its shape, and that of its values.
 _SHAPE_DTYPES = ("<u1", "<u2", "<u4", "<u8")
 _DTYPES = {
     8: "uint8",
@@ -152,6 +153,7 @@ def _array(dtype: str, shape: Sequence[int], data: bytes) -> Any:
     """Return an array over the bytes, which is read-only as that of `streaming`."""
     import numpy as np
 
+    # What the encoding does not fix comes before the values.
     at = 0
     if not dtype:
         dtype = _DTYPES[data[0]]

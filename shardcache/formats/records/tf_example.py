@@ -70,6 +70,7 @@ def _feature(record: bytes, start: int, end: int) -> Feature:
 
 
 def _only_content(record: bytes, start: int, end: int) -> tuple[int, int] | None:
+    """Return `Feature.content` of the message at a place of a record."""
     kind, first, last = _list_in(record, start, end)
     if kind != BYTES_LIST:
         return None
@@ -88,16 +89,14 @@ def value(message: bytes | memoryview) -> Any:
     """
     data = bytes(message)
     kind, start, end = _list_in(data, 0, len(data))
-    match kind:
-        case 0:
-            return None
-        case 1:
-            strings = [data[first:last] for first, last in _strings(data, start, end)]
-            return strings[0] if len(strings) == 1 else strings
-        case 2:
-            return _floats(data, start, end)
-        case _:
-            return _integers(data, start, end)
+    if kind == BYTES_LIST:
+        strings = [data[first:last] for first, last in _strings(data, start, end)]
+        return strings[0] if len(strings) == 1 else strings
+    if kind == FLOAT_LIST:
+        return _floats(data, start, end)
+    if kind == INT64_LIST:
+        return _integers(data, start, end)
+    return None
 
 
 def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
@@ -105,12 +104,13 @@ def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
     found = (0, start, end)
     for number, kind, first, last in fields(data, start, end):
         _expect(number in (BYTES_LIST, FLOAT_LIST, INT64_LIST) and kind == LENGTH)
-        _expect(found[0] == 0)
+        _expect(found[0] == 0)  # one list alone
         found = (number, first, last)
     return found
 
 
 def _strings(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each string of a BytesList."""
     for number, kind, first, last in fields(data, start, end):
         _expect(number == 1 and kind == LENGTH)
         yield first, last
@@ -143,10 +143,10 @@ def _varints(packed: bytes) -> Any:
     """Return varints that follow one another, as an array of int64."""
     numpy = _numpy()
     data = numpy.frombuffer(packed, dtype=numpy.uint8)
-    lasts = numpy.flatnonzero(data < 0x80)  # the last byte of each
-    _expect(len(data) == 0 or (len(lasts) > 0 and int(lasts[-1]) == len(data) - 1))
-    if not len(lasts):
+    if not len(data):
         return numpy.zeros(0, dtype=numpy.int64)
+    lasts = numpy.flatnonzero(data < 0x80)  # the last byte of each
+    _expect(len(lasts) > 0 and int(lasts[-1]) == len(data) - 1)
     starts = numpy.concatenate(([0], lasts[:-1] + 1))
     lengths = lasts - starts + 1
     _expect(int(lengths.max()) <= MAX_VARINT_BYTES)
@@ -156,12 +156,14 @@ def _varints(packed: bytes) -> Any:
 
 
 def _signed(number: int) -> int:
+    """Return the int64 that has the low 64 bits of a number."""
     number &= (1 << 64) - 1
     return number - (1 << 64) if number >> 63 else number
 
 
-def _expect(is_so: bool) -> None:
-    if not is_so:
+def _expect(is_met: bool) -> None:
+    """Raise ValueError unless a condition on a message is met."""
+    if not is_met:
         raise ValueError("not a tf.train.Example")
 
 
