@@ -114,9 +114,8 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._window = window
         self._mesh = mesh
         self._tables = tables
-        self._ends = list(
-            accumulate(counts_of(manifest))
-        )  # number of samples up to each shard's end
+        # Number of samples up to the end of each shard.
+        self._ends = list(accumulate(counts_of(manifest)))
         # Numbers in the tar of a shard's samples that were selected.
         self._chosen: dict[int, array[int]] = {}
         self._keys: SampleKeys | None = None  # read once a sample is asked for by its key

@@ -72,7 +72,10 @@ class Members:
         self.names = (*self.names, name)
 
     def reads(self, extension: str) -> bool:
-        """Return True if members with this extension are read, in whatever case it is spelt."""
+        """Return True if members with this extension are read, in whatever case it is spelt.
+
+        Others are noted in `unread`.
+        """
         reads = self._others or self._choice(extension) is not None
         if not reads and len(self.unread) < _MAX_UNREAD:
             self.unread.add(extension)
@@ -114,6 +117,7 @@ class Members:
                 found = fitting.setdefault(choice.name, [])
                 found.append(_Fitting(choice.rank, extension))
 
+        # Of the members that may have a name, the first one takes it, and the others are lost.
         firsts = [_first(found, sample) for found in fitting.values()]
         taken = {extension: self.name_of(extension) for extension in firsts}
         lost = {each.extension for found in fitting.values() for each in found} - taken.keys()
@@ -149,6 +153,7 @@ def _first(found: Sequence[_Fitting], sample: Sample) -> str:
 
 
 def _check(extension: str, alternatives: str) -> None:
+    """Raise ConfigError for an extension that no member can have."""
     if not extension or extension.startswith((".", "__")):
         raise ConfigError(
             f"{alternatives!r} names no member",

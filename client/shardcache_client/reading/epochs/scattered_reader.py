@@ -22,14 +22,13 @@ from shardcache_client.reading.epochs.place_reader import PlaceReader
 from shardcache_client.reading.single.sample_places import SamplePlace
 from shardcache_client.reading.single.sample_ranges import RangeRequest, SampleRanges
 from shardcache_client.reading.single.scattered_places import ScatteredPlaces
-from shardcache_client.reading.single.scattered_samples import (
-    ASKED_TOGETHER,
-    MAX_ASKED,
-)
+from shardcache_client.reading.single.scattered_samples import ASKED_TOGETHER, MAX_ASKED
 
 # Bytes that are requested at a time: enough to keep a network of 10 Gbit/s busy for 50 ms, and few
 # enough for the readers of a node to fit into its cache together.
 _MAX_ASKED_BYTES = 64 * 1024 * 1024
+# More are requested once a quarter of them has been read, so that a message asks for many samples.
+_REFILL_BYTES = _MAX_ASKED_BYTES * 3 // 4
 
 RUNS_AHEAD = 3
 """Runs of places, such as batches, whose samples are requested while those of one are read."""
@@ -70,21 +69,21 @@ class _Asked:
     Attributes:
         number: of the place in the epoch.
         sample: at the place.
-        range: of its bytes; None if they are read with their shard.
-        request: for the range.
+        span: of its bytes; None if they are read with their shard.
+        request: for the span.
     """
 
     number: int
     sample: SampleId
-    range: SamplePlace | None
+    span: SamplePlace | None
     request: RangeRequest | None = None
 
     @property
     def size_bytes(self) -> int:
         """Number of bytes that are requested."""
-        if self.range is None:
+        if self.span is None:
             return 0
-        return self.range.stop - self.range.start
+        return self.span.stop - self.span.start
 
 
 class ScatteredReader:
@@ -202,6 +201,7 @@ class ScatteredReader:
                 self._declared().drop(asked.request)
 
     def _samples_in(self, run: range) -> Iterator[tuple[int, SampleId]]:
+        """Yield the places of a run, each with its sample."""
         return zip(run, self._epoch.samples(run.start, run.stop), strict=True)
 
     def _ask_ahead(self) -> None:
@@ -229,7 +229,7 @@ class ScatteredReader:
     def _is_worth_a_message(self) -> bool:
         """True if so few samples are requested that a message can ask for many more."""
         has_room = len(self._asked) <= MAX_ASKED - ASKED_TOGETHER
-        return has_room and self._asked_bytes <= _MAX_ASKED_BYTES * 3 // 4
+        return has_room and self._asked_bytes <= _REFILL_BYTES
 
     def _may_ask_more(self, new: int, new_bytes: int) -> bool:
         has_room = len(self._asked) + new < MAX_ASKED
@@ -237,8 +237,8 @@ class ScatteredReader:
 
     def _request(self, new: Iterable[_Asked]) -> None:
         """Request those of some samples that are read by their ranges."""
-        by_range = [asked for asked in new if asked.range is not None]
-        ranges = [asked.range for asked in by_range if asked.range is not None]
+        by_range = [asked for asked in new if asked.span is not None]
+        ranges = [asked.span for asked in by_range if asked.span is not None]
         if not ranges:
             return
         requests = self._declared().ask(ranges, needed=False)

@@ -239,6 +239,7 @@ class LeasedShard:
             raise
 
     def _joined_samples(self) -> Iterator[Sample]:
+        """Return the joined samples from the next one on, up to the end of the span."""
         if self._cut is None:
             self._cut = self.cutter()
         numbers = range(len(self.whole))[self.number : self._stop]
@@ -295,6 +296,7 @@ class LeasedShard:
         )
 
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
+        """Map the file of a grant: of the whole shard, or of one that is arriving."""
         if "inode" in grant:  # the file was not published yet
             self._was_arriving = True
         if grant["type"] == "arriving":
@@ -323,6 +325,7 @@ class LeasedShard:
         return shard
 
     def _check_count(self, count: int, unit: str, url: str) -> None:
+        """Raise CountMismatchError unless the shard has as many samples as the manifest says."""
         if self.count in (None, count):
             return
         if self._lease.latest:

@@ -123,6 +123,7 @@ class MappedShard:
 
     @property
     def _columns(self) -> list[SlicedColumn | None]:
+        """For each extension of the index, how its values are made; None if they are not read."""
         if self._loan is None:
             columns = slicing.as_bytes(self.index.extensions, self.tar)
         else:
