@@ -128,7 +128,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _strip_protocol(cls, path: Any) -> Any:
         """Return a path, or a list of them, without `shardcache::` and slashes at the end."""
         if isinstance(path, list):
-            return [*map(cls._strip_protocol, path)]
+            return [cls._strip_protocol(each) for each in path]
         stripped = os.fspath(path).removeprefix("shardcache://").removeprefix("shardcache::")
         stripped = _FILE_PROTOCOL.sub("", stripped)
         return stripped.rstrip("/") or stripped[:1]  # the root stays `/`
@@ -182,6 +182,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             raise NotFoundError(what, url=url, remedy=exn.remedy) from exn
 
     def _details(self, ref: ShardRef) -> Details:
+        """Return what `info` says of an object, or of a folder, whose url ends with a slash."""
         if ref.url.endswith("/"):
             return {"name": self._path(ref.url).rstrip("/"), "size": 0, "type": "directory"}
         return {
@@ -207,6 +208,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return self._type(path) == "directory"
 
     def _type(self, path: str) -> str | None:
+        """Return "file" or "directory"; None if there is neither."""
         try:
             return str(self.info(path)["type"])
         except FileNotFoundError:
@@ -226,6 +228,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return since
 
     def _file_details(self, path: str) -> Details:
+        """Return what `info` says of a file. Raises IsADirectoryError for a folder."""
         details = self.info(path)
         if details["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -289,7 +292,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         found = super().glob(path, maxdepth, **options)
         if isinstance(found, dict):
             return {self._own_url(name): details for name, details in found.items()}
-        return [*map(self._own_url, found)]
+        return [self._own_url(name) for name in found]
 
     def expand_path(
         self,

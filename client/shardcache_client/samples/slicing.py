@@ -23,6 +23,7 @@ _SMALL_BYTES = 512
 _ROWS_BYTES = 8 * 1024
 _MAX_ROWS = 64
 
+# Number of keys that are decoded together.
 _KEYS_AT_ONCE = 256
 
 
@@ -101,6 +102,7 @@ def cut(
         if number in faults:
             raise _sample_error(tables, number, url)
         sample: Sample = {"__key__": key, "__url__": url}
+        # Takes the sample's own members from those of all samples.
         for column, first, end in islice(members, next_member_end - member_end):
             if column is None:
                 continue
@@ -255,9 +257,11 @@ class RowCutter:
             return None
         begin = tables.starts[first]
         end = tables.ends[last - 1]
-        is_several = stop - start > 1
-        if end - begin > (last - first) * _SMALL_BYTES:
+        are_small = end - begin <= (last - first) * _SMALL_BYTES
+        if not are_small:
             return None
+        # A single sample that is unusable has no members.
+        is_several = stop - start > 1
         if is_several and not tables.faults.keys().isdisjoint(range(start, stop)):
             return None
         try:

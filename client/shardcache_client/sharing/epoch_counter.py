@@ -273,6 +273,7 @@ def _new_file(count: Count) -> int:
 
 
 def _write(fd: int, count: Count) -> None:
+    """Write a count into the slot that is not in use, and then use that one."""
     slot = 1 - _slot(fd)
     os.pwrite(fd, count.pack(), _SLOTS_AT[slot])
     os.pwrite(fd, bytes([slot]), 0)
@@ -283,4 +284,5 @@ def _read(fd: int) -> Count:
 
 
 def _slot(fd: int) -> int:
+    """Return the number of the slot that is in use; 0 for an empty file."""
     return (os.pread(fd, 1, 0) or b"\0")[0]
