@@ -54,7 +54,7 @@ def _warn(exn: Exception, further: str = "") -> None:
     # Only our own errors are sentences; the text of a KeyError is just a key, that of an
     # AssertionError often empty.
     text = str(exn) if isinstance(exn, ShardcacheError) else repr(exn)
-    warnings.warn(text + further, stacklevel=3)
+    warnings.warn(text + further, stacklevel=3)  # the line that called the handler
 
 
 @dataclass(slots=True)

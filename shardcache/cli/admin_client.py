@@ -94,11 +94,13 @@ class AdminClient:
         return self._until_done("/v1/verify", {"prefix": prefix})
 
     def _json(self, method: str, path: str, body: Json | None = None) -> Json:
+        """Return the answer to a request, which is one JSON object."""
         with self._request(method, path, body) as response:
             answer: Json = _printable_json(json.loads(response.read()))
             return answer
 
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
+        """Yield the lines of the answer to a request; raise the error that one of them reports."""
         # Work may fetch something: the default daemon is then the one that has the credentials of
         # this process.
         if method == "POST" and self._is_default_path:
@@ -141,7 +143,7 @@ class AdminClient:
         with closing(HTTPConnection("shardcache")) as connection:  # the name goes into Host alone
             try:
                 connection.sock = self._connect()
-                # a daemon that refuses a connection answers and closes without reading
+                # A daemon that refuses a connection answers and closes without reading.
                 with suppress(BrokenPipeError):
                     connection.request(method, path, content, headers)
                 with connection.getresponse() as response:
@@ -192,6 +194,7 @@ class AdminClient:
         return f"shardcache serve {options}"
 
     def _how_to_end_the_daemon(self) -> str:
+        """Return the remedy for a daemon that does not answer, with its process id if known."""
         with suppress(OSError), connected(self._path, _CONNECT_LIMIT_S) as sock:
             pid, _, _ = credentials(sock)
             if pid:  # 0 in another PID namespace

@@ -55,6 +55,7 @@ class Rows:
             if not own_defaults:
                 raise self._unmatched(sample)
             row = {}
+
         columns = own_defaults | {self.prefix + name: value for name, value in row.items()}
         if self.required:
             absent = [name for name in self.required if name not in columns]
@@ -84,14 +85,15 @@ class Rows:
         return found
 
     def _unmatched(self, sample: Sample) -> UnmatchedKeyError:
+        """Return the error for a sample that has no row, or several."""
         key = sample["__key__"]
         row_key = self._row_key(key)
-        rows = len(self.table.index.rows(row_key))
-        some = ", ".join(map(repr, self.table.index.some_keys(_SHOWN_KEYS)))
-        if rows:
-            found = f"{rows} rows have its key"
-        elif some:
-            found = f"no row has its key; some are of {some}"
+        row_count = len(self.table.index.rows(row_key))
+        examples = ", ".join(map(repr, self.table.index.some_keys(_SHOWN_KEYS)))
+        if row_count:
+            found = f"{row_count} rows have its key"
+        elif examples:
+            found = f"no row has its key; some are of {examples}"
         else:
             found = "it has no rows"
         looked_up = "" if row_key == key else f", looked up as {row_key!r},"
