@@ -132,6 +132,7 @@ class Worker:
         self._threads.submit(self._run, number, exchange, fd)
 
     def _run(self, number: int, exchange: Exchange, fd: int | None) -> None:
+        """Run an exchange to its end, in its thread, and close the descriptor of its file."""
         try:
             outcome = _outcome(exchange, self._pool)
         finally:
@@ -148,12 +149,14 @@ class Worker:
             self._pool.primed[request.url] = Primed(gate, opening)
 
     def _end(self, number: int, outcome: Message) -> None:
+        """Report how a request has ended, unless that was done."""
         gate = self._gates.pop(number, None)
         self._reported.pop(number, None)
         if gate is not None:
             self._send({"id": number, "received_bytes": gate.received_bytes, **outcome})
 
     def _cancel(self, number: int) -> None:
+        """Cancel a request, which ends now, or as soon as its thread has stopped writing."""
         gate = self._gates.get(number)
         if gate is None:
             return
@@ -182,6 +185,7 @@ class Worker:
             self._send({"is": "progress", "counts": rows})
 
     def _send(self, message: Message) -> None:
+        """Write a message to the output. Any thread."""
         line = memoryview(encoded(message))
         with self._sending:
             while line:

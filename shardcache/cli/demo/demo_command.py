@@ -85,7 +85,9 @@ def demo(data: Path | None, as_json: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     import asyncio
 
-    say: Callable[[str], object] = (lambda _line: None) if as_json else common.make_console().print
+    say: Callable[[str], object] = _say_nothing
+    if not as_json:
+        say = common.make_console().print
     with tempfile.TemporaryDirectory(prefix="shardcache-demo-") as folder:
         outcome = asyncio.run(_run(Path(folder), say))
     if as_json:
@@ -96,7 +98,12 @@ def demo(data: Path | None, as_json: bool) -> None:
         common.fail()
 
 
+def _say_nothing(line: str) -> None:
+    """Leave out a line that describes a step."""
+
+
 def _require(*packages: str) -> None:
+    """Raise ShardcacheError if any of these packages is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ShardcacheError(
@@ -150,6 +157,7 @@ async def _run(folder: Path, say: Callable[[str], object]) -> DemoOutcome:
 
 
 async def _train(node: _DemoNode, urls: str) -> list[Epoch]:
+    """Run both jobs at the same time; return what each has read in each epoch."""
     import asyncio
 
     # Different seeds, and so different orders: one download still serves both.
@@ -211,7 +219,7 @@ class _DemoNode:
     def __init__(self, folder: Path, endpoint: str) -> None:
         self._folder = folder
         self._socket = folder / "shardcache.sock"
-        # also keeps the machine's own config file from being read
+        # With it, the machine's own config file is not read.
         self._config = folder / "shardcache.toml"
         self._config.write_text(_CONFIG.format(endpoint=endpoint))
         kept = {
@@ -315,7 +323,7 @@ class _DemoNode:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C reaches only the demo, which then stops its processes in order
+                # Ctrl-C reaches only the demo, which then stops its processes in order.
                 start_new_session=True,
             )
         try:

@@ -65,6 +65,7 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _option(name: str, field: FieldInfo) -> click.Option:
+    """Return the option for a field of `Settings`."""
     metavar = None
     kind: click.ParamType[Any] | type[str] = str  # text, for pydantic to parse
     if get_origin(field.annotation) is Literal:
@@ -101,6 +102,7 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _help(field: FieldInfo) -> str:
+    """Return the help text of a field, with its default."""
     text = field.description or ""
     default = field.get_default(call_default_factory=True)
     text = text[:1].upper() + text[1:]
@@ -227,7 +229,8 @@ def _stop(path: Path, reported_pid: int) -> None:
     process = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
-        if not select.select([process], [], [], _STOP_S)[0]:
+        ended, _, _ = select.select([process], [], [], _STOP_S)
+        if not ended:
             raise DaemonError(
                 f"the daemon did not stop within {_STOP_S:g} s",
                 url=str(path),

@@ -34,7 +34,7 @@ _MAX_CREDIT = 8.0  # in parts
 # hundred parts have come.
 _TRIES = 2
 # Expected time of a part from a tier that nothing is known of, as a share of the stall time-out.
-_UNKNOWN = 0.2
+_UNKNOWN_SHARE = 0.2
 
 
 @dataclass(slots=True)
@@ -90,7 +90,8 @@ class Hedging:
         """Return the time after which a request may be late; None while too few times are known.
 
         Args:
-            parts: that it is for, with single ones of which it is compared if need be.
+            parts: number of parts that it is for. Where few requests of its size are known, it is
+                compared with those for fewer parts.
         """
         if not self._share:
             return None
@@ -140,7 +141,7 @@ class Hedging:
     def usual_s(self, size_bytes: int, stall_timeout_s: float) -> float:
         """Return the time in which the origin usually sends a part, itself or by the tier."""
         times = self._times.get(size_bytes.bit_length())
-        usual_s = _UNKNOWN * stall_timeout_s
+        usual_s = _UNKNOWN_SHARE * stall_timeout_s
         if times is not None:
             usual_s = times.percentile_s(0.5)
         return max(MIN_STALL_SHARE * stall_timeout_s, usual_s)
@@ -171,7 +172,7 @@ class Hedging:
 
         if others_bytes_per_s:
             others_s = size_bytes / max(median(others_bytes_per_s), 1.0)
-            usual_s = max(usual_s, min(others_s, _UNKNOWN * stall_timeout_s))
+            usual_s = max(usual_s, min(others_s, _UNKNOWN_SHARE * stall_timeout_s))
         expected_s = elapsed_s * size_bytes / received_bytes
         is_late = expected_s >= _MEDIANS * usual_s
         return expected_s - elapsed_s if is_late else None

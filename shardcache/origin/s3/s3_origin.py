@@ -90,6 +90,8 @@ class RefusedError(SdkNeededError):
 
 
 class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
+    """botocore's error for missing credentials, with all places where they are looked for."""
+
     fmt = (
         "no credentials found in the chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, "
         "~/.aws/credentials and config, the container's role, the instance's role"
