@@ -133,7 +133,7 @@ class Downloader:
         """
         found: dict[str, RemoteObject] = {}
         # From the end: a fetch that has begun asks for the first ones itself.
-        left = reversed([*urls])
+        left = reversed(list(urls))
 
         async def ask() -> None:
             for url in left:  # shared: a task for each of many urls would block the event loop
@@ -332,6 +332,7 @@ class Downloader:
             parts = parts[len(finished) :]
 
     async def _attempt(self, download: ShardDownload, span: RequestSpan) -> list[PartSums]:
+        """Send a request once; again only if it broke while it was paused."""
         while True:
             try:
                 return await self._requests.fetch(span)

@@ -236,6 +236,7 @@ class Requests:
         read: PausableRead,
         commit: Commit | None,
     ) -> list[PartSums] | None:
+        """Send a request and read its body; return None if `commit` refused it."""
         self._counters.fetched(span.obj.url, size_bytes=0, requests=1)
         async with read.limit():
             sums = await span.origin.fetch(span.obj, span.parts, read, commit)

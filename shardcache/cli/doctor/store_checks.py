@@ -41,7 +41,7 @@ _SLOW_FIRST_BYTE_S = 1.0
 # Speed. Connections have to ramp up before a rate means something.
 _MAX_BYTES = 128 * 1024**2
 _READ_LIMIT_S = 5.0
-_TELLING_S = 1.0
+_MIN_TELLING_S = 1.0  # a shorter read says little about the rate
 _SLOW_BYTES_PER_S = 20e6
 
 _TIER_LIMIT_S = 5.0
@@ -117,13 +117,18 @@ def _place(match: str) -> str | None:
     """
     _, separator, path = match.partition("://")
     if not separator or not path.strip("/") or protocol_of(match) in WEB:
-        return match if is_shard(match) or is_index(match) else None
-    return match + "/" if "/" not in path else match[: match.rindex("/") + 1]
+        is_file = is_shard(match) or is_index(match)
+        return match if is_file else None
+    if "/" not in path:  # a whole bucket
+        return f"{match}/"
+    return match[: match.rindex("/") + 1]
 
 
 class _Stores:
-    """The object stores as a daemon with these settings reaches them, with the credentials of
-    `owner`.
+    """The object stores as a daemon with these settings reaches them.
+
+    Args:
+        owner: whose credentials these are, for findings.
     """
 
     def __init__(self, settings: Settings, owner: str, *, quick: bool) -> None:
@@ -139,9 +144,7 @@ class _Stores:
         )
 
     async def findings(self, url: str) -> list[Finding]:
-        """Return the findings for a url, up to the first failure that makes further checks
-        pointless.
-        """
+        """Return the findings for a url, up to the first failure."""
         found: list[Finding] = []
         check = "origin.reach"
         try:
@@ -169,7 +172,8 @@ class _Stores:
         """
         try:
             async with asyncio.timeout(_LIMIT_S):
-                shard = (await expand(url, self.origins, lambda _count: None))[0].url
+                shards = await expand(url, self.origins, lambda _count: None)
+                shard = shards[0].url
                 self._allow.check(shard, self._peer)
                 return await self.origins.origin(shard).stat(shard)
         except TimeoutError:
@@ -222,7 +226,7 @@ async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Findi
     }
     amount = f"{size(done_bytes)} in {duration(elapsed_s)}"
     found = f"{size(rate)}/s over up to {connections} connections ({amount})"
-    if rate >= _SLOW_BYTES_PER_S or elapsed_s < _TELLING_S:
+    if rate >= _SLOW_BYTES_PER_S or elapsed_s < _MIN_TELLING_S:
         return ok(found, "", "", **figures)
     cause = "training that reads faster than this will wait for the network"
     remedy = (
@@ -252,14 +256,15 @@ async def _read(
     if obj.ranges:
         step = part_bytes
         stop = min(obj.size_bytes, max_bytes)
-    starts = iter(range(0, stop, max(1, step)))
+    starts = iter(range(0, stop, max(1, step)))  # shared by all connections
     done_bytes = 0
     first_byte_s = 0.0
     began_s = time.monotonic()
 
     def received(count: int) -> None:
         nonlocal done_bytes, first_byte_s
-        first_byte_s = first_byte_s or time.monotonic() - began_s
+        if not done_bytes:
+            first_byte_s = time.monotonic() - began_s
         done_bytes += count
 
     async def pull() -> None:
@@ -273,6 +278,7 @@ async def _read(
                 for _ in range(connections):
                     group.create_task(pull())
         except ExceptionGroup as exn:
+            # The exception of a task may be a group itself.
             error: Exception = exn
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]

@@ -167,11 +167,12 @@ def _headers_in(lines: "_HeadLines") -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in rows:
         value = value.strip(_SPACE)
-        former = headers.get(name)
-        if former is None:
+        earlier = headers.get(name)
+        is_same_length = name == "content-length" and value == earlier
+        if earlier is None:
             headers[name] = value
-        elif name != "content-length" or value != former:  # the same length twice is one
-            headers[name] = f"{former}, {value}"
+        elif not is_same_length:  # which counts once
+            headers[name] = f"{earlier}, {value}"
     return headers
 
 
