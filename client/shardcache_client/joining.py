@@ -41,11 +41,11 @@ Source = ShardReader[Any] | Table
 
 def _sources(value: Any) -> dict[str, Source]:
     """Return the sources by name. Raises TypeError for anything else."""
-    named = value.items() if isinstance(value, Mapping) else ()
-    if not named or not all(
-        isinstance(each, ShardReader | Table) and isinstance(name, str) for name, each in named
-    ):
+    if not isinstance(value, Mapping) or not value:
         raise TypeError
+    for name, source in value.items():
+        if not isinstance(name, str) or not isinstance(source, ShardReader | Table):
+            raise TypeError
     return dict(value)
 
 
@@ -87,6 +87,8 @@ class JoinedReader(ShardReader[T_co]):
                 "sources together",
                 remedy="give the first source shuffle=True",
             )
+
+        # Tables become stages, and the shards of other sources columns beside the first's.
         daemon, patience, _ = first.sessions.settings
         access = TableAccess(daemon, first.job, patience.limit_s)
         rows, members, missing = row_stages(tables, decode, members, missing, access)
@@ -97,6 +99,8 @@ class JoinedReader(ShardReader[T_co]):
             if members is None or _are_any_of(f"{prefix}.", members)
         )
         manifest = replace(first.manifest, columns=columns)
+
+        # All else is the first source's.
         own_prefix = f"{first_name}." if first_name else ""
         own_decode = replace(pipeline.decode, prefix=own_prefix, url_of=manifest.url_of)
         joined = replace(
@@ -107,6 +111,7 @@ class JoinedReader(ShardReader[T_co]):
             group=self._runtime.rank_group(first.group.given, first.urls, first.sessions.timeout_s),
         )
         joined.group.settled = first.group.settled
+
         self._others = dict(others)
         self._rows = rows
         self.epoch_reader = EpochReader(joined, self._runtime)
@@ -126,7 +131,9 @@ class JoinedReader(ShardReader[T_co]):
             sizes = _prefixed(own_prefix, entry.sizes)
             for prefix, sizes_of in partners.items():
                 sizes |= _prefixed(prefix, sizes_of(entry))
-            rows = {stage.prefix[:-1]: stage.row(entry.key) or {} for stage in self._rows}
+            rows = {
+                stage.prefix.removesuffix("."): stage.row(entry.key) or {} for stage in self._rows
+            }
             return predicate(replace(entry, sizes=sizes, rows=rows))
 
         return super().select(chosen)
@@ -147,7 +154,7 @@ def _sizes(first: DatasetParts, other: DatasetParts) -> Callable[[IndexEntry], M
     """Return a function from a sample to the sizes of its partner's members; {} if it has none."""
     column = _column("", first, other, Pipeline())
     numbers = {url: number for number, url in enumerate(first.manifest.shards.urls)}
-    others = [*other.manifest.shards.urls]
+    others = list(other.manifest.shards.urls)
     found: dict[tuple[str, str], Mapping[str, int]] = {}
 
     def note(entry: IndexEntry) -> None:
@@ -173,7 +180,7 @@ def _check_prefixes(sources: Mapping[str, Source]) -> None:
 
     Also if the first has no samples.
     """
-    names = [*sources]
+    names = list(sources)
     if isinstance(sources[names[0]], Table):
         raise ConfigError(
             f"{names[0]!r}, the first source, is a Table, which has no samples of its own",
@@ -237,11 +244,12 @@ def _column(
     except _NO_TABLE as exn:
         own = len(first.manifest)
         others = len(other.manifest)
-        is_missing = not isinstance(exn, ConfigError) or isinstance(exn.__cause__, NotFoundError)
-        is_missing = is_missing or not all(map(is_index, (*first.urls, *other.urls)))
+        was_found = isinstance(exn, ConfigError) and not isinstance(exn.__cause__, NotFoundError)
+        are_indexes = all(map(is_index, (*first.urls, *other.urls)))
+        are_tables_missing = not was_found or not are_indexes
         would_raise = pipeline.view(0, prefix).unmatched == "error"
         reason = f"{own} shards are joined with {others} by the tables of their keys"
-        if is_missing and own == others:
+        if are_tables_missing and own == others:
             if would_raise:  # reading shows if the nth shards do not belong together
                 return JoinedManifest(prefix, other.manifest)
             reason = (

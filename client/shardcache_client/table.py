@@ -191,6 +191,7 @@ def row_stages(
         return (), members, missing
     if isinstance(decode, Mapping):
         _check_decode(tables, decode)
+    prefixes = tuple(tables)
     named = None if members is None else tuple(members)
     stages = []
     for prefix, table in tables.items():
@@ -201,15 +202,13 @@ def row_stages(
         stages.append(Rows(opened, prefix, table.urls[0], required, missing, table.key_of))
 
     if named is not None:
-        named = tuple(name for name in named if not name.startswith(tuple(tables)))
+        named = tuple(name for name in named if not name.startswith(prefixes))
         if not named:
             raise ConfigError(
                 "members names only columns of tables", remedy="name a member of the shards, too"
             )
     if isinstance(missing, Mapping):
-        missing = {
-            name: value for name, value in missing.items() if not name.startswith(tuple(tables))
-        }
+        missing = {name: value for name, value in missing.items() if not name.startswith(prefixes)}
     return tuple(stages), named, missing or "error"
 
 

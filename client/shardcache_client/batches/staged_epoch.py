@@ -22,7 +22,8 @@ class StagedForm:
         dataset: its identifier in states.
         deal: of its samples, or of its shards if these are not counted.
         stage: what regroups the samples; None if they come one by one.
-        seed, seeds: of the dataset; those drawn, as in states.
+        seed: of the dataset.
+        seeds: those drawn, as in states.
         leaves_out: True if samples may be left out before the stage, so that ranks come to other
             places with equally many samples.
     """
@@ -123,6 +124,7 @@ class StagedEpoch:
         self.is_read = True
 
     def _up_to_quota(self, samples: Iterator[Placed], quota: int) -> Iterator[Placed]:
+        """Yield the samples that are left of the quota, noting their places."""
         for _ in range(self.reached.items, quota):
             found = next(samples, None)
             if found is None:

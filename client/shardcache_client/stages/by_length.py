@@ -182,6 +182,7 @@ class _Rounds:
             buffer.add(sample, max(1, length), place)
 
     def _report(self) -> None:
+        """Log how many samples were refused, and how many were repeated."""
         warn_of_refused(self._facts.epoch, self._refused)
         if self._repeated:
             text = "epoch %d: repeated %d samples to make as many batches as other ranks"

@@ -85,7 +85,8 @@ class Epoch:
 def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]:
     """Join the reports of a job's runs.
 
-    For each run and rank, the list of epochs written by `demo_training.py`.
+    Args:
+        runs: for each run and rank, the list of epochs that `demo_training.py` wrote.
     """
     legs: dict[int, list[Sequence[Json]]] = {}
     for ranks in runs:
