@@ -148,6 +148,7 @@ class DaemonConnection:
         self._send({"type": kind, **fields}, deadline_s)
 
     def _send(self, message: Json, deadline_s: float) -> None:
+        """Send a message; as a binary one if it has packed shards."""
         is_binary = "packed" in message
         with self._translated():
             self._websocket.send(protocol.written(message), deadline_s, binary=is_binary)
@@ -159,6 +160,7 @@ class DaemonConnection:
         return request
 
     def _next_request(self, kind: str) -> int:
+        """Return the id of a new request, whose answer is kept from now on."""
         self._requests += 1
         self._kinds[self._requests] = kind
         return self._requests
@@ -291,6 +293,7 @@ class DaemonConnection:
         self._websocket.close()
 
     def _receive(self, deadline_s: float) -> Json | None:
+        """Return the daemon's next message, checked; None if none comes by the deadline."""
         with self._translated():
             data = self._websocket.receive(deadline_s)
             if data is None:

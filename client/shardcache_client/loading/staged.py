@@ -90,7 +90,9 @@ class StagedPosition:
         """
         samples = self.staged.epoch.samples_left(self._reached)
         size = self._batch_form.places
-        return samples // size if self._batch_form.drop_last else -(-samples // size)
+        if self._batch_form.drop_last:
+            return samples // size
+        return -(-samples // size)
 
     @property
     def may_wait_for_ranks(self) -> bool:
@@ -119,7 +121,7 @@ class StagedBatches:
 
     Args:
         workers: make the chunks.
-        form: of the batches; None as its size if the stage's items are batches.
+        form: of the batches; its size is None if the stage's items are batches already.
     """
 
     def __init__(self, workers: Workers, form: BatchForm) -> None:
@@ -166,6 +168,7 @@ class StagedBatches:
                 yield _Items(batch, end, chunks.times())
 
     def _made_here(self, batches: Generator[_Items]) -> Generator[tuple[Any, BatchEnd, Made]]:
+        """Yield the batches, each put together by this thread when it is asked for."""
         with closing(batches):
             for items in batches:
                 yield self._made(items)

@@ -29,12 +29,18 @@ _DECODERS = {
 
 
 def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> dict[str, str]:
-    pairs = [pair.partition("=") for pair in text.split(",")] if text else []
-    if any(not name or not extension for name, _, extension in pairs):
-        raise click.BadParameter(
-            "write COLUMN=EXTENSION,COLUMN=EXTENSION, such as image=jpg,label=cls",
-        )
-    return {name: extension for name, _, extension in pairs}
+    """Return the extension of each column that --columns names."""
+    columns: dict[str, str] = {}
+    if not text:
+        return columns
+    for pair in text.split(","):
+        name, _, extension = pair.partition("=")
+        if not name or not extension:
+            raise click.BadParameter(
+                "write COLUMN=EXTENSION,COLUMN=EXTENSION, such as image=jpg,label=cls",
+            )
+        columns[name] = extension
+    return columns
 
 
 def _sources(
@@ -180,6 +186,7 @@ def write(
 
 
 def _print_summary(summary: Json) -> None:
+    """Print what the shards contain, and an example of reading them."""
     console = common.make_console()
     shards = common.count(summary["shards"], "shard")
     samples = common.count(summary["samples"], "sample")
@@ -189,11 +196,11 @@ def _print_summary(summary: Json) -> None:
     console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
 
     members = []
-    of_all = []  # the extensions that every sample has
+    in_all = []  # the extensions that every sample has
     for name, count in summary["members"].items():
         if count == summary["samples"]:
             members.append(name)
-            of_all.append(name)
+            in_all.append(name)
         else:
             members.append(f"{name} (in {count:,})")
     console.print(f"members: {', '.join(members)}", markup=False)
@@ -204,7 +211,7 @@ def _print_summary(summary: Json) -> None:
         console.print(f"{skipped} left out: no name of the form KEY.EXTENSION")
 
     arguments = [repr(summary["index"]), "shuffle=True"]
-    decode = {name: _DECODERS[name] for name in of_all if name in _DECODERS}
+    decode = {name: _DECODERS[name] for name in in_all if name in _DECODERS}
     if decode:
-        arguments.append(f"{decode=}")
+        arguments.append(f"decode={decode!r}")
     console.print(f"read it with: ShardDataset({', '.join(arguments)})", markup=False)

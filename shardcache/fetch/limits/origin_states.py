@@ -10,7 +10,7 @@ from shardcache.fetch.limits.hedging import Hedging
 # The quickest tenth of this many parts shows the speed of an uncontended connection. Once all of
 # them were contended, the estimate rises, and more connections are tried again.
 _OBSERVED = 64
-_QUICK = 0.1
+_QUICK_SHARE = 0.1
 # Estimates are medians of the latest parts: a single slow part says nothing about the link.
 _NEWEST = 5
 # Connections are idle between parts, and a faster link than estimated shows only when more
@@ -98,7 +98,7 @@ class Link:
         """Record a part's time and the mean number of connections in use while it was read."""
         times_s = self._times_s[size_bytes.bit_length()]
         times_s.append(time_s)
-        quick_s = sorted(times_s)[int(_QUICK * len(times_s))]
+        quick_s = sorted(times_s)[int(_QUICK_SHARE * len(times_s))]
 
         share = quick_s / time_s if time_s > quick_s else 1.0
         self._saturating.append(connections * share)
