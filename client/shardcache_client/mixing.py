@@ -165,6 +165,7 @@ def _check_batches(batches: Grouping, dealing: Assignment) -> None:
 
 
 def _mixed(name: str, samples: DealtSamples) -> MixedSource:
+    """Return a dataset's samples as a source of a mixture, in their own order."""
     return MixedSource(name, samples.manifest, samples.dealing.shuffle, samples.dealing.unit)
 
 

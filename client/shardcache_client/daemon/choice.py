@@ -80,6 +80,7 @@ def status_at(socket: Path) -> str | None:
 
 
 def _check_installed() -> None:
+    """Raise ConfigError if a package of the daemon is not installed."""
     for name in _NEEDED:
         if find_spec(name) is None:
             raise errors.ConfigError(

@@ -173,10 +173,12 @@ class WatchedRequest:
 
     @property
     def _usual_s(self) -> float:
+        """Time in which such a part usually comes from the object store."""
         return self._hedging.usual_s(self._size_bytes, self._stall_timeout_s)
 
     @property
     def _next_question_s(self) -> float:
+        """Reading time at which the owner is asked next, unless it sends bytes before."""
         return max(self._asked_s, self._read.last_byte_s) + QUESTION * self._stall_timeout_s
 
     def _left_s(self) -> float | None:
