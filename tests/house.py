@@ -30,7 +30,7 @@ LIMITS: dict[str, float] = {
     "classes of a reader's position": 13,
     # Of one idea each: some 60 keep, fetch and index it, 50 carry it, and some are for other samples.
     # It is 157 where nothing else happens, and up to 163 where a part is late or a disk is looked at.
-    "files that a cold shard passes": 185,
+    "files that a cold shard passes": 200,
 }
 
 OF_USERS = (
