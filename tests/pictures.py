@@ -26,7 +26,7 @@ from support.stores.throttled_s3 import ThrottledS3
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 STORE_BYTES_PER_S = 30e6
 SHARD_BYTES = 64 * 1024 * 1024
-SHARDS, HERE, CAPACITY = 6_000, 4_500, "400GB"
+SHARDS, HERE, CAPACITY = 6_000, 4_500, "350GB"
 WATCHED_S, STALLED_S = 75.0, 6.0
 URL = "s3://{}/train-{:06d}.tar"
 

@@ -32,7 +32,8 @@ def number(source: Path, target: Path) -> None:
         disc = (x - RADIUS_PX, y - RADIUS_PX, x + RADIUS_PX, y + RADIUS_PX)
         draw.ellipse(disc, fill="#7a1fa2", outline="white", width=2)
         draw.text((x, y), str(label), fill="white", font=font, anchor="mm")
-    picture.quantize(128).save(target, optimize=True)
+    # Of many colours, those of small areas are kept only by FASTOCTREE, such as a legend's.
+    picture.quantize(256, Image.Quantize.FASTOCTREE).save(target, optimize=True)
 
 
 def main() -> None:
