@@ -123,7 +123,7 @@ class ObjectReads:
 
         None if the range has to be fetched or checked first, which `span` does.
         """
-        found = self._leasing.at_hand(_name(obj), span)
+        found = self._leasing.at_hand(_name(obj), span, obj.version)
         if found is None:
             return None
         self._counters.hits += 1

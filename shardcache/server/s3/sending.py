@@ -21,10 +21,12 @@ T = TypeVar("T")
 
 # More would wait for the interpreter's lock: on two cores, 8 take a fifth more of processor time.
 _THREADS = 4
-# So that others get their turn, a step ends after so many bytes, or once the client has not read
-# for so long.
-_STEP_BYTES = 32 * 1024 * 1024
+# So that others get their turn, a step ends after this time, or once the client has not read for
+# so long. Most ranges are sent in one step, as each takes a turn of the event loop.
+_STEP_S = 0.1
 _PATIENCE_MS = 20
+# A call would send everything while its client reads as fast: it ends after so many bytes.
+_CALL_BYTES = 32 * 1024 * 1024
 # Interval of looking whether the transport's buffer is empty.
 _PAUSE_S = 0.005
 # A client that has not read for this time gives way to others that need the cache space of its
@@ -77,8 +79,7 @@ class Sending:
         while start < end:
             if self._transport.is_closing():
                 raise ConnectionResetError("the client disconnected")
-            size_bytes = min(end - start, _STEP_BYTES)
-            sent_bytes = await self._in_thread(partial(self._step, fd, start, size_bytes))
+            sent_bytes = await self._in_thread(partial(self._step, fd, start, end - start))
             start += sent_bytes
             if sent_bytes == 0 and not await self.writable(gives_way):
                 break
@@ -95,12 +96,14 @@ class Sending:
     def _step(self, fd: int, start: int, size_bytes: int) -> int:
         """Send what the socket takes, up to `size_bytes`; return the number of bytes. Blocks."""
         out = self._socket.fileno()
+        step_end_s = time.monotonic() + _STEP_S
         sent_bytes = 0
         poll = select.poll()
         poll.register(out, select.POLLOUT)
         while sent_bytes < size_bytes:
             try:
-                taken_bytes = os.sendfile(out, fd, start + sent_bytes, size_bytes - sent_bytes)
+                call_bytes = min(size_bytes - sent_bytes, _CALL_BYTES)
+                taken_bytes = os.sendfile(out, fd, start + sent_bytes, call_bytes)
             except BlockingIOError:
                 if not poll.poll(_PATIENCE_MS):
                     break
@@ -109,6 +112,8 @@ class Sending:
                 raise OSError("the file is shorter than it was")
             sent_bytes += taken_bytes
             self.sent_bytes += taken_bytes
+            if time.monotonic() >= step_end_s:
+                break
         return sent_bytes
 
     async def writable(self, gives_way: Callable[[], bool] | None = None) -> bool:
