@@ -90,7 +90,7 @@ def _climbs(url: str) -> bool:
 
 
 def _is_nested(url: str) -> bool:
-    """Return whether fsspec would read another url that this one contains."""
+    """Return whether fsspec would read another url, contained in this one."""
     if "://" not in url and url.startswith("/"):  # a path: none of its characters has a meaning
         return False
     return "::" in url.partition("://")[0] or protocol_of(url) in WRAPPERS

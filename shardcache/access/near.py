@@ -51,11 +51,12 @@ def is_near(host: str) -> bool:
     name = host.lower().rstrip(".")
     address = _address(name)
     if address is not None:
-        return _is_near(address)
+        return _is_near_address(address)
     return name in _NAMES or name.endswith(_DOMAINS)
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a host is, in any notation; None for a name."""
     with suppress(ValueError):
         return ipaddress.ip_address(host.partition("%")[0])
     with suppress(OSError, ValueError):
@@ -63,11 +64,11 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return None
 
 
-def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_near_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
-        within = _ipv4_within(address)
-        if within is not None:
-            return _is_near(within)
+        embedded = _embedded_ipv4(address)
+        if embedded is not None:
+            return _is_near_address(embedded)
     elif address in _THIS_NETWORK:
         return True
     return (
@@ -79,7 +80,7 @@ def _is_near(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     )
 
 
-def _ipv4_within(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+def _embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address that an IPv6 address leads to, if it leads to one."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)

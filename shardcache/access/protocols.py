@@ -25,8 +25,9 @@ class UrlProtocol(NamedTuple):
             by the first.
         kind: decides who may use it by default, and what its urls may look like.
         origin: module and class of the `Origin`, imported on first use.
-        package: to install if that import fails; empty if it is the one that could not be imported.
-        settings: those settings of an `[[origin]]` table that it supports and not all protocols do.
+        package: the package to install if that import fails; if empty, the one that the import
+            names.
+        settings: settings of an `[[origin]]` table that it supports, unlike some other protocols.
         has_tier: True if a cluster's tier can be in front of it.
         signed_options: the only `storage_options` with which a tier can be used: those that
             presigned urls support, while others need an SDK. None if a tier can be used with any.
@@ -35,8 +36,8 @@ class UrlProtocol(NamedTuple):
         variables: prefix of the environment variables that configure it; empty if unknown.
         endpoint_variables: environment variables that name its endpoint; the first that is set
             counts.
-        provider_variable: environment variable that, if it is true, overrides these: the
-            provider's own endpoint is used; empty if there is none.
+        provider_variable: environment variable that, if it is true, overrides
+            `endpoint_variables`: the provider's own endpoint is used; empty if there is none.
         has_slashed_secrets: True if its secret keys may contain a slash: credentials in a url may
             then extend beyond the url's first slash.
     """
@@ -139,14 +140,14 @@ def is_known(protocol: str) -> bool:
     return protocol in _ROWS
 
 
-def _all(kind: PlaceKind) -> frozenset[str]:
+def _names_of(kind: PlaceKind) -> frozenset[str]:
     return frozenset(name for name, row in _ROWS.items() if row.kind is kind)
 
 
 COMMON = ("s3", "gs", "az", "hf", "https", "file")
 """Protocols to name in advice, the most common first."""
 
-STORES = _all(PlaceKind.STORE)
-WEB = _all(PlaceKind.WEB)
-LOCAL = _all(PlaceKind.LOCAL)
-WRAPPERS = _all(PlaceKind.WRAPPER)
+STORES = _names_of(PlaceKind.STORE)
+WEB = _names_of(PlaceKind.WEB)
+LOCAL = _names_of(PlaceKind.LOCAL)
+WRAPPERS = _names_of(PlaceKind.WRAPPER)

@@ -1,4 +1,4 @@
-"""Rules of the urls that a user may request: those of `allow`, and the ones without any."""
+"""Rules of the urls that a user may request: those of the `allow` setting, or the defaults."""
 
 import grp
 import os
@@ -43,7 +43,7 @@ class AllowRule:
     """One entry of `allow`: who may request the urls that begin with a prefix.
 
     Attributes:
-        prefix: of the urls.
+        prefix: beginning of the urls.
         uids: ids of users who may request them.
         gids: ids of groups whose members may, too; if both are empty, everyone may.
     """
@@ -63,7 +63,7 @@ class AllowRule:
                 return entry
             case str(prefix) if prefix:
                 return cls(prefix)
-            case {**table}:
+            case {**table}:  # any mapping
                 return cls._of_table(table)
         raise ValueError(_NO_RULE)
 
@@ -94,6 +94,7 @@ def _ids(names: object, kind: str) -> frozenset[int]:
 
 
 def _id(name: object, kind: str) -> int:
+    """Return the id of a user or group, given by name or number. Raises ValueError."""
     if type(name) is int and name >= 0:
         return name
     try:
@@ -187,8 +188,8 @@ class AllowList:
         if not self._rules:
             _check_default(url, peer)
             return
-        found = canonical(url)
-        if not any(rule.covers(found) and rule.is_for(peer) for rule in self._rules):
+        canonical_url = canonical(url)
+        if not any(rule.covers(canonical_url) and rule.is_for(peer) for rule in self._rules):
             raise NotAllowedError(
                 "the daemon's allow rules do not permit you to fetch the url",
                 url=url,
@@ -206,7 +207,7 @@ class AllowList:
     def shows(self, url: str, peer: Peer) -> bool:
         """Return whether the user may see that `url` is cached, and evict it.
 
-        Those who may request it may, and the trusted.
+        Users who may request it may do so, and trusted users.
         """
         if peer.is_trusted:
             return True
@@ -277,7 +278,7 @@ def _check_default(url: str, peer: Peer) -> None:
 
 
 def _real(prefix: str) -> str:
-    """Return a local prefix with its symbolic links resolved, as urls that lead there will show."""
+    """Return a local prefix with its symbolic links resolved, as `check_hop` gets link targets."""
     protocol, _, path = prefix.partition("://")
     if protocol not in LOCAL:
         return prefix
@@ -289,4 +290,5 @@ def _real(prefix: str) -> str:
 
 
 def _real_folder(path: str) -> str:
+    """Return a folder's path without symbolic links or a final slash; empty for the root."""
     return os.path.realpath(path or "/").rstrip("/")

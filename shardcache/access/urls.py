@@ -18,7 +18,7 @@ def protocol_of(url: str) -> str:
 
 
 def place_of(url: str) -> str:
-    """Return the part after `://`, which begins with the bucket or host; of a plain path, all."""
+    """Return the part after `://`, which begins with the bucket or host; all of a plain path."""
     _, separator, path = url.partition("://")
     return path if separator else url
 
@@ -45,9 +45,9 @@ def canonical(url: str) -> str:
     protocol = row_of(protocol_of(url)).names[0]
     path = place_of(url)
     if protocol in WEB:
-        authority, slash, rest = path.partition("/")
+        authority, slash, below_host = path.partition("/")
         host = authority.lower().removesuffix(_DEFAULT_PORTS[protocol])
-        path = f"{host}{slash}{rest}"
+        path = f"{host}{slash}{below_host}"
     return f"{protocol}://{path}"
 
 

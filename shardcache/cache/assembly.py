@@ -41,11 +41,11 @@ from shardcache.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Parts that a cache is given, and that its services share.
+class Inputs:
+    """Parts that a cache is built from, and that its services share.
 
     Attributes:
-        group: in which its tasks run.
+        group: runs the tasks of the cache.
     """
 
     settings: Settings
@@ -57,8 +57,8 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Knowledge of shards, and the services that keep them.
+class Core:
+    """Services that know which shards there are, and keep the cached ones.
 
     Attributes:
         changed: notified when anything has changed that a transfer or a reader waits for.
@@ -67,24 +67,24 @@ class Kept:
     allow: AllowList
     turns: Turns
     changed: Signal
-    # What is known of shards
+    # Knowledge of shards
     history: History
     planner: Planner
     manifests: Manifests
     revalidation: Revalidation
-    # What is kept
+    # The cached shards
     pins: Pins
     residency: Residency
     health: DiskHealth
     scrubber: Scrubber
 
 
-def assemble_kept(given: Given) -> Kept:
-    """Build what is known of shards, and what keeps them."""
-    settings = given.settings
-    store = given.store
-    origins = given.origins
-    downloader = given.downloader
+def assemble_core(inputs: Inputs) -> Core:
+    """Build the services that know which shards there are, and keep the cached ones."""
+    settings = inputs.settings
+    store = inputs.store
+    origins = inputs.origins
+    downloader = inputs.downloader
     counters = downloader.counters
     ttl_s = settings.listing_ttl_s
     allow = AllowList(settings.allow)
@@ -95,7 +95,7 @@ def assemble_kept(given: Given) -> Kept:
     planner = Planner(store.shards)
     # Lists that are in no plan may take half as much memory as plans.
     listing_limits = ListingLimits(ttl_s, memory_bytes=settings.plan_memory // 2)
-    revalidation = Revalidation(store, origins, planner, counters, given.group, ttl_s)
+    revalidation = Revalidation(store, origins, planner, counters, inputs.group, ttl_s)
     manifests = Manifests(
         origins,
         downloader,
@@ -116,7 +116,7 @@ def assemble_kept(given: Given) -> Kept:
         settings.scrub_rate,
         settings.scrub_pause_s,
     )
-    return Kept(
+    return Core(
         allow=allow,
         turns=turns,
         changed=changed,
@@ -131,12 +131,12 @@ def assemble_kept(given: Given) -> Kept:
     )
 
 
-def _part_filler(given: Given, kept: Kept) -> PartFiller:
-    settings = given.settings
+def _part_filler(inputs: Inputs, core: Core) -> PartFiller:
+    settings = inputs.settings
     return PartFiller(
-        given.store,
-        kept.residency,
-        given.downloader,
+        inputs.store,
+        core.residency,
+        inputs.downloader,
         settings.range_part_size,
         settings.whole_from_percent / 100,
     )
@@ -151,23 +151,23 @@ class Fetching:
     leasing: Leasing
 
 
-def assemble_fetching(given: Given, kept: Kept) -> Fetching:
-    """Build what fetches shards; its transfers will run in the group."""
-    settings = given.settings
-    store = given.store
-    origins = given.origins
-    downloader = given.downloader
+def assemble_fetching(inputs: Inputs, core: Core) -> Fetching:
+    """Build the services that fetch shards; their transfers will run in the group."""
+    settings = inputs.settings
+    store = inputs.store
+    origins = inputs.origins
+    downloader = inputs.downloader
     counters = downloader.counters
-    planner = kept.planner
-    residency = kept.residency
-    health = kept.health
-    history = kept.history
-    changed = kept.changed
+    planner = core.planner
+    residency = core.residency
+    health = core.health
+    history = core.history
+    changed = core.changed
 
     companions = Companions(origins, downloader)
-    indexing = ShardIndexing(origins, given.indexers, companions)
+    indexing = ShardIndexing(origins, inputs.indexers, companions)
     publisher = Publisher(store, residency, indexing, history, changed)
-    filler = _part_filler(given, kept)
+    filler = _part_filler(inputs, core)
     fetcher = Fetcher(
         store,
         planner,
@@ -182,11 +182,11 @@ def assemble_fetching(given: Given, kept: Kept) -> Fetching:
         changed,
     )
     reconsider = downloader.scheduler.reconsider
-    transfers = Transfers(fetcher.fetch, reconsider, planner, counters, changed, given.group)
+    transfers = Transfers(fetcher.fetch, reconsider, planner, counters, changed, inputs.group)
 
     max_transfers = settings.max_transfers
     prefetcher = Prefetcher(store, planner, residency, health, transfers, max_transfers, changed)
-    revalidation = kept.revalidation
+    revalidation = core.revalidation
     leasing = Leasing(
         store,
         planner,
@@ -212,31 +212,31 @@ class Uses:
     inventory: Inventory
 
 
-def _objects(given: Given, kept: Kept, leasing: Leasing) -> Objects:
-    store = given.store
-    downloader = given.downloader
-    known = KnownObjects(kept.manifests, store, given.settings.listing_ttl_s)
-    reads = ObjectReads(leasing, kept.residency, store.layout, downloader.counters)
-    return Objects(reads, known, given.origins, downloader, kept.allow)
+def _objects(inputs: Inputs, core: Core, leasing: Leasing) -> Objects:
+    store = inputs.store
+    downloader = inputs.downloader
+    known = KnownObjects(core.manifests, store, inputs.settings.listing_ttl_s)
+    reads = ObjectReads(leasing, core.residency, store.layout, downloader.counters)
+    return Objects(reads, known, inputs.origins, downloader, core.allow)
 
 
-def assemble_uses(given: Given, kept: Kept, fetching: Fetching) -> Uses:
-    """Build what asks for shards."""
-    settings = given.settings
-    store = given.store
-    origins = given.origins
-    downloader = given.downloader
+def assemble_uses(inputs: Inputs, core: Core, fetching: Fetching) -> Uses:
+    """Build the services that ask for shards."""
+    settings = inputs.settings
+    store = inputs.store
+    origins = inputs.origins
+    downloader = inputs.downloader
     transfers = fetching.transfers
     leasing = fetching.leasing
 
     shared = Shared(
-        kept.planner,
-        kept.residency,
+        core.planner,
+        core.residency,
         transfers,
         leasing,
         downloader.counters,
-        kept.turns,
-        kept.changed,
+        core.turns,
+        core.changed,
     )
     readers = Readers(shared, settings.plan_memory)
     max_transfers = settings.max_transfers
@@ -245,43 +245,43 @@ def assemble_uses(given: Given, kept: Kept, fetching: Fetching) -> Uses:
         store,
         transfers,
         leasing,
-        kept.history,
+        core.history,
         origins,
         downloader,
-        given.indexers,
+        inputs.indexers,
         max_transfers,
     )
     inventory = Inventory(
         store,
-        kept.residency,
-        kept.pins,
-        kept.health,
+        core.residency,
+        core.pins,
+        core.health,
         transfers,
-        kept.allow,
+        core.allow,
     )
-    objects = _objects(given, kept, leasing)
+    objects = _objects(inputs, core, leasing)
     return Uses(readers, objects, warming, counting, inventory)
 
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Views of the cache."""
+    """Views of the cache, for people."""
 
     reasons: Reasons
     live_view: LiveView
     status_page: StatusPage
 
 
-def assemble_views(given: Given, kept: Kept, fetching: Fetching, readers: Readers) -> Views:
-    """Build what is shown."""
-    store = given.store
-    downloader = given.downloader
-    planner = kept.planner
-    residency = kept.residency
+def assemble_views(inputs: Inputs, core: Core, fetching: Fetching, readers: Readers) -> Views:
+    """Build the views."""
+    store = inputs.store
+    downloader = inputs.downloader
+    planner = core.planner
+    residency = core.residency
     transfers = fetching.transfers
 
     reasons = Reasons(readers, transfers, residency, store.space, downloader)
-    live_view = LiveView(store, planner, readers, transfers, reasons, kept.turns)
+    live_view = LiveView(store, planner, readers, transfers, reasons, core.turns)
     status_page = StatusPage(
         store,
         planner,
@@ -291,7 +291,7 @@ def assemble_views(given: Given, kept: Kept, fetching: Fetching, readers: Reader
         fetching.prefetcher,
         residency,
         downloader,
-        given.origins,
+        inputs.origins,
         reasons,
     )
     return Views(reasons, live_view, status_page)

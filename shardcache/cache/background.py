@@ -9,7 +9,7 @@ from shardcache.errors import ShardcacheError
 
 log = structlog.get_logger()
 
-_AGAIN_S = 1.0
+_AGAIN_S = 1.0  # pause after an error
 
 
 class BackgroundTasks:
@@ -21,7 +21,7 @@ class BackgroundTasks:
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Start a task, which ends when `run` returns."""
-        self._tasks.append(self._group.create_task(_enduring(name, run), name=name))
+        self._tasks.append(self._group.create_task(_run_despite_errors(name, run), name=name))
 
     def stop(self) -> None:
         """Cancel the tasks."""
@@ -29,7 +29,7 @@ class BackgroundTasks:
             task.cancel()
 
 
-async def _enduring(name: str, run: Callable[[], Awaitable[None]]) -> None:
+async def _run_despite_errors(name: str, run: Callable[[], Awaitable[None]]) -> None:
     """Run a task, again after errors: a lack of descriptors or threads must not end the daemon."""
     while True:
         try:

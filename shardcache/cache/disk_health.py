@@ -18,7 +18,7 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-_LOOK_S = 5.0  # interval of checks of a healthy disk
+_CHECK_S = 5.0  # interval of checks of a healthy disk
 
 # A full disk recovers soon, a failing one rarely: backing off keeps its kernel log from filling up.
 _FIRST_PAUSE_S = 0.5
@@ -51,8 +51,8 @@ class DiskHealth:
         self._since_s = time.monotonic()  # start of the present state
         self._suspicion = asyncio.Event()  # set until the disk is checked by writing
         self._suspicion.set()
-        self._looked = Signal()
-        self._is_looking = False
+        self._checked = Signal()  # notified after each check
+        self._is_checking = False
         self._check_began_s: float | None = None  # start of the check in progress, if there is one
 
     def __repr__(self) -> str:
@@ -71,11 +71,11 @@ class DiskHealth:
         """
         if self.error is None:
             self._suspicion.set()
-        awaited = self._looked.count + 1
-        if self._is_looking:
-            awaited += 1  # the check in progress may predate the failure
-        while self.error is None and self._looked.count < awaited:
-            await self._looked.wait()
+        awaited_count = self._checked.count + 1
+        if self._is_checking:
+            awaited_count += 1  # the check in progress may predate the failure
+        while self.error is None and self._checked.count < awaited_count:
+            await self._checked.wait()
         return self.error is None
 
     def to_json(self) -> dict[str, Any]:
@@ -108,14 +108,14 @@ class DiskHealth:
         await self._residency.isolate(shard, exn)
         return True
 
-    async def lost(self) -> None:
+    async def until_lost(self) -> None:
         """Return once the cache folder was found deleted with the folder around it."""
         await self.until(lambda: self._store.folder.is_lost)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return once a condition holds; it is tried after each check of the disk."""
         while not condition():
-            await self._looked.wait()
+            await self._checked.wait()
 
     async def run(self) -> None:
         """Monitor the disk until cancelled."""
@@ -124,18 +124,18 @@ class DiskHealth:
             if self.error is None:
                 pause_s = _FIRST_PAUSE_S
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):
+                    async with asyncio.timeout(_CHECK_S):
                         await self._suspicion.wait()
             else:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            await self._look()
+            await self._check_now()
 
-    async def _look(self) -> None:
+    async def _check_now(self) -> None:
         """Check the disk, and bring what the daemon knows of the folder up to date."""
         is_suspected = self._suspicion.is_set() or self.error is not None
         self._suspicion.clear()
-        self._is_looking = True
+        self._is_checking = True
         try:
             if is_suspected:
                 changed = await self._probe()
@@ -152,8 +152,8 @@ class DiskHealth:
         else:
             self._record(None)
         finally:
-            self._is_looking = False
-            self._looked.notify()
+            self._is_checking = False
+            self._checked.notify()
 
     async def _probe(self) -> bool:
         """Check the disk by writing; return whether the folder has changed. Raises DiskError."""
@@ -173,10 +173,10 @@ class DiskHealth:
             self._check_began_s = None
 
     def _record(self, error: DiskError | None) -> None:
-        """Record the disk's state; a change of it is logged, and wakes what waits for space."""
+        """Record the disk's state; if it changes, log that, and wake all that wait for space."""
         previous = self.error
         self.error = error
-        if type(previous) is type(error):
+        if type(previous) is type(error):  # still healthy, or failing in the same way
             return
         self._changed.notify()
         now_s = time.monotonic()

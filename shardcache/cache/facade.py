@@ -8,9 +8,9 @@ from pathlib import Path
 
 from shardcache.access.rules import Peer
 from shardcache.cache.assembly import (
-    Given,
+    Inputs,
+    assemble_core,
     assemble_fetching,
-    assemble_kept,
     assemble_uses,
     assemble_views,
 )
@@ -39,9 +39,13 @@ _AT_ONCE = 256  # pins looked at before other tasks get a turn: there may be man
 
 
 class Cache:
-    """One node's open cache: what reading needs, and what users ask for.
+    """One node's open cache: services for readers, and the requests of users.
 
     Its tasks run in `group` until `stop`.
+
+    Attributes:
+        layout: paths of the cache folder.
+        handed: credentials for origins that users have handed over.
     """
 
     def __init__(
@@ -53,40 +57,40 @@ class Cache:
         indexers: Indexers,
         group: asyncio.TaskGroup,
     ) -> None:
-        given = Given(settings, store, origins, downloader, indexers, group)
-        kept = assemble_kept(given)
-        fetching = assemble_fetching(given, kept)
-        uses = assemble_uses(given, kept, fetching)
-        views = assemble_views(given, kept, fetching, uses.readers)
+        inputs = Inputs(settings, store, origins, downloader, indexers, group)
+        core = assemble_core(inputs)
+        fetching = assemble_fetching(inputs, core)
+        uses = assemble_uses(inputs, core, fetching)
+        views = assemble_views(inputs, core, fetching, uses.readers)
         self.layout = store.layout
         self.handed = origins.handed
         self.counters = downloader.counters
         self.bills = downloader.counters.bills
         self.measures = downloader.counters.measures
-        self.turns = kept.turns
-        self.manifests = kept.manifests
+        self.turns = core.turns
+        self.manifests = core.manifests
         self.readers = uses.readers
         self.objects = uses.objects
         self.reasons = views.reasons
         self.live_view = views.live_view
         self._store = store
         self._downloader = downloader
-        self._allow = kept.allow
-        self._revalidation = kept.revalidation
-        self._pins = kept.pins
-        self._residency = kept.residency
-        self._health = kept.health
-        self._scrubber = kept.scrubber
+        self._allow = core.allow
+        self._revalidation = core.revalidation
+        self._pins = core.pins
+        self._residency = core.residency
+        self._health = core.health
+        self._scrubber = core.scrubber
         self._transfers = fetching.transfers
         self._warming = uses.warming
         self._counting = uses.counting
         self._inventory = uses.inventory
         self._status_page = views.status_page
         self._background = BackgroundTasks(group)
-        self._start(kept.history, fetching.prefetcher, origins)
+        self._start(core.history, fetching.prefetcher, origins)
 
     def _start(self, history: History, prefetcher: Prefetcher, origins: Origins) -> None:
-        """Start what runs in the background."""
+        """Start the background tasks."""
         self._background.start("prefetch", prefetcher.run)
         self._background.start("catalogue", history.rebuild)
         self._background.start("health", self._health.run)
@@ -122,9 +126,10 @@ class Cache:
     ) -> None:
         """Fetch every shard or file that the patterns match.
 
-        With "files" `wanted`, the own bytes of all objects. Raises CapacityError, OriginError.
+        If `wanted` is "files", every object is fetched as it is, without indexing its samples.
+        Raises CapacityError, OriginError.
         """
-        async with self._found(patterns, peer, send, wanted) as refs:
+        async with self._resolved(patterns, peer, send, wanted) as refs:
             await self._warming.warm(refs, send)
 
     async def index(
@@ -140,11 +145,11 @@ class Cache:
         """
         # An index file may be older than the shards that it lists.
         is_listed = not any(map(may_name_index, patterns))
-        async with self._found(patterns, peer, send, "samples", max_age_s=0) as refs:
+        async with self._resolved(patterns, peer, send, "samples", max_age_s=0) as refs:
             await self._counting.count(refs, send, listed=is_listed, member=member)
 
     @asynccontextmanager
-    async def _found(
+    async def _resolved(
         self,
         patterns: Sequence[str],
         peer: Peer,
@@ -155,7 +160,7 @@ class Cache:
     ) -> AsyncIterator[Sequence[ShardRef]]:
         """Provide the shards and files that patterns match.
 
-        Repeated requests for them are reported, in the block as well.
+        Requests that are repeated after errors are reported to `send`, during the block as well.
         """
         async with reporting(patterns, self._downloader, send):
             listing = await self.manifests.resolve(
@@ -176,20 +181,21 @@ class Cache:
         """
         uids = frozenset({peer.uid})
 
-        async def keep(found: Published) -> None:
+        async def keep(published: Published) -> None:
             """Pin a shard that has arrived.
 
             Raises CapacityError if an unexpected size exceeds the pin limit.
             """
-            pin = self._pins.get(found.facts.url)
+            url = published.facts.url
+            shard = published.shard
+            pin = self._pins.get(url)
             if pin is None or peer.uid not in pin.uids:
-                # The origin had not given its version and size.
-                shard = found.shard
-                await self._pins.add([Pin(found.facts.url, shard.key, shard.kept_bytes, uids)])
-            self._pins.arrived(found.shard)
+                # It was not pinned in advance, as its version or size was unknown.
+                await self._pins.add([Pin(url, shard.key, shard.kept_bytes, uids)])
+            self._pins.arrived(shard)
 
-        async with self._found(patterns, peer, send, "shards") as refs:
-            complete_refs = await self._warming.ask(refs, versions=True)
+        async with self._resolved(patterns, peer, send, "shards") as refs:
+            complete_refs = await self._warming.complete(refs, versions=True)
             pins = await asyncio.to_thread(_pins_of, complete_refs, uids)
             new_urls = await self._pins.add(pins)
             work = Round(complete_refs, CACHED, self._transfers, send)
@@ -211,10 +217,11 @@ class Cache:
         await Origins.check_protocols(patterns)
         matches = await asyncio.to_thread(matcher, patterns)
         pins = [pin async for pin in self._visible_pins(peer) if matches(pin.url)]
-        left = await self._pins.remove(pins, None if peer.is_trusted else peer.uid)
+        uid = None if peer.is_trusted else peer.uid  # None: of all users
+        remaining = await self._pins.remove(pins, uid)
         unpinned: list[str] = []
         kept: list[Json] = []
-        for url, pin in left.items():
+        for url, pin in remaining.items():
             if pin is None:
                 unpinned.append(url)
             else:
@@ -262,18 +269,18 @@ class Cache:
 
     def status(self, peer: Peer) -> Json:
         """Return the contents and current activity of the cache."""
-        own = {
+        state = {
             "disk": self._disk(),
             "scrub": self._scrubber.to_json(),
             "pins": self._pins.to_json(),
         }
-        return self._status_page.page(self.visible_to(peer)) | own
+        return self._status_page.page(self.visible_to(peer)) | state
 
-    async def lost(self) -> None:
+    async def until_lost(self) -> None:
         """Return once the cache folder was found deleted with the folder around it."""
-        await self._health.lost()
+        await self._health.until_lost()
 
-    async def unreachable(self, socket: Path) -> None:
+    async def until_unreachable(self, socket: Path) -> None:
         """Return once the daemon's socket was found deleted."""
         await self._health.until(lambda: not socket.exists())
 

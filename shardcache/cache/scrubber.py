@@ -24,7 +24,7 @@ _ROW_KIND = "scrub"  # in the catalogue
 # Interval for saving the position: a restart repeats at most this much scrubbing.
 _SAVE_S = 30.0
 _MIN_BYTES = 64 * 1024  # opening a file counts as reading this much
-_MAX_TIME_S = 2**40  # since the epoch
+_MAX_TIME_S = 2**40  # seconds since the epoch: farther ahead than any clock
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Scrubber:
         self._corrupt = 0  # shards, and parts of objects
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rate, totals since the start, this round's progress, and the last's end."""
+        """Return rate, totals since the start, progress of this round, and end of the last one."""
         progress = self._progress
         return {
             "rate_bytes_per_s": self._rate_bytes_per_s,
@@ -145,7 +145,7 @@ class Scrubber:
         for key in keys[first:]:
             shard = self._store.shards.get(key)
             if shard is not None:
-                is_disk_healthy = await self._check(shard)
+                is_disk_healthy = await self._check_shard(shard)
                 if not is_disk_healthy:
                     return  # continue from here once it recovers
             progress.key = key
@@ -175,17 +175,17 @@ class Scrubber:
         size_bytes = max(_MIN_BYTES, file.partial.size_of(part))
         await asyncio.sleep(size_bytes / self._rate_bytes_per_s)
         try:
-            damaged = await self._parts.verify_part(file, part)
+            is_damaged = await self._parts.verify_part(file, part)
         except DiskError:
             return await self._health.examine()
         self._read_bytes += size_bytes
-        self._corrupt += len(damaged)
-        if damaged:
+        if is_damaged:
+            self._corrupt += 1
             url = stored_url(file.partial.obj.url)
             log.error("cached part is damaged; dropped", shard=url, part=part)
         return True
 
-    async def _check(self, shard: Shard) -> bool:
+    async def _check_shard(self, shard: Shard) -> bool:
         """Check one shard; False if the disk itself has failed."""
         try:
             await self._read(shard)

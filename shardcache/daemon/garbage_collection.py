@@ -4,13 +4,13 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-_FULL_COLLECTIONS_RARER = 10
+_FULL_COLLECTIONS_RARER = 10  # factor
 
 
 def collect_seldom() -> None:
     """Make full garbage collections rare.
 
-    With many plans in memory, each blocks the event loop for a tenth of a second. Reference
+    With many plans in memory, each of them blocks the event loop for a tenth of a second. Reference
     counting frees nearly everything but cycles, such as those of exceptions and their frames.
     """
     young, middle, old = gc.get_threshold()

@@ -45,7 +45,7 @@ async def start_preparing(
 
 
 async def prepare_later(origins: Origins) -> None:
-    """Prepare what the first readers hardly need."""
+    """Prepare the SDKs and workers that the first readers hardly need, after a pause."""
     await asyncio.sleep(_SDKS_AFTER_S)
     if not origins.prepared_urls:
         await _attempt("SDKs", _load_sdks())
@@ -70,13 +70,13 @@ async def _obtain_credentials(origins: Origins, preparation: asyncio.Task[None])
     await _attempt("credentials", origins.prepare_credentials())
 
 
-async def _attempt(what: str, preparation: Coroutine[Any, Any, None]) -> None:
+async def _attempt(subject: str, preparation: Coroutine[Any, Any, None]) -> None:
     """Await a preparation; if it fails, log why."""
     # With any exception: SDKs raise all kinds of them over the user's config files.
     outcomes = await asyncio.gather(preparation, return_exceptions=True)
     failure = outcomes[0]
     if failure is not None:
-        log.debug("preparation failed", what=what, cause=repr(failure))
+        log.debug("preparation failed", what=subject, cause=repr(failure))
 
 
 async def _load_sdks() -> None:

@@ -51,12 +51,12 @@ log = structlog.get_logger()
 # Hard limit for shutdown, even if a task hangs. Service managers usually allow 90 s, Kubernetes
 # 30 s.
 _STOP_LIMIT_S = 20.0
-_MARGIN_S = 5.0
+_MARGIN_S = 5.0  # that the service manager is asked for in addition
 # Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink,
 # inflating.
 _THREADS = 32
-# After each system call, the event loop may have to wait so long for a thread that computes, such
-# as one that parses an index.
+# The interpreter's switch interval. After each system call, the event loop may have to wait up to
+# this long for a thread that computes, such as one that parses an index.
 _SWITCH_S = 0.001
 _INDEXERS = 2  # processes
 
@@ -76,7 +76,7 @@ def serve(
         settings: all options.
         on_ready: called once the daemon serves.
         is_private: True for a user's private daemon, which reads with its sessions' credentials.
-        second_socket: where the daemon listens, too.
+        second_socket: path of another socket, such as one in the cache folder, if there is one.
 
     Raises:
         SocketInUseError, CacheDirError, ConfigError: always before `on_ready` is called.
@@ -85,8 +85,8 @@ def serve(
     raise_open_files()
     manager = ServiceNotifier.take(os.environ, os.getpid())
     activated = ActivatedSockets.take(os.environ, os.getpid())
-    for name, meant in unknown_variables():
-        log.warning("unknown environment variable", name=name, meant=meant)
+    for name, similar in unknown_variables():
+        log.warning("unknown environment variable", name=name, meant=similar)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         run = DaemonRun(settings, manager, on_ready, is_private, second_socket)
@@ -143,6 +143,7 @@ class DaemonRun:
         listener: Listener,
         s3: S3Options,
     ) -> tuple[float, Store]:
+        """Open the store, and serve it at sockets that listen already. Returns as `serve` does."""
         with building():
             store = await self._manager.have_patience(
                 "Scanning the cache folder.",
@@ -150,7 +151,7 @@ class DaemonRun:
             )
         # The server closes last: until the folder is free, a new daemon must see that this one is
         # stopping.
-        async with contextlib.AsyncExitStack() as last:
+        async with contextlib.AsyncExitStack() as server_stack:
             with contextlib.closing(store):
                 loop = asyncio.get_running_loop()
                 loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
@@ -159,7 +160,7 @@ class DaemonRun:
                     # By the limit of open files at the time: an operator may change it (prlimit).
                     limits = partial(Limits.of_socket, self._settings)
                     server = serving(cache, socks, limits, listener, s3)
-                    return await last.enter_async_context(server)
+                    return await server_stack.enter_async_context(server)
 
                 try:
                     stopping_s = await self._run(store, serve_cache)
@@ -216,6 +217,7 @@ class DaemonRun:
         return Bills()
 
     def _cost(self, url: str, size_bytes: int, requests: int) -> float | None:
+        """Return the price of requests to a url's origin; None if it has none."""
         return table_of(self._settings.origin, url).cost(size_bytes, requests)
 
     def _log_ready(self, store: Store) -> None:
@@ -263,6 +265,7 @@ class DaemonRun:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's factory of event loops; None, for asyncio's own, if it is not installed."""
     with contextlib.suppress(ImportError):  # not on Linux, or not yet built for this Python
         import uvloop
 

@@ -48,7 +48,7 @@ async def stop_when_lost(stop: asyncio.Event, cache: Cache) -> None:
 
     It is started again when it is needed, and may then have its cache elsewhere.
     """
-    await cache.lost()
+    await cache.until_lost()
     log.info("cache folder deleted")
     stop.set()
 
@@ -58,12 +58,12 @@ async def stop_when_unreachable(
 ) -> None:
     """Stop a daemon whose socket was deleted, as by a logout, once it has no session.
 
-    Until then, a reader finds it at its cache, and leads others to it from where the socket was.
-    The next daemon gets the cache, which is locked until then.
+    Until then, readers find it by its second socket, in the cache folder. The next daemon gets the
+    cache, which is locked until then.
     """
     is_gone = False
     while not is_gone:
-        await cache.unreachable(socket)
+        await cache.until_unreachable(socket)
         await drain.unused(0.0)
         is_gone = not await asyncio.to_thread(socket.exists)
     log.info("socket deleted", socket=str(socket))

@@ -10,7 +10,7 @@ _MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
 
 def is_worth_the_whole(wanted: int, count: int, max_share: float, *, may_fit: bool) -> bool:
-    """Return whether an object is fetched as a whole, given the number of its wanted parts.
+    """Return whether to fetch an object as a whole, given the number of its wanted parts.
 
     Once many are wanted, fetching the others costs less than later requests for them.
 
@@ -24,7 +24,7 @@ def is_worth_the_whole(wanted: int, count: int, max_share: float, *, may_fit: bo
 
 
 def max_parts_per_request(part_bytes: int) -> int:
-    """Return how many neighbouring parts one request fetches."""
+    """Return the maximum number of neighbouring parts that one request fetches."""
     return max(1, _MAX_REQUEST_BYTES // part_bytes)
 
 

@@ -18,10 +18,10 @@ class PartRules:
     """Settings of the daemon for parts, and the space that files take.
 
     Attributes:
-        capacity_bytes: of the cache.
+        capacity_bytes: capacity of the cache.
         part_bytes: size of a part.
         max_share: the share of an object's parts from which the whole is fetched.
-        reserved_bytes: returns what is reserved for a whole object of a size while it is fetched.
+        reserved_bytes: returns the space reserved while a whole object is fetched, by its size.
         file_bytes: space of a file of parts in addition to the parts.
         whole_bytes: space of a whole object in addition to its bytes.
     """
@@ -75,7 +75,7 @@ class PartReplay:
     """A cache that decides about parts as the daemon does; transfers are instant.
 
     Args:
-        sizes: of the objects, which have their numbers in place of names.
+        sizes: sizes of the objects, which have numbers in place of names.
         rules: settings.
 
     Attributes:
@@ -84,7 +84,7 @@ class PartReplay:
         store_bytes: bytes that were fetched.
         requests: number of requests for bytes, and for an object's version before its first part.
         used_bytes: space of all that is cached.
-        peak_bytes: the most that this and a reservation have taken together.
+        peak_bytes: maximum of this space and a reservation together.
     """
 
     def __init__(self, sizes: Sequence[int], rules: PartRules) -> None:
@@ -98,7 +98,7 @@ class PartReplay:
         self._rules = rules
         self._max_run = max_parts_per_request(rules.part_bytes)
         self._files: dict[int, _ObjectParts] = {}
-        self._filling = -1  # number of the object whose parts are fetched: it keeps its file
+        self._filling: int | None = None  # the object whose parts are fetched: it keeps its file
         self._whole: set[int] = set()
         self._schedule: Schedule[int] = Schedule(SameName())
 
@@ -108,7 +108,7 @@ class PartReplay:
         Raises CapacityError if there is no space for it.
 
         Args:
-            number: of the object.
+            number: number of the object.
             start: first byte.
             stop: the byte after the last one.
         """
@@ -167,11 +167,12 @@ class PartReplay:
         )
 
     def _fetch(self, file: _ObjectParts, missing: Sequence[int]) -> None:
+        """Fetch missing parts. Raises CapacityError if there is no space for them."""
         size_bytes = file.bytes_of(missing)
         if not self._reserve(size_bytes):
-            whole = size(self._rules.capacity_bytes)
+            capacity = size(self._rules.capacity_bytes)
             raise CapacityError(
-                f"a range takes {size(size_bytes)}, and a node's disk has {whole}",
+                f"a range takes {size(size_bytes)}, and a node's disk has {capacity}",
                 remedy="raise --disk",
             )
         for run in runs(missing, self._max_run):

@@ -62,17 +62,16 @@ class ReaderPlan:
     steady_until_s: float = field(init=False)
     settled: bool = field(default=False, init=False)
     # For each position, the next one of the same shard, or 0.
-    _again: list[int] = field(default_factory=list, init=False)
+    _next_positions: list[int] = field(default_factory=list, init=False)
     # The last position of each shard that is read more than once.
     _last: dict[str, int] = field(default_factory=dict, init=False)
     # At `_since_s`: the session's total waiting time, and whether it took the shard at the cursor.
     _waited_s: float = field(default=0.0, init=False)
     _reading: bool = field(default=False, init=False)
-    # When the session took its first shard: the time, its total waiting time; and since then the
-    # number of shards that it took, and released.
+    # When the session took its first shard: the time, and its total waiting time by then.
     _begun: tuple[float, float] | None = field(default=None, init=False)
-    _taken: int = field(default=0, init=False)
-    _released: int = field(default=0, init=False)
+    _taken: int = field(default=0, init=False)  # number of shards taken since then
+    _released: int = field(default=0, init=False)  # and number of shards released
 
     def __post_init__(self) -> None:
         assert self._since_s is not None
@@ -116,18 +115,18 @@ class ReaderPlan:
             _POSITIONS.append(position)
         position = _POSITIONS[position]  # the shared object of that value
         self.names.append(name)
-        self._again.append(0)
+        self._next_positions.append(0)
         if first is None:
             self._last.pop(name, None)
         else:
             # The shard's last position so far gets this one as its next.
-            self._again[self._last.get(name, first)] = position
+            self._next_positions[self._last.get(name, first)] = position
             self._last[name] = position
         return position
 
-    def again(self, position: int) -> int:
+    def next_position(self, position: int) -> int:
         """Return the next position of the shard at `position`, 0 if there is none."""
-        return self._again[position]
+        return self._next_positions[position]
 
     def waits(self, position: int, now_s: float, waited_s: float) -> None:
         """Record that the session reads nothing until the shard at `position` arrives."""

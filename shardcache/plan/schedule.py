@@ -33,6 +33,9 @@ from shardcache.plan.timeline import Session, Timeline
 _SLACK = 64  # stale entries that a queue may have, beyond as many as there are residents
 _BATCH = 32  # shards of ended plans that are queued again at a time
 
+_Entry = tuple[int, str]
+"""Entry of a queue: the negative position of a shard in the plan, and its key."""
+
 
 class Aliases(Protocol):
     """Mapping between the shard names in plans and the keys in the cache."""
@@ -61,11 +64,11 @@ class Resident:
     """A cached shard."""
 
     key: str
-    size_bytes: int  # that its eviction frees
+    size_bytes: int  # bytes freed by its eviction
     held: bool = False  # True while it is in use; it is in no queue then
     used_again: bool = False  # True if it was requested while cached, since it was last unplanned
     plan: ReaderPlan | None = None  # the queue that it is in; none while it is held or unplanned
-    position: int = 0  # in that queue
+    position: int = 0  # in that plan
 
 
 class Schedule(Timeline[Session]):
@@ -79,10 +82,10 @@ class Schedule(Timeline[Session]):
         self._aliases = aliases
         self._unplanned = Sieve()
         self._residents: dict[str, Resident] = {}
-        # Heaps of negative position and key: the furthest position first. An entry is stale if its
-        # resident is gone, or queued elsewhere since.
-        self._queues: dict[ReaderPlan, list[tuple[int, str]]] = {}
-        self._orphans: list[tuple[int, str]] = []  # queue entries of plans that have ended
+        # Heaps, the furthest position first. An entry is stale if its resident is gone, or queued
+        # elsewhere since.
+        self._queues: dict[ReaderPlan, list[_Entry]] = {}
+        self._orphans: list[_Entry] = []  # queue entries of plans that have ended
 
     def __repr__(self) -> str:
         residents = len(self._residents)
@@ -91,7 +94,7 @@ class Schedule(Timeline[Session]):
     def tick(self, now_s: float) -> None:
         """Set the current time, which must not decrease."""
         super().tick(now_s)
-        self._settle()
+        self._requeue_orphans()
 
     # Events of sessions
 
@@ -114,7 +117,10 @@ class Schedule(Timeline[Session]):
             self._orphans += self._queues.pop(plan, ())
             if len(self._orphans) > 2 * len(self._residents) + _SLACK:
                 # Entries are dropped when victims are looked for, which was long ago.
-                self._orphans = [entry for entry in set(self._orphans) if self._is_lost(entry[1])]
+                distinct = set(self._orphans)
+                self._orphans = [
+                    (position, key) for position, key in distinct if self._is_orphan(key)
+                ]
         return plan
 
     def _move(self, plan: ReaderPlan, position: int) -> list[str]:
@@ -137,12 +143,12 @@ class Schedule(Timeline[Session]):
         if resident is not None:
             self._unplanned.gone(key)
             if resident.plan is not None:
-                self._drop_end(resident.plan, (-resident.position, key))
+                self._drop_if_furthest(resident.plan, (-resident.position, key))
         for name in self._aliases.names(key):
             self.missed(name)
 
-    def _drop_end(self, plan: ReaderPlan, entry: tuple[int, str]) -> None:
-        """Drop an entry at the end of its queue, which a victim's always is.
+    def _drop_if_furthest(self, plan: ReaderPlan, entry: _Entry) -> None:
+        """Drop an entry if it is the furthest of its queue, as a victim's always is.
 
         Other entries are dropped when they are reached.
         """
@@ -179,7 +185,7 @@ class Schedule(Timeline[Session]):
     # Queues
 
     def _requeue(self, key: str) -> None:
-        """Queue a shard again, if it is cached, that a plan has passed or no longer contains."""
+        """Queue a shard again that a plan has passed or no longer contains; no-op if not cached."""
         resident = self._residents.get(key)
         if resident is not None and not resident.held:
             self._queue(resident)
@@ -208,14 +214,14 @@ class Schedule(Timeline[Session]):
             heapq.heapify(current)
             self._queues[plan] = current
 
-    def _pop(self, plan: ReaderPlan) -> tuple[int, str]:
+    def _pop(self, plan: ReaderPlan) -> _Entry:
         queue = self._queues[plan]
         entry = heapq.heappop(queue)
         if not queue:
             del self._queues[plan]
         return entry
 
-    def _is_current(self, plan: ReaderPlan, entry: tuple[int, str]) -> bool:
+    def _is_current(self, plan: ReaderPlan, entry: _Entry) -> bool:
         """Return whether an entry of a plan's queue is not stale."""
         negative_position, key = entry
         resident = self._residents.get(key)
@@ -223,18 +229,18 @@ class Schedule(Timeline[Session]):
             return False
         return resident.position == -negative_position
 
-    def _is_lost(self, key: str) -> bool:
+    def _is_orphan(self, key: str) -> bool:
         """Return whether a shard is cached, and queued in a plan that has ended."""
         resident = self._residents.get(key)
         return resident is not None and resident.plan is not None and resident.plan.ended
 
-    def _settle(self) -> None:
-        """Queue a batch of the shards whose plan has ended again.
+    def _requeue_orphans(self) -> None:
+        """Queue a batch of the shards whose plan has ended.
 
         All of them at once would block the event loop.
         """
         for _, key in self._orphans[-_BATCH:]:
-            if self._is_lost(key):
+            if self._is_orphan(key):
                 self._queue(self._residents[key])
         del self._orphans[-_BATCH:]
 
@@ -243,7 +249,10 @@ class Schedule(Timeline[Session]):
     def next_use_s(self, key: str) -> float:
         """Return when a shard is needed next, NEVER if no plan contains it."""
         use = self.next_use(self._aliases.names(key))
-        return NEVER if use is None else use[0]
+        if use is None:
+            return NEVER
+        use_s, _, _ = use
+        return use_s
 
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
         """Return keys to evict for an incoming shard; None if they cannot free enough yet.
@@ -278,46 +287,47 @@ class Schedule(Timeline[Session]):
 
     def _furthest(self) -> Iterator[tuple[Resident, float]]:
         """Yield the shards that may be evicted and the times of their next use, furthest first."""
-        given: set[str] = set()
+        yielded: set[str] = set()
         while True:
             for key in self._unplanned.victims():
-                if key not in given:
-                    given.add(key)
+                if key not in yielded:
+                    yielded.add(key)
                     yield self._residents[key], NEVER
             if not self._orphans:
                 break
-            self._settle()
+            # Those that no other plan needs become unplanned: look again.
+            self._requeue_orphans()
         yield from self._furthest_planned()
 
     def _furthest_planned(self) -> Iterator[tuple[Resident, float]]:
         """Yield the shards of all queues and the times of their next use, furthest first.
 
-        What was yielded is back in its queue at the end.
+        In the end, the shards that were yielded are back in their queues.
         """
-        given: dict[str, tuple[ReaderPlan, tuple[int, str]]] = {}  # the queue and entry, by key
+        yielded: dict[str, tuple[ReaderPlan, _Entry]] = {}  # the queue and entry, by key
         try:
             while True:
-                end = self._furthest_end()
-                if end is None:
+                furthest = self._furthest_queue()
+                if furthest is None:
                     return
-                use_s, plan = end
+                use_s, plan = furthest
                 entry = self._pop(plan)
                 _, key = entry
                 # Stale and duplicate entries are dropped when they reach the end of their queue.
-                if key in given or not self._is_current(plan, entry):
+                if key in yielded or not self._is_current(plan, entry):
                     continue
                 # It is needed sooner by another plan: it moves to that one's queue.
                 if self.next_use_s(key) < use_s:
                     self._queue(self._residents[key])
                     continue
-                given[key] = (plan, entry)
+                yielded[key] = (plan, entry)
                 yield self._residents[key], use_s
         finally:
-            for plan, entry in given.values():
+            for plan, entry in yielded.values():
                 heapq.heappush(self._queues.setdefault(plan, []), entry)
 
-    def _furthest_end(self) -> tuple[float, ReaderPlan] | None:
-        """Return the furthest use among the ends of all queues, and the queue's plan."""
+    def _furthest_queue(self) -> tuple[float, ReaderPlan] | None:
+        """Return the furthest use among the first entries of all queues, and the queue's plan."""
         furthest: tuple[float, ReaderPlan] | None = None
         for plan, queue in self._queues.items():
             negative_position, _ = queue[0]

@@ -19,7 +19,7 @@ class Sieve:
     """
 
     def __init__(self) -> None:
-        # Of each key, whether it was used since the hand last passed it.
+        # By key, whether it was used since the hand last passed it.
         self._ahead: OrderedDict[str, bool] = OrderedDict()  # from the hand to the newest
         self._passed: OrderedDict[str, bool] = OrderedDict()  # from the oldest to the hand
 
@@ -35,8 +35,8 @@ class Sieve:
 
     def used(self, key: str) -> None:
         """Mark a key as used."""
-        part = self._ahead if key in self._ahead else self._passed
-        part[key] = True
+        keys = self._ahead if key in self._ahead else self._passed
+        keys[key] = True
 
     def gone(self, key: str) -> None:
         """Remove a key, if it is in the queue."""

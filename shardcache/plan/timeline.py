@@ -128,8 +128,8 @@ class Timeline(Generic[Session]):
         if plan.cursor == len(plan.names):
             self._ended.pop()
 
-    # `waited_s` is the session's total waiting time so far, which does not count as reading. A
-    # session without a plan reads in no order that could be planned for.
+    # In these methods, `waited_s` is the session's total waiting time so far, which does not count
+    # as reading. A session without a plan reads in no order that could be planned for.
 
     def waits(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session has nothing to read until it gets the shard at `position`."""
@@ -163,15 +163,16 @@ class Timeline(Generic[Session]):
         self._remember_pace(plan)
         passed = list(plan.move(position))
         plan.tick(self.now_s)
-        for name, at in passed:
-            again = plan.again(at)
-            if again:
-                self._uses[name][plan] = again
+        for name, passed_position in passed:
+            next_position = plan.next_position(passed_position)
+            if next_position:
+                self._uses[name][plan] = next_position
             else:
                 self._drop(name, plan)
         return [name for name, _ in passed]
 
     def _drop(self, name: str, plan: ReaderPlan) -> None:
+        """Forget a plan's uses of a shard."""
         uses = self._uses.get(name)
         if uses is not None:  # else it was already dropped at an earlier position
             uses.pop(plan, None)
@@ -201,21 +202,21 @@ class Timeline(Generic[Session]):
                     soonest = (use_s, plan, position)
         return soonest
 
-    def next_missing(self, cared_for: Callable[[str], bool]) -> Missing[Session] | None:
+    def next_missing(self, is_cared_for: Callable[[str], bool]) -> Missing[Session] | None:
         """Return the missing shard that is needed soonest: it is to be fetched next.
 
         Args:
-            cared_for: returns whether a shard is not missing: it is cached, being fetched, or not
-                worth an attempt.
+            is_cared_for: returns whether a shard, by name, is not to be fetched: it is cached,
+                being fetched, or not worth an attempt.
         """
         soonest: Missing[Session] | None = None
         soonest_s = NEVER
         for session, plan in self._plans.items():
             # The first gap is at the frontier or after it, so most plans can be ruled out without
-            # `cared_for`.
+            # `is_cared_for`.
             if plan.start_s + plan.pace_s * plan.frontier >= soonest_s:
                 continue
-            need_s = self._first_gap(plan, cared_for)
+            need_s = self._advance_frontier(plan, is_cared_for)
             if need_s is not None and need_s < soonest_s:
                 soonest_s = need_s
                 position = plan.frontier
@@ -231,7 +232,7 @@ class Timeline(Generic[Session]):
         """Yield time, position and name of a session's shards from its cursor on, in order.
 
         Args:
-            until_s: time of the last one.
+            until_s: time up to which they are yielded.
             limit: maximum number of shards.
         """
         plan = self._plans.get(session)
@@ -247,20 +248,20 @@ class Timeline(Generic[Session]):
     def covered_until_s(
         self,
         session: Session,
-        cared_for: Callable[[str], bool],
+        is_cared_for: Callable[[str], bool],
         coming: Iterable[str],
     ) -> float:
         """Return when a session needs its first shard that is not cached, NEVER if all are.
 
         Args:
-            cared_for: as in `next_missing`.
-            coming: those of them that are only being fetched.
+            is_cared_for: as in `next_missing`.
+            coming: names of the shards that are being fetched.
         """
         plan = self._plans.get(session)
         if plan is None:
             return NEVER
         need_s = NEVER
-        gap_s = self._first_gap(plan, cared_for)
+        gap_s = self._advance_frontier(plan, is_cared_for)
         if gap_s is not None:
             need_s = gap_s
         for name in coming:
@@ -277,11 +278,14 @@ class Timeline(Generic[Session]):
         return 1 / plan.pace_s
 
     @staticmethod
-    def _first_gap(plan: ReaderPlan, cared_for: Callable[[str], bool]) -> float | None:
+    def _advance_frontier(
+        plan: ReaderPlan,
+        is_cared_for: Callable[[str], bool],
+    ) -> float | None:
         """Move a plan's frontier to its first missing shard; return when that is needed."""
         names = plan.names
         frontier = plan.frontier
-        while frontier < len(names) and cared_for(names[frontier]):
+        while frontier < len(names) and is_cared_for(names[frontier]):
             frontier += 1
         plan.frontier = frontier
         if frontier == len(names):

@@ -125,9 +125,9 @@ class LiveTexts:
 
     async def moment(self, peer: Peer) -> str:
         """Return the daemon's current state, at most a second old."""
-        await self._view.look()
-        if self._latest.refresh != self._view.looks:
-            self._latest = _Texts(self._view.looks)
+        await self._view.refresh()
+        if self._latest.refresh != self._view.refreshes:
+            self._latest = _Texts(self._view.refreshes)
         texts = self._latest.by_peer
         if peer not in texts:
             outlook = self._view.outlook(self._service.cache.visible_to(peer))

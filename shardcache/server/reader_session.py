@@ -218,7 +218,8 @@ class ReaderSession:
             await self._turn.aclose()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SENDING_S):
-                    await self._turn.enter_async_context(manifests.turn(fingerprint, self._peer))
+                    lock = manifests.sending_lock(fingerprint, self._peer)
+                    await self._turn.enter_async_context(lock)
             if await manifests.known([fingerprint], self._peer) is None:
                 return False
         async with self._turn:
@@ -267,7 +268,7 @@ class ReaderSession:
             span = _range_in(message)
             if span is None:
                 return None
-            lease = self._reader.lease_at_hand(
+            lease = self._reader.try_lease(
                 message["id"],
                 message["position"],
                 span,

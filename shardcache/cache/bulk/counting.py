@@ -7,6 +7,7 @@ are counted.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardcache.cache.bulk.round import FETCHED, Event, Round, Send, ShardOutcome
 from shardcache.cache.fetching.leasing import Leasing
@@ -28,6 +29,13 @@ from shardcache.tarindex.contents import TokenMember
 
 KNOWN = "known"
 """State of shards that need not be fetched."""
+
+
+class _Counted(NamedTuple):
+    """A counted shard."""
+
+    ref: ShardRef  # with every field set, but tokens only if they were counted
+    is_known: bool  # True if the shard did not have to be fetched
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -53,7 +61,7 @@ class Counting:
     ) -> None:
         """Report version, size and samples of each shard's present version.
 
-        A repeated url is counted once, at its first place, `number`.
+        A repeated url is counted once; the `number` in its event is that of its first occurrence.
 
         Args:
             send: gets the events; an exception from it aborts.
@@ -67,21 +75,23 @@ class Counting:
         async def visit(ref: ShardRef) -> ShardOutcome:
             nonlocal total_samples
             if member is None:
-                counted, hit = await self._counted(ref)
+                counted = await self._count_samples(ref)
             else:
-                counted, hit = await self._tokens_counted(ref, member)
-            assert counted.samples is not None
-            assert counted.size_bytes is not None
-            total_samples += counted.samples
+                counted = await self._count_tokens(ref, member)
+            complete = counted.ref
+            assert complete.samples is not None
+            assert complete.size_bytes is not None
+            total_samples += complete.samples
             details: Event = {
                 "number": numbers[ref.url],
-                "version": counted.version,
-                "size_bytes": counted.size_bytes,
-                "samples": counted.samples,
+                "version": complete.version,
+                "size_bytes": complete.size_bytes,
+                "samples": complete.samples,
             }
-            if counted.tokens is not None:
-                details["tokens"] = counted.tokens
-            return ShardOutcome(KNOWN if hit else FETCHED, counted.size_bytes, details)
+            if complete.tokens is not None:
+                details["tokens"] = complete.tokens
+            state = KNOWN if counted.is_known else FETCHED
+            return ShardOutcome(state, complete.size_bytes, details)
 
         work = Round(present, KNOWN, self._transfers, send)
         totals = await work.run(visit, self._max_transfers)
@@ -91,16 +101,16 @@ class Counting:
         return await self._downloader.stat_ahead(self._origins.origin(url), url)
 
     async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> Shards:
-        """Return each url once, in its present version, with that one's sample count if known."""
+        """Return each url once, in its present version, with its sample count if known."""
         # Urls of which the origin has to be asked for the version; a dict, to keep their order.
         unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
-        found = await self._downloader.stat_all(self._stat, unsure)
+        objects = await self._downloader.stat_all(self._stat, unsure)
         counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
         present: dict[str, ShardRef] = {}
         for ref in refs:
             if ref.url in present:
                 continue
-            obj = found.get(ref.url)  # None also if the request failed: it is repeated in its turn
+            obj = objects.get(ref.url)  # None also if that failed: it is repeated in its turn
             if ref.url not in unsure:
                 present[ref.url] = ref
             elif obj is None:
@@ -109,18 +119,18 @@ class Counting:
                 present[ref.url] = _ref_of(obj, counts.get((obj.url, obj.version)))
         return await self._history.fill(Shards.of(present.values()))
 
-    async def _counted(self, ref: ShardRef) -> tuple[ShardRef, bool]:
-        """Return the shard's ref with every field set, and True if no fetch was needed."""
+    async def _count_samples(self, ref: ShardRef) -> _Counted:
+        """Return a shard with its count: from the catalogue, its cached copy, or a fetch."""
         if ref.version is None:
             origin = self._origins.origin(ref.url)
             ref = _ref_of(await self._downloader.stat(origin, ref.url))
         if ref.samples is not None and ref.size_bytes is not None:
-            return ref, True
+            return _Counted(ref, is_known=True)
 
         name = name_of(ref)
         if name in self._store.shards:
-            async with self._leasing.published(ref) as found:  # records the use
-                return _counted_ref(found.facts), found.hit
+            async with self._leasing.published(ref) as published:  # records the use
+                return _Counted(_ref_with_count(published.facts), published.hit)
 
         # No lease: if the shard has already been evicted for the next one, a lease would re-fetch
         # it.
@@ -128,40 +138,42 @@ class Counting:
         assert isinstance(shard, Shard)  # this wait does not accept a partial shard
         facts = await self._store.facts(shard)
         if facts.samples is None:  # somebody wanted a plain file at the same time
-            async with self._leasing.published(ref) as found:
-                facts = found.facts
-        return _counted_ref(facts), False
+            async with self._leasing.published(ref) as published:
+                facts = published.facts
+        return _Counted(_ref_with_count(facts), is_known=False)
 
-    async def _tokens_counted(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:
-        """Return the shard's ref with every field set, and True if no fetch was needed."""
+    async def _count_tokens(self, ref: ShardRef, member: TokenMember) -> _Counted:
+        """Count samples and tokens, again if that fails: the cached copy may be damaged.
+
+        In that case, leasing it again has it checked, and fetched again.
+        """
         try:
-            return await self._count_tokens(ref, member)
+            return await self._try_count_tokens(ref, member)
         except (CorruptShardError, TokensError):
-            # The cached copy may be damaged: it is checked when it is leased again, and then
-            # fetched again if it is.
-            return await self._count_tokens(ref, member)
+            return await self._try_count_tokens(ref, member)
 
-    async def _count_tokens(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:
-        """As `_tokens_counted`; after an error, the cached shard is suspected to be damaged."""
+    async def _try_count_tokens(self, ref: ShardRef, member: TokenMember) -> _Counted:
+        """Count samples and tokens; after an error, suspect the cached shard to be damaged."""
         layout = self._store.layout
-        async with self._leasing.published(ref) as found:
+        async with self._leasing.published(ref) as published:
             request = TokensRequest(
-                tar=str(layout.tar(found.shard.key)),
-                sidecar=str(layout.sidecar(found.shard.key)),
-                url=found.facts.url,
+                tar=str(layout.tar(published.shard.key)),
+                sidecar=str(layout.sidecar(published.shard.key)),
+                url=published.facts.url,
                 member=str(member),
             )
             try:
                 tokens = await self._indexers.count_tokens(request)
             except (CorruptShardError, TokensError) as exn:
-                found.shard.suspicion = exn.message
+                published.shard.suspicion = exn.message
                 raise
-        return _counted_ref(found.facts)._replace(tokens=tokens), found.hit
+        complete = _ref_with_count(published.facts)._replace(tokens=tokens)
+        return _Counted(complete, published.hit)
 
 
 def _ref_of(obj: RemoteObject, samples: int | None = None) -> ShardRef:
     return ShardRef(obj.url, obj.version, obj.size_bytes, samples)
 
 
-def _counted_ref(facts: Facts) -> ShardRef:
+def _ref_with_count(facts: Facts) -> ShardRef:
     return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples)

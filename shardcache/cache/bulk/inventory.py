@@ -24,11 +24,11 @@ _AT_ONCE = 256  # shards looked at before other tasks get a turn: there may be m
 
 
 class _Verified(NamedTuple):
-    """A shard, or an object's parts, that was read again; `error` is what is wrong with it."""
+    """A shard, or the parts of an object, that was read again."""
 
     url: str
     size_bytes: int
-    error: CacheError | CorruptShardError | None
+    error: CacheError | CorruptShardError | None  # its damage, or why it could not be read
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,11 +45,11 @@ class Inventory:
     async def rows(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix that the user may see.
 
-        They are followed by the objects of which parts are cached: `cached_bytes` in all.
-        Raises ConfigError for a prefix of an unknown protocol.
+        They are followed by the objects of which parts are cached, `cached_bytes` of each. Raises
+        ConfigError for a prefix of an unknown protocol.
         """
         await Origins.check_protocols([prefix])
-        is_meant = self._under(prefix, peer)
+        is_meant = self._visible_under(prefix, peer)
         async for shard, facts in self._shards(is_meant):
             yield {
                 "url": facts.url,
@@ -108,6 +108,7 @@ class Inventory:
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
     def _why_it_stays(self, shard: Shard, facts: Facts) -> str:
+        """Return the reason why a shard that stays cannot be evicted, for the user."""
         if shard.pinned:
             pin = self._pins.get(facts.url)
             if pin is not None:
@@ -121,9 +122,9 @@ class Inventory:
         not cached. Raises ConfigError for a prefix of an unknown protocol.
         """
         await Origins.check_protocols([prefix])
-        is_meant = self._under(prefix, peer)
-        shards = [found async for found in self._shards(is_meant)]
-        files = [found async for found in self._part_files(is_meant)]
+        is_meant = self._visible_under(prefix, peer)
+        shards = [shard_facts async for shard_facts in self._shards(is_meant)]
+        files = [file_url async for file_url in self._part_files(is_meant)]
         total_bytes = sum(shard.size_bytes for shard, _ in shards)
         total_bytes += sum(file.kept_parts_bytes for file, _ in files)
         count = len(shards) + len(files)
@@ -172,6 +173,7 @@ class Inventory:
             yield _Verified(url, size_bytes, parts_error)
 
     async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
+        """Read a shard again; return its damage, or why it could not be read."""
         if self._store.shards.get(shard.key) is not shard:
             return None  # evicted since it was listed
         try:
@@ -188,6 +190,7 @@ class Inventory:
         file: PartFile,
         url: str,
     ) -> CacheError | CorruptShardError | None:
+        """Read the parts of an object again; return their damage, or why they could not be read."""
         if self._store.parts.get(file.partial.key) is not file:
             return None  # evicted since it was listed, or being completed
         try:
@@ -197,17 +200,18 @@ class Inventory:
         if not damaged:
             return None
         numbers = ", ".join(map(str, damaged))
-        what = f"parts {numbers} of the cached file {file.partial.path} are damaged; dropped"
-        return CorruptShardError(what, url=url)
+        message = f"parts {numbers} of the cached file {file.partial.path} are damaged; dropped"
+        return CorruptShardError(message, url=url)
 
-    def _under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
+    def _visible_under(self, prefix: str, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url, and is it under the prefix?"""
         visible = self._visible_to(peer)
-        wanted = prefix
         ends_in_scheme = "://" not in prefix and not prefix.startswith("/")
-        if not ends_in_scheme:
-            wanted = canonical(prefix)
-        return lambda url: canonical(url).startswith(wanted) and visible(url)
+        if ends_in_scheme:
+            start = prefix  # `canonical` would take it for a path
+        else:
+            start = canonical(prefix)
+        return lambda url: canonical(url).startswith(start) and visible(url)
 
     async def _shards(
         self,

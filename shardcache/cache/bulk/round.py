@@ -50,7 +50,7 @@ class Round:
     def __init__(
         self,
         refs: Sequence[ShardRef],
-        found: str,
+        unfetched_state: str,
         transfers: Transfers,
         send: Send,
     ) -> None:
@@ -58,14 +58,14 @@ class Round:
 
         Args:
             refs: the shards.
-            found: the name of the counter for shards that need not be fetched.
-            transfers: those that fetch them, for their progress.
+            unfetched_state: state of the shards that need not be fetched, counted by this name.
+            transfers: all transfers, for the progress of those that fetch the shards.
             send: gets the events.
         """
         self._refs = refs
         self._transfers = transfers
         self._send = send
-        self._counts = Counter(dict.fromkeys((FETCHED, found, FAILED), 0))
+        self._counts = Counter(dict.fromkeys((FETCHED, unfetched_state, FAILED), 0))
         self._arriving: set[str] = set()  # names of the shards that are visited now
         self._done_bytes = 0
         self._fetched_bytes = 0
@@ -84,12 +84,12 @@ class Round:
             {"event": "resolved", "shards": len(self._refs), "total_bytes": self.total_bytes},
         )
         async with asyncio.TaskGroup() as group:
-            ticking = group.create_task(self._send_progress())
+            progress_task = group.create_task(self._send_progress())
             async with asyncio.TaskGroup() as workers:
                 todo = iter(self._refs)  # shared by all workers
                 for _ in range(at_once):
                     workers.create_task(self._work(visit, todo))
-            ticking.cancel()
+            progress_task.cancel()
         await self._send(self._progress())
         return {"shards": len(self._refs), **self._counts, "origin_bytes": self._fetched_bytes}
 
@@ -98,6 +98,7 @@ class Round:
         visit: Callable[[ShardRef], Awaitable[ShardOutcome]],
         todo: Iterator[ShardRef],
     ) -> None:
+        """Visit shards, until the workers together have visited all."""
         for ref in todo:
             name = name_of(ref)
             self._arriving.add(name)
@@ -156,13 +157,14 @@ async def reporting(
 
 
 async def _report_failures(urls: Collection[str], downloader: Downloader, send: Send) -> None:
-    sent = None
+    """Send an event whenever another request is the one that was repeated most often."""
+    last_sent = None
     while True:
         await asyncio.sleep(_PROGRESS_S)
-        failing = [(failed, url) for url, failed in downloader.failing.items() if url in urls]
-        if not failing:
+        failures = [(failure, url) for url, failure in downloader.failing.items() if url in urls]
+        if not failures:
             continue
-        failed, url = max(failing)
-        if failed != sent:
-            sent = failed
-            await send({"event": "retrying", "url": redact(url), "message": str(failed)})
+        failure, url = max(failures)
+        if failure != last_sent:
+            last_sent = failure
+            await send({"event": "retrying", "url": redact(url), "message": str(failure)})

@@ -1,4 +1,4 @@
-"""Warming: lists of shards are fetched, whoever reads them later."""
+"""Warming: lists of shards are fetched before anybody reads them."""
 
 import asyncio
 import random
@@ -42,14 +42,12 @@ class Warming:
     async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
         """Fetch the shards, reporting to `send`.
 
-        Sizes that no listing gave are asked for meanwhile.
-
-        Raises CapacityError as soon as they are known to exceed the cache's capacity together.
+        Meanwhile, origins are asked for sizes that no listing gave. Raises CapacityError as soon as
+        the shards are known to exceed the cache's capacity together.
         """
         unique = list(dict.fromkeys(refs))
         await self._leasing.recall(ref.url for ref in unique if ref.version is None)
-        # In an order of its own: nodes that warm the same shards do not all want the same one at a
-        # time.
+        # In random order: nodes that warm the same shards do not all want the same one at a time.
         wanted = random.sample(unique, len(unique))
         # Measured now: transfers of these shards are about to take the space.
         check_size = _size_check(self._store.measured())
@@ -57,20 +55,20 @@ class Warming:
         work = Round(wanted, CACHED, self._transfers, send)
         delivered: list[Published] = []
 
-        async def note(found: Published) -> None:
-            delivered.append(found)
+        async def note(published: Published) -> None:
+            delivered.append(published)
 
         fetching = asyncio.create_task(self.fetch(work, note))
-        asking = asyncio.create_task(self.ask(wanted))
+        completing = asyncio.create_task(self.complete(wanted))
         try:
-            await asyncio.wait((fetching, asking), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((fetching, completing), return_when=asyncio.FIRST_COMPLETED)
             if not fetching.done():
-                work.total_bytes = check_size(asking.result())
+                work.total_bytes = check_size(completing.result())
             totals = await fetching
         finally:
             fetching.cancel()
-            asking.cancel()
-            await asyncio.gather(fetching, asking, return_exceptions=True)
+            completing.cancel()
+            await asyncio.gather(fetching, completing, return_exceptions=True)
 
         await self._report_evicted(delivered, totals, send)
         await send({"event": "done", **totals})
@@ -81,16 +79,17 @@ class Warming:
         totals: Event,
         send: Send,
     ) -> None:
-        """Count the shards as failed that were evicted again by the end."""
+        """Count those shards as failed that were evicted again by the end."""
         space = self._store.measured()
-        for found in delivered:
-            if self._store.shards.get(found.shard.key) is found.shard:
+        for published in delivered:
+            is_cached = self._store.shards.get(published.shard.key) is published.shard
+            if is_cached:
                 continue
-            totals[_state_of(found)] -= 1
+            totals[_state_of(published)] -= 1
             totals[FAILED] += 1
             evicted = CapacityError(
                 f"the shard was evicted again to make room for other shards; {space.explanation}",
-                url=found.facts.url,
+                url=published.facts.url,
                 remedy=f"{space.remedy}, or warm fewer shards",
             )
             await send({"event": "error", "error": evicted.to_json()})
@@ -99,29 +98,36 @@ class Warming:
         """Fetch a round, reporting every event but the last; return its totals.
 
         Args:
-            use: called with each shard, which is retained meanwhile.
+            use: called with each shard, which is retained during the call.
         """
 
         async def visit(ref: ShardRef) -> ShardOutcome:
-            async with self._leasing.published(ref) as found:
-                await use(found)
-            details = {"size_bytes": found.facts.size_bytes}
-            return ShardOutcome(_state_of(found), found.facts.origin_bytes, details)
+            async with self._leasing.published(ref) as published:
+                await use(published)
+            facts = published.facts
+            details = {"size_bytes": facts.size_bytes}
+            return ShardOutcome(_state_of(published), facts.origin_bytes, details)
 
         return await work.run(visit, self._max_transfers)
 
     async def _stat(self, url: str) -> RemoteObject:
         return await self._downloader.stat_ahead(self._origins.origin(url), url)
 
-    async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
-        """Return each ref once, with sizes that its pattern did not give.
+    async def complete(
+        self,
+        refs: Iterable[ShardRef],
+        *,
+        versions: bool = False,
+    ) -> list[ShardRef]:
+        """Return each ref once; its origin is asked for the size, if the pattern did not give it.
 
-        With `versions`, those are asked for, too.
+        Args:
+            versions: True to ask for missing versions, too.
         """
         wanted = list(dict.fromkeys(refs))
         unknown = [ref.url for ref in wanted if _lacks_facts(ref, versions=versions)]
-        found = await self._downloader.stat_all(self._stat, unknown)
-        return [_completed(ref, found.get(ref.url), versions=versions) for ref in wanted]
+        objects = await self._downloader.stat_all(self._stat, unknown)
+        return [_completed(ref, objects.get(ref.url), versions=versions) for ref in wanted]
 
 
 def _size_check(space: Space) -> Callable[[Iterable[ShardRef]], int | None]:
@@ -141,8 +147,8 @@ def _size_check(space: Space) -> Callable[[Iterable[ShardRef]], int | None]:
     return check
 
 
-def _state_of(found: Published) -> str:
-    return CACHED if found.hit else FETCHED
+def _state_of(published: Published) -> str:
+    return CACHED if published.hit else FETCHED
 
 
 def _lacks_facts(ref: ShardRef, *, versions: bool) -> bool:
@@ -150,7 +156,7 @@ def _lacks_facts(ref: ShardRef, *, versions: bool) -> bool:
 
 
 def _completed(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> ShardRef:
-    """Return a ref with what its origin has reported, if that was asked."""
+    """Return a ref with the size, and with `versions` the version, that its origin has reported."""
     if obj is None:
         return ref
     version = ref.version

@@ -1,4 +1,4 @@
-"""Files beside shards that say what is in them, for formats whose shards do not."""
+"""Companion files, which describe the shards next to them, for formats that need one."""
 
 import asyncio
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from shardcache.shared.units import size
 from shardcache.shared.urls.url_names import format_of
 from shardcache.transport.between.flow import Flow, Received
 
-_MAX_KNOWN = 100
+_MAX_KNOWN = 100  # files
 
 
 class Companions:
@@ -34,21 +34,22 @@ class Companions:
         format_ = format_of(url)
         if format_.needs is None:
             return None
-        companion = join(url, format_.needs)
+        companion_url = join(url, format_.needs)
 
         async def request(received: Received) -> str:
-            return await self._read(companion, format_, received)
+            return await self._read(companion_url, format_, received)
 
         try:
-            return await self._downloader.ask(companion, request)
+            return await self._downloader.ask(companion_url, request)
         except NotFoundError as exn:
             raise NotFoundError(
                 f"{exn.message}: without it, the {format_.name} shards next to it cannot be read",
-                url=companion,
+                url=companion_url,
                 remedy=f"upload the {format_.needs} that was written with the shards",
             ) from exn
 
     async def _read(self, url: str, format_: Format, received: Received) -> str:
+        """Return the content of a companion file, read unless its present version is known."""
         origin = self._origins.origin(url)
         obj = await origin.stat(url)
         key = (url, obj.version)
@@ -61,8 +62,8 @@ class Companions:
                 f"the file is too large to describe shards ({size(obj.size_bytes)})", url=url
             )
         data = await read_object(origin, obj, Flow(received))
-        found = await asyncio.to_thread(format_.companion_of, data, url)
-        self._known[key] = found
+        companion = await asyncio.to_thread(format_.companion_of, data, url)
+        self._known[key] = companion
         while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
-        return found
+        return companion

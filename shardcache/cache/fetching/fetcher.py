@@ -66,7 +66,7 @@ class Fetcher:
     async def fetch(self, transfer: Transfer) -> Shard | None:
         """Return the published shard; None if only ranges were wanted, and nobody waits for more.
 
-        Raises PostponedError if the disk has failed and no reader waits for it.
+        Raises PostponedError if the disk has failed and no reader waits for the shard.
         """
         if self._health.error is not None and not transfer.waits:
             raise PostponedError
@@ -82,18 +82,19 @@ class Fetcher:
 
     @refetch
     async def _fetch(self, transfer: Transfer) -> Shard | None:
+        """Make one attempt; `refetch` makes another if the object has changed or is corrupt."""
         # 1. A cached shard only lacks an index, for which the origin need not be asked.
-        known = self._planner.key(transfer.name)
-        if known in self._store.shards:
-            async with self._claimed(known, transfer) as claim:
-                shard = await self._cached(transfer, claim, known)
+        known_key = self._planner.key(transfer.name)
+        if known_key in self._store.shards:
+            async with self._claimed(known_key, transfer) as claim:
+                shard = await self._cached(transfer, claim, known_key)
                 if shard is not None:
                     return shard
 
-        # 2. Its version gives the key.
+        # 2. The object's version gives the key.
         url = transfer.ref.url
         origin = self._origins.origin(url)
-        obj = await self._object(transfer, origin, known)
+        obj = await self._object(transfer, origin, known_key)
         key = shard_key(place_of(obj.url, is_file=transfer.ref.is_file), obj.version)
         self._planner.learn(transfer.name, key, obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
@@ -105,15 +106,15 @@ class Fetcher:
                 return shard
             self._health.check(obj.url)
             transfer.begin(obj.size_bytes)
-            if not await self._reserved(transfer, claim, origin, obj, key):
+            if not await self._reserve_whole(transfer, claim, origin, obj, key):
                 return None
             file = self._store.parts.get(key)
             if file is not None:
-                claim.has_range_readers = not file.is_left
+                claim.has_range_readers = not file.is_left  # else those of an earlier daemon
                 self._residency.parts.hand_over(file)
             return await self._into_cache(transfer, claim, origin, obj, key)
 
-    async def _reserved(
+    async def _reserve_whole(
         self,
         transfer: Transfer,
         claim: KeyClaim,
@@ -121,9 +122,9 @@ class Fetcher:
         obj: RemoteObject,
         key: str,
     ) -> bool:
-        """Reserve the space of the whole object; False if only ranges were wanted of it.
+        """Reserve the space of the whole object; return False if only ranges of it were wanted.
 
-        Those are fetched in the meantime, if the origin has any.
+        Until then, ranges that readers wait for are fetched, if the origin supports ranges.
         """
         transfer.is_divisible = obj.guarded and obj.ranges
         if not transfer.is_divisible:
@@ -189,14 +190,15 @@ class Fetcher:
             return 0  # finished parts may be there
         if transfer.ref.is_file:
             return 0  # another part may be needed first
-        own = self._planner.key(name_of(transfer.ref._replace(is_file=True)))
-        if own in self._store.shards:
+        file_key = self._planner.key(name_of(transfer.ref._replace(is_file=True)))
+        if file_key in self._store.shards:
             return 0  # a copy of the cached file is made: see `_fill_from_cache`
         if transfer.waits:
             return self._part_bytes
-        now = self._planner.now
-        next_use_s = now.next_use_s(self._planner.key(transfer.name))
-        return self._part_bytes if next_use_s <= now.now_s else 0
+        schedule = self._planner.now
+        next_use_s = schedule.next_use_s(self._planner.key(transfer.name))
+        is_due = next_use_s <= schedule.now_s
+        return self._part_bytes if is_due else 0
 
     @asynccontextmanager
     async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[KeyClaim]:
@@ -226,10 +228,10 @@ class Fetcher:
         adopted_bytes = reservation.adopted_bytes
         gave_way = False
         try:
-            present = self._store.shards.get(key)
-            if present is not None:
-                return present  # its eviction was under way when this began, and failed
-            partial = await asyncio.to_thread(self._open, obj, transfer.ref.is_file)
+            shard = self._store.shards.get(key)
+            if shard is not None:
+                return shard  # its eviction was under way when this began, and failed
+            partial = await asyncio.to_thread(self._open, obj, is_file=transfer.ref.is_file)
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
             if partial.may_be_copied:
                 await self._fill_from_cache(partial)
@@ -250,17 +252,17 @@ class Fetcher:
     async def _fill_from_cache(self, partial: Partial) -> None:
         """Copy the object's own bytes, if they are cached for programs that read files."""
         obj = partial.obj
-        own = self._store.shards.get(shard_key(place_of(obj.url, is_file=True), obj.version))
-        if own is None:
+        file = self._store.shards.get(shard_key(place_of(obj.url, is_file=True), obj.version))
+        if file is None:
             return
-        with self._residency.retained(own):
+        with self._residency.retained(file):
             try:
-                facts = await self._store.facts(own)
-                await self._store.check_tar(own, facts)
+                facts = await self._store.facts(file)
+                await self._store.check_tar(file, facts)
             except CorruptShardError as exn:
-                await self._health.take_out(own, exn)
+                await self._health.take_out(file, exn)
                 return
-            await asyncio.to_thread(partial.fill, self._store.layout.tar(own.key))
+            await asyncio.to_thread(partial.fill, self._store.layout.tar(file.key))
 
     async def _clean_up(
         self,
@@ -269,7 +271,7 @@ class Fetcher:
         key: str,
         exn: ShardcacheError,
     ) -> None:
-        """Remove what a failed transfer has left, but for parts that another can continue with."""
+        """Remove the files of a failed transfer, but for parts that another can continue with."""
         exn.url = exn.url or transfer.ref.url  # the disk's errors name none
         if isinstance(exn, CorruptShardError):
             self._counters.corrupt += 1
@@ -281,7 +283,8 @@ class Fetcher:
         is_reusable = exn.retryable and not isinstance(exn, ShardChangedError)
         await asyncio.to_thread(discard, self._store.layout, key, keep_parts=is_reusable)
 
-    def _open(self, obj: RemoteObject, is_file: bool) -> Partial:
+    def _open(self, obj: RemoteObject, *, is_file: bool) -> Partial:
+        """Open the file to download into, with parts of an earlier transfer. Blocks."""
         # If the disk was unmounted, the download would fill the filesystem underneath.
         self._store.folder.check()
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
@@ -340,7 +343,10 @@ class Fetcher:
         return is_strict or partial.is_file
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
-        """Close the reservation; finished parts stay on disk for the next transfer."""
+        """End a transfer: finished parts stay on disk for the next one, other space is free.
+
+        Early readers of a shard that was not published get an error.
+        """
         if key in self._store.parts:
             reservation.close()
             return
@@ -357,7 +363,7 @@ class Fetcher:
             )
 
         # A file that was removed while readers have it open takes disk space until the last of them
-        # closes it. An inflated tar was removed; the part stays, unless it was removed as useless.
+        # closes it. That is the case for an inflated tar, and for parts unless some stay on disk.
         if arriving is not None and (arriving.partial.may_be_copied or not parts.size_bytes):
             arriving.when_left(reservation.close)
         else:

@@ -68,9 +68,9 @@ class Leasing:
         # The key of a name whose version is unknown is the name itself.
         unknown = [(name, url) for name, url in names if self._planner.key(name) == name]
         for first in range(0, len(unknown), _RECALLED_AT_ONCE):
-            some = unknown[first : first + _RECALLED_AT_ONCE]
-            versions = await self._history.versions([url for _, url in some])
-            for (name, _), version in zip(some, versions, strict=True):
+            batch = unknown[first : first + _RECALLED_AT_ONCE]
+            versions = await self._history.versions([url for _, url in batch])
+            for (name, _), version in zip(batch, versions, strict=True):
                 if version is None:
                     continue
                 key = shard_key(name, version)
@@ -89,17 +89,20 @@ class Leasing:
         async def fetch() -> Shard | Arrival:
             return await self._transfers.wait(name, ref, wanted, wait)
 
-        return await self._cached_or(fetch, name, ref)
+        return await self._acquire(fetch, name, ref)
 
     async def acquire_latest(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
         """Return the present version of a shard as `acquire` does.
 
         The plans that name another version mean this one from then on.
         """
-        found = await self.acquire(ref._replace(version=None), wanted, wait)
-        key = found.shard.key if isinstance(found, Published) else found.partial.key
+        acquired = await self.acquire(ref._replace(version=None), wanted, wait)
+        if isinstance(acquired, Published):
+            key = acquired.shard.key
+        else:
+            key = acquired.partial.key
         self._planner.learn(name_of(ref), key, time.monotonic())
-        return found
+        return acquired
 
     async def acquire_range(self, ref: ShardRef, wait: Wait) -> Published | PartFile:
         """Return a file with the bytes that a wait needs: the whole object, or some of its parts.
@@ -120,20 +123,20 @@ class Leasing:
             self._check_range(ref, span)
             return await self._transfers.wait_for_range(name, ref, wait)
 
-        return await self._cached_or(fetch, name, ref)
+        return await self._acquire(fetch, name, ref)
 
-    async def _cached_or(
+    async def _acquire(
         self,
         fetch: Callable[[], Awaitable[Shard | _Early]],
         name: str,
         ref: ShardRef,
     ) -> Published | _Early:
-        """Return the published shard, or what fetching it gives early of it.
+        """Return the published shard, or early access to it.
 
         Args:
-            fetch: called while the shard is missing, is damaged, or has no index, which a reader
-                of samples needs: fetches or indexes it.
-            name: of the shard in plans.
+            fetch: fetches or indexes the shard, or gives early access; called while the shard is
+                missing, is damaged, or has no index, which a reader of samples needs.
+            name: name of the shard in plans.
         """
         shard = await self._present(name, ref)
         hit = shard is not None  # True while nothing of the shard had to be fetched
@@ -142,13 +145,13 @@ class Leasing:
             if published is not None:
                 return published
 
-            found = await fetch()
-            if not isinstance(found, Shard):
-                return found
-            was_only_indexed = found is shard
+            fetched = await fetch()
+            if not isinstance(fetched, Shard):
+                return fetched
+            was_only_indexed = fetched is shard
             hit = hit and was_only_indexed
             # The published shard may have been evicted before this task runs: check again.
-            shard = self._store.shards.get(found.key)
+            shard = self._store.shards.get(fetched.key)
 
     def _check_range(self, ref: ShardRef, span: Span) -> None:
         """Raise CapacityError if there will be space neither for a range nor for the whole."""
@@ -166,13 +169,13 @@ class Leasing:
         return FILE_BYTES + max(0, parts) * part_bytes
 
     def at_hand(self, name: str, span: Span, version: str | None = None) -> Shard | PartFile | None:
-        """Return what has a range of a file, to be read or retained before the next await.
+        """Return a cached file with a range, to be read or retained before the next await.
 
         None if it has to be fetched or checked first, which `acquire_range` does.
 
         Args:
-            name: of the file in plans.
-            version: that is wanted; None for any.
+            name: name of the file in plans.
+            version: the wanted version; None for any.
         """
         key = self._planner.key(name)
         shard = self._store.shards.get(key)
@@ -190,6 +193,10 @@ class Leasing:
             return None
         return file
 
+    def may_have(self, ref: ShardRef) -> bool:
+        """Return whether a reader may have cached bytes of a shard without asking its origin."""
+        return self._revalidation.allows(ref.url)
+
     async def _published(
         self,
         shard: Shard | None,
@@ -200,7 +207,7 @@ class Leasing:
         """Return a cached shard that is sound and has what is wanted; None if there is none.
 
         Args:
-            hit: whether it was cached when it was asked for.
+            hit: whether the shard was cached when it was requested.
         """
         if shard is None:
             return None
@@ -217,13 +224,13 @@ class Leasing:
 
         Raises as `acquire` does.
         """
-        found = await self.acquire(ref, Class.WARM, Wait())
-        assert isinstance(found, Published)  # this wait does not accept a partial shard
-        self._residency.retain(found.shard)
+        published = await self.acquire(ref, Class.WARM, Wait())
+        assert isinstance(published, Published)  # this wait does not accept a partial shard
+        self._residency.retain(published.shard)
         try:
-            yield found
+            yield published
         finally:
-            await self.release(found.shard)
+            await self.release(published.shard)
 
     async def release(self, shard: Shard) -> None:
         """Release a retained shard and record this as the time of its last use."""
@@ -257,8 +264,8 @@ class Leasing:
     async def _examine(self, shard: Shard, url: str) -> None:
         """Check a shard in which a reader found damage. Raises CorruptShardError, or DiskError.
 
-        If its index alone is damaged, it is a file from then on, which whoever wants samples has
-        indexed again.
+        If its index alone is damaged, it is a file from then on, and indexed again for the next
+        reader of samples.
         """
         async with self._examining:  # one at a time, and once for all readers that found the same
             is_cached = self._store.shards.get(shard.key) is shard
@@ -308,10 +315,6 @@ class Leasing:
         if ref.version is None:
             await self._revalidation.check(name, ref)
         return self._store.shards.get(self._planner.key(name))
-
-    def may_have(self, ref: ShardRef) -> bool:
-        """Return whether a reader may have cached bytes of a shard without asking its origin."""
-        return self._revalidation.allows(ref.url)
 
 
 def _is_enough(facts: Facts, ref: ShardRef) -> bool:

@@ -57,13 +57,13 @@ class PartFiller:
         The whole is wanted if anybody wants it, or once so many of its parts are wanted that the
         others cost less than later requests, and there is space for these.
 
-        Returns True once the space of the whole is reserved; False once nobody wants anything of
-        it any more. Raises as `Downloader.fetch_parts` and `Residency.reserve` do; PostponedError
-        if there is no space for the whole, and no reader waits for anything of it.
+        Returns True once the space of the whole is reserved; False once nobody wants any of its
+        bytes. Raises as `Downloader.fetch_parts` and `Residency.reserve` do; PostponedError if
+        there is no space for the whole, and no reader waits for any of its bytes.
         """
         whole = WholeSpace(self._residency, claim, key, obj.size_bytes)
 
-        def opened() -> Awaitable[PartFile]:
+        def open_file() -> Awaitable[PartFile]:
             return self._open(claim, obj, key)
 
         run = _FillRun(
@@ -73,7 +73,7 @@ class PartFiller:
             claim,
             origin,
             whole,
-            opened,
+            open_file,
             self._max_share,
         )
         try:
@@ -127,7 +127,7 @@ class _FillRun:
         """Fetch ranges until there is space for the whole object; see `PartFiller.fill`."""
         try:
             while await self._fill_in_group():
-                # All that was requested has arrived; what was evicted meanwhile has to fit again.
+                # All requested parts have arrived; those evicted since then need space again.
                 if await self._whole.try_reserve():
                     return True
             return False
@@ -137,18 +137,18 @@ class _FillRun:
                 self._let_go(wait)
 
     async def _fill_in_group(self) -> bool:
-        """Do as `_fill`, and end with all its requests. Raises the first error of any of them."""
+        """Run `_fill` until all its requests have ended. Raises the first error of any of them."""
         try:
             async with asyncio.TaskGroup() as group:
                 return await self._fill(group)
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
-            raise first from first.__cause__
+            raise first from first.__cause__  # as if there were no group
 
     async def _fill(self, group: asyncio.TaskGroup) -> bool:
         """Request ranges; return True once the whole has space, False if nothing is wanted."""
         while True:
-            # 1. Whoever waits for this object finds what is there of it.
+            # 1. Those who wait for ranges of this object get the parts that have arrived.
             if self._opened is not None:
                 self._claim.share(self._opened)
             # Readers that have what they waited for end their waits.
@@ -178,7 +178,7 @@ class _FillRun:
     async def _wait_for_whole(self) -> None:
         """Wait for the space of the whole, or for anything else to do.
 
-        The whole alone is given up if it cannot have any; ranges go on.
+        If it cannot have any, only the whole is given up; ranges go on.
         """
         try:
             await self._whole.wait(self._transfer.ref.url)
@@ -189,24 +189,25 @@ class _FillRun:
             self._claim.give_up_whole(exn)
 
     async def _fill_ranges(self, group: asyncio.TaskGroup) -> bool:
-        """Request what readers wait for; return True if nothing was left to be requested."""
+        """Request the parts that readers wait for; return True if none had to be requested."""
         if self._opened is None:
-            if not self._claim.wanted_bytes:
+            is_waiting_for_whole = self._claim.wanted_bytes > 0  # and shown as such
+            if not is_waiting_for_whole:
                 self._transfer.stages.enter(Stage.NETWORK)
             self._opened = await self._open()
             return False
 
-        # 1. What an earlier daemon has left is as good as new, if it is sound.
-        await self._check_left()
+        # 1. Parts that an earlier daemon has left are as good as new, if they are sound.
+        await self._check_restored()
 
-        # 2. What is missing is requested at once, neighbours together.
+        # 2. Missing parts are requested at once, neighbours together.
         missing = self._missing(self._needed())
         if self._is_worth_the_whole(missing) and await self._whole.reserve_at_once():
             self._transfer.want_whole()
             return False
         is_served = await self._serve_waits(group)
 
-        # 3. What will probably be read next, if there is space for it without waiting.
+        # 3. Parts that will probably be read next, if there is space for them without waiting.
         ahead = self._missing(self._ahead())
         if ahead and await self._try_reserve_ahead(ahead):
             self._begin(ahead, group)
@@ -223,7 +224,7 @@ class _FillRun:
         return False
 
     def _is_served(self, wait: Wait) -> bool:
-        """Return whether all parts of a wait are there, or being fetched."""
+        """Return whether all parts of a wait have arrived, or are being fetched."""
         return wait in self._kept and not self._missing(self._parts_of(wait))
 
     async def _serve(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
@@ -271,7 +272,7 @@ class _FillRun:
             while wait in self._claim.waits and not await self._serve([wait], group):
                 try:
                     self._residency.check_possible(size_bytes, self._transfer.ref.url)
-                    await self._residency.change(self._claim)
+                    await self._residency.wait_for_change(self._claim)
                 except CacheError as exn:
                     wait.error = exn
                     self._claim.moved.notify()
@@ -280,14 +281,15 @@ class _FillRun:
     # Parts that are kept until their readers have them
 
     def _keep(self, wait: Wait) -> None:
-        """Keep the parts of a wait, those that are there and those that arrive, until it ends."""
+        """Keep the parts of a wait, those that have arrived and those that will, until it ends."""
         if wait not in self._kept:
             self._kept[wait] = set()
             wait.ended = lambda: self._let_go(wait)
-        there = self._file.partial.done
-        self._keep_parts(wait, [part for part in self._parts_of(wait) if part in there])
+        done = self._file.partial.done
+        self._keep_parts(wait, [part for part in self._parts_of(wait) if part in done])
 
     def _keep_parts(self, wait: Wait, parts: Iterable[int]) -> None:
+        """Keep further parts for a wait, each of them once."""
         kept = self._kept[wait]
         new = [part for part in parts if part not in kept]
         kept.update(new)
@@ -315,9 +317,9 @@ class _FillRun:
                 yield from self._file.parts_of(wait.ahead)
 
     def _missing(self, wanted: Iterable[int]) -> list[int]:
-        """Return the parts that are not there, and that nobody fetches yet."""
-        there = self._file.partial.done
-        missing = (part for part in wanted if part not in there)
+        """Return the parts that have not arrived, and are not being fetched."""
+        done = self._file.partial.done
+        missing = (part for part in wanted if part not in done)
         return [part for part in dict.fromkeys(missing) if part not in self._fetching]
 
     def _begin(self, parts: list[int], group: asyncio.TaskGroup) -> None:
@@ -328,19 +330,19 @@ class _FillRun:
 
     def _max_parts_per_request(self) -> int:
         if self._origin.tier is not None:
-            # A part has one owner, which keeps it by its range, whichever node asks for it with
-            # whichever neighbours.
+            # One node of the tier owns a part, and keeps it by its range: all nodes must ask for it
+            # by the same range, without neighbours.
             return 1
         return max_parts_per_request(self._file.partial.part_bytes)
 
-    async def _check_left(self) -> None:
+    async def _check_restored(self) -> None:
         """Check the wanted parts that an earlier daemon has left."""
-        left = self._file.partial.unchecked
+        unchecked = self._file.partial.unchecked
         wanted = dict.fromkeys((*self._needed(), *self._ahead()))
-        parts = [part for part in wanted if part in left]
+        parts = [part for part in wanted if part in unchecked]
         if not parts:
             return
-        await self._residency.parts.check_left(self._file, parts)
+        await self._residency.parts.check_restored(self._file, parts)
 
     def _is_worth_the_whole(self, missing: list[int]) -> bool:
         partial = self._file.partial
@@ -380,7 +382,8 @@ class _FillRun:
 
 
 def _urgency(wait: Wait) -> tuple[float, int]:
-    """Sort key of waits: those of readers that have nothing to read, the longest first."""
+    """Sort key of waits for ranges: readers that have nothing to read first, by length of wait."""
+    assert wait.bytes is not None
+    start, _ = wait.bytes
     since_s = math.inf if wait.since_s is None else wait.since_s
-    start = 0 if wait.bytes is None else wait.bytes[0]
     return since_s, start

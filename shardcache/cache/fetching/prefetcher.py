@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefetcher:
-    """Turns plans into transfers: of the shards needed soonest, while there are space and slots."""
+    """Turns plans into transfers of the shards needed soonest, while there are space and slots."""
 
     _store: Store
     _planner: Planner
@@ -44,14 +44,14 @@ class Prefetcher:
             await self._changed.wait(pause_s)
 
     def _start_all(self) -> float | None:
-        """Start what can be started now.
+        """Start the transfers that can be started now.
 
         Returns the time after which to try again, as some changes come without a notification;
         None if nothing is missing.
         """
         while self._transfers_ahead() < self._max_transfers:
-            now = self._planner.now
-            missing = now.next_missing(self.is_cared_for)
+            schedule = self._planner.now
+            missing = schedule.next_missing(self.is_cared_for)
             if missing is None:
                 return None
             reader = missing.session
@@ -59,7 +59,7 @@ class Prefetcher:
             if self._must_wait(missing.name, ref, missing.needed_at_s):
                 # Others are needed later, and have even less claim to the space. From the lead time
                 # before its need on, this one may evict planned shards.
-                until_lead_s = missing.needed_at_s - now.now_s - self._planner.lead_s
+                until_lead_s = missing.needed_at_s - schedule.now_s - self._planner.lead_s
                 if until_lead_s <= 0:
                     return LOOK_AGAIN_S
                 return min(until_lead_s, LOOK_AGAIN_S)
@@ -83,7 +83,7 @@ class Prefetcher:
             return False
         if self._health.error is not None:
             return True
-        return not self._residency.could_fit(wanted_bytes, needed_at_s)
+        return not self._residency.fits_now(wanted_bytes, needed_at_s)
 
     def _transfers_ahead(self) -> int:
         """Return the number of transfers for plans alone, without a reader that waits."""

@@ -25,7 +25,7 @@ from shardcache.store.store import Store
 
 
 class Publisher:
-    """Turns complete files into published shards, and indexes those that were published without.
+    """Turns complete files into published shards, and indexes those published without an index.
 
     Args:
         changed: notified when the next shard may be inflated.
@@ -63,7 +63,7 @@ class Publisher:
         refused: ShardError | None = None
         try:
             if claim.wants_samples and not partial.is_file:
-                facts = await self._indexed(tar, sidecar, facts, partial.obj, claim)
+                facts = await self._write_index(tar, sidecar, facts, partial.obj, claim)
         except ShardError as exn:
             if not claim.wants_file or partial.may_be_copied:
                 raise
@@ -72,13 +72,13 @@ class Publisher:
             await asyncio.to_thread(write_bare, sidecar, facts.to_json())
 
         files = await self._store.seal(tar, sidecar, facts)
-        # Begun before any reader has the shard, so that its number of samples is known to whoever
-        # has read it.
+        # Begun before any reader has the shard, so that its number of samples is known to any
+        # reader that has read it.
         remembering = asyncio.create_task(self._history.remember(facts))
         arrival = transfer.arriving
         if arrival is None:
             arrival = transfer.offer(partial)
-        arrival.check(files)
+        arrival.offer_files(files)
         await remembering
 
         shard = await self._store.publish(partial.key, files)
@@ -110,14 +110,14 @@ class Publisher:
             await reserve_for_transfer(self._residency, claim, transfer, shard.key, index_bytes)
             transfer.stages.enter(Stage.DISK)
             tar = layout.tar(shard.key)
-            facts = await self._indexed(tar, sidecar, facts, obj, claim)
+            facts = await self._write_index(tar, sidecar, facts, obj, claim)
             await self._history.remember(facts)
             await self._store.add_index(shard, sidecar, facts)
         finally:
             reservation.close()
             await asyncio.to_thread(discard, layout, shard.key, keep_parts=True)
 
-    async def _indexed(
+    async def _write_index(
         self,
         tar: Path,
         sidecar: Path,
@@ -149,7 +149,7 @@ class Publisher:
 
         async with self._inflating_turn(claim):
             facts = await asyncio.to_thread(partial.copy, path, reserve)
-        if facts is None:
+        if facts is None:  # the format needs no other form
             return partial.path, partial.facts()
         return path, facts
 
@@ -158,7 +158,7 @@ class Publisher:
         """Inflate one shard at a time: two growing together could wait for each other's space."""
         while self._inflating is not None:
             with claim.waiting_behind(self._inflating):
-                await self._residency.change(claim)
+                await self._residency.wait_for_change(claim)
         self._inflating = claim
         try:
             yield

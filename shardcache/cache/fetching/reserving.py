@@ -26,8 +26,8 @@ async def reserve_for_transfer(
     Args:
         residency: the cached shards, of which some may be evicted.
         claim: the claim of all transfers that lead to `key`.
-        transfer: the one that is shown as waiting for space.
-        key: the shard's.
+        transfer: the transfer that is shown as waiting for space.
+        key: key of the shard.
         size_bytes: the space that the shard takes.
     """
 
@@ -36,7 +36,7 @@ async def reserve_for_transfer(
 
     transfer.stages.enter(Stage.SPACE)
     wanted_bytes = max(0, size_bytes - claim.reserved_bytes)
-    await residency.reserve(claim, wanted_bytes, needed_at_s, ahead_waits=False)
+    await residency.reserve(claim, wanted_bytes, needed_at_s, waits_ahead_of_need=False)
 
 
 class WholeSpace:
@@ -45,8 +45,8 @@ class WholeSpace:
     Args:
         residency: the cached shards, of which some may be evicted.
         claim: the claim of all transfers that lead to `key`.
-        key: the object's.
-        size_bytes: the object's.
+        key: key of the object.
+        size_bytes: size of the object.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WholeSpace:
         self._claim = claim
         self._key = key
         self._size_bytes = footprint_bytes(size_bytes)
-        self._waiting = ExitStack()
+        self._waiting = ExitStack()  # marks the claim as waiting for space, while it does
         self._is_waiting = False
         self._next_try_s = 0.0
 
@@ -79,7 +79,7 @@ class WholeSpace:
         with self._sparing():
             wanted_bytes = self._wanted_bytes()
             if self._is_waiting:
-                self._claim.wanted_bytes = max(1, wanted_bytes)
+                self._claim.wanted_bytes = max(1, wanted_bytes)  # 0 would end the wait
             if not await self._residency.try_reserve(self._claim, wanted_bytes, needed_at_s):
                 return False
         self._next_try_s = 0.0
@@ -100,7 +100,7 @@ class WholeSpace:
         """Wait until there may be space, or the claim moves. Raises as `Residency.reserve` does.
 
         Args:
-            url: the object's, for errors.
+            url: url of the object, for errors.
         """
         if not self._is_waiting:
             self._is_waiting = True
@@ -113,7 +113,7 @@ class WholeSpace:
         until_next_try_s = self._next_try_s - time.monotonic()
         if until_next_try_s <= 0:
             until_next_try_s = LOOK_AGAIN_S
-        await self._residency.change(self._claim, until_next_try_s)
+        await self._residency.wait_for_change(self._claim, until_next_try_s)
 
     def end_wait(self) -> None:
         """End the wait for space; no-op if there is none."""
@@ -139,5 +139,5 @@ def _needed_at_s(residency: Residency, claim: KeyClaim, key: str) -> float:
     if claim.whole_klass is Class.WAITING:
         return NOW
     if claim.whole_klass is Class.PLANNED:
-        return residency.planned_s(key)
-    return residency.due_s(key)
+        return residency.planned_need_s(key)
+    return residency.unplanned_need_s(key)

@@ -34,9 +34,9 @@ class ShardIndexing:
         Args:
             tar: path of the shard, whatever its format.
             sidecar: path of the sidecar.
-            facts: the sidecar's, still without the number of samples.
+            facts: facts for the sidecar, still without the number of samples.
             obj: the shard's object.
-            grow: reserves so many bytes in addition to `allowed_index_bytes`.
+            grow: reserves a number of bytes in addition to `allowed_index_bytes`.
 
         Raises ShardError, the errors of reading the shard's companion, and those of `grow`.
         """

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 _Early = TypeVar("_Early", Arrival, PartFile)
 
-_MAX_REFUSALS = 100  # the latest, for people to read
+_MAX_REFUSALS = 100  # latest errors that are kept, for people to read
 
 
 class Transfers:
@@ -43,8 +43,8 @@ class Transfers:
     They belong to the cache and outlive the request that started them.
 
     Args:
-        fetch: fetches a shard, or what is wanted of it, and returns None then; raises its errors,
-            or PostponedError.
+        fetch: fetches and returns a shard, or fetches wanted ranges of it and returns None; raises
+            the shard's errors, or PostponedError.
         reconsider: called when a transfer has become more urgent.
         changed: notified when a transfer has ended.
         group: runs the transfers.
@@ -139,17 +139,19 @@ class Transfers:
         while True:
             transfer = start()
             try:
-                found = await self._wait(transfer, available, wait)
+                access = await self._wait(transfer, available, wait)
             except ShardcacheError as exn:
                 if _concerns_others(exn, transfer, wait):
                     continue
-                if joined_url is None or not (exn.retryable or joined_url != url):
+                was_joined = joined_url is not None
+                may_try_again = exn.retryable or joined_url != url
+                if not (was_joined and may_try_again):
                     raise
-                joined_url = None
+                joined_url = None  # the next attempt is the caller's own
                 continue
-            if found is not None:
-                return found
-            # It had ended with the ranges that others wanted of it.
+            if access is not None:
+                return access
+            # The transfer had ended with the ranges that others wanted: start another.
 
     async def _wait(
         self,
@@ -157,6 +159,10 @@ class Transfers:
         available: Callable[[Transfer, Wait], _Early | None],
         wait: Wait,
     ) -> Shard | _Early | None:
+        """Wait for a transfer's shard, or for what is available of it before.
+
+        None if the transfer has ended with the ranges that others wanted. Raises its error.
+        """
         transfer.waits.add(wait)
         wait.error = None
         wait.stages = transfer.stages
@@ -165,9 +171,9 @@ class Transfers:
             self.hurry(transfer)  # it fetches no other ranges than those of its waits
         try:
             while not transfer.outcome.done():
-                found = available(transfer, wait)
-                if found is not None:
-                    return found
+                early = available(transfer, wait)
+                if early is not None:
+                    return early
                 if wait.error is not None:
                     raise wait.error
                 await transfer.moved.wait()
@@ -227,6 +233,7 @@ class Transfers:
                 transfer.task.cancel()
 
     async def _run(self, transfer: Transfer, client: JobKey | None) -> None:
+        """Fetch a shard, and set the outcome of its transfer, whatever happens."""
         is_postponed = False
         try:
             log.debug("fetching", wanted=transfer.klass.name.lower())
@@ -262,17 +269,19 @@ class Transfers:
                 self._changed.notify()
 
     def _note_unfetched(self, transfer: Transfer) -> None:
-        """Note why an object of which ranges were fetched is not there as a whole."""
+        """Note why an object of which ranges were fetched was not fetched as a whole."""
         if isinstance(transfer.given_up, ShardcacheError):
             self._note_failure(transfer, transfer.given_up)
         elif transfer.given_up is not None or transfer.is_whole:  # its plan will ask again
             self._planner.now.missed(transfer.name)
 
     def _note_failure(self, transfer: Transfer, exn: ShardcacheError) -> None:
+        """Count a failure; after several, the shard is not prefetched again."""
         self.failures.failed(transfer.name, exn)
         self._measures.failed[exn.code] += 1
 
     def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
+        """End a transfer with an error."""
         self._note_failure(transfer, exn)
         if isinstance(exn, ShardError) and not isinstance(exn, CorruptShardError):
             self._refuse(transfer.ref.url, exn)
@@ -281,6 +290,7 @@ class Transfers:
         transfer.outcome.set_exception(exn)
 
     def _refuse(self, url: str, exn: ShardError) -> None:
+        """Keep the error of a refused shard among `refusals`."""
         self._counters.refused += 1
         self.refusals.pop(url, None)
         self.refusals[url] = exn
@@ -299,7 +309,10 @@ class Transfers:
 
 
 def _concerns_others(exn: ShardcacheError, transfer: Transfer, wait: Wait) -> bool:
-    """Return whether there is no space for the whole object, of which a wait needs a range."""
+    """Return whether an error concerns only those who want the whole object, for lack of space.
+
+    The wait is for a range, which may be fetched by itself.
+    """
     if wait.bytes is None or exn is wait.error:
         return False
     is_of_whole = transfer.is_whole and transfer.is_divisible

@@ -56,7 +56,7 @@ class ListingLimits:
 
     Attributes:
         ttl_s: how long a listing is used again.
-        memory_bytes: of the lists that are kept without being in any plan.
+        memory_bytes: memory of the lists that are kept without being in any plan.
     """
 
     ttl_s: float
@@ -80,7 +80,6 @@ class Manifests:
         allow: AllowList,
         limits: ListingLimits,
     ) -> None:
-        """Begin without lists."""
         self._origins = origins
         self._downloader = downloader
         self._history = history
@@ -89,7 +88,9 @@ class Manifests:
         self._limits = limits
         self._listed: dict[tuple[str, ...], _Listed] = {}  # by kind and patterns
         self._known: dict[tuple[Peer, Fingerprints], Listing] = {}  # least recently used first
+        # The shards of index files that are in use, by url and version.
         self._indexes: WeakValueDictionary[tuple[str, str], Shards] = WeakValueDictionary()
+        # Locks that are in use, by kind and names.
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
     async def resolve(
@@ -102,9 +103,9 @@ class Manifests:
     ) -> Listing:
         """Return the shards of every pattern, in order, with known sample counts.
 
-        Of files that are `wanted`, versions and sizes are known, too, unless the origin does not
-        answer. Raises NotAllowedError before any request to an origin, NotFoundError if no shard
-        matches, and origins' errors.
+        If files are wanted, they have versions and sizes, too, unless their origin does not answer.
+        Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches,
+        and origins' errors.
 
         Args:
             max_age_s: age of the oldest listing that may be used. One made while this request
@@ -115,15 +116,16 @@ class Manifests:
         # One at a time for the same patterns: hundreds of workers start at the same moment.
         async with self._lock(wanted, *patterns):
             listing = await self._current(patterns, peer, wanted, asked_s, max_age_s)
-            has_any_key = wanted in ("files", "entries")
-            if has_any_key and not await asyncio.to_thread(self._are_sound, listing, peer):
+            may_have_other_keys = wanted in ("files", "entries")
+            if may_have_other_keys and not await asyncio.to_thread(self._are_sound, listing, peer):
                 return listing  # for users to see; a plan with a key that is no url is refused
             known = await self._admit(listing, peer)
             url = listing.shards.urls[0]
             self._origins.origin(url).expect(url)  # it prepares for the requests that follow
             if known.remembered == listing.remembered:
                 return known
-            # A user has sent the same list: its counts do not come from this daemon's catalogue.
+            # The known one is a list that a user has sent, whose counts do not come from this
+            # daemon's catalogue.
             return listing
 
     async def _current(
@@ -151,7 +153,7 @@ class Manifests:
         else:
             listing = previous
         self._listed[key] = _Listed(listed.listed_s, listing, changes)
-        if listing is not previous:
+        if listing is not previous:  # it takes the place of the previous one
             fingerprint = await _fingerprint(previous)
             self._known.pop((peer, (fingerprint,)), None)
         return listing
@@ -163,7 +165,7 @@ class Manifests:
             listing = await asyncio.to_thread(_unpacked, packed)
             await self._admit(listing, peer)
 
-    def turn(self, fingerprint: str, peer: Peer) -> asyncio.Lock:
+    def sending_lock(self, fingerprint: str, peer: Peer) -> asyncio.Lock:
         """Return the lock that a reader holds while it sends a list: others of its user wait."""
         return self._lock(str(peer.uid), fingerprint)
 
@@ -181,16 +183,27 @@ class Manifests:
         if (peer, key) in self._known:
             lock = self._lock(*key)
         else:
-            # Several lists are joined then: one at a time for a user, as each may be large.
+            # Several lists are to be joined: one at a time for a user, as each may be large.
             lock = self._lock(str(peer.uid))
         async with lock:
-            found = self._known.pop((peer, key), None)
-            if found is None:
-                found = await self._joined(key, peer)
-            if found is None:
+            listing = self._known.pop((peer, key), None)
+            if listing is None:
+                listing = await self._joined(key, peer)
+            if listing is None:
                 return None
-            kept = self._keep(key, peer, found)
+            kept = self._keep(key, peer, listing)
             return await asyncio.to_thread(kept.wanting, wanted)
+
+    async def stat(self, url: str) -> RemoteObject:
+        """Return an object as its origin has it now.
+
+        If the origin fails, a cached file is returned as it is cached. Raises the origin's errors.
+        """
+        cached = await self._history.cached_file(url)
+        if cached is None:
+            return await self._downloader.stat_ahead(self._origins.origin(url), url)
+        present = await self._revalidation.present(url)
+        return cached if present is None else present
 
     def _lock(self, *key: str) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
@@ -233,13 +246,13 @@ class Manifests:
     def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
         """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
         for pattern in patterns:
-            named = [pattern]
+            urls = [pattern]
             braced = in_braces(pattern)
             host_start = braced.find("://") + len("://")
             up_to_host = braced[: braced.find("/", host_start)]
             if "{" in up_to_host:  # it expands to several hosts: each of them must be allowed
-                named += expand_braces(pattern)
-            self._allow.check_all(named, peer)
+                urls += expand_braces(pattern)
+            self._allow.check_all(urls, peer)
 
     def _are_sound(self, listing: Listing, peer: Peer) -> bool:
         """Return whether all listed keys are urls.
@@ -255,8 +268,9 @@ class Manifests:
         if wanted == "objects":
             objects = [await self._object(url) for url in patterns]
             return await asyncio.to_thread(lambda: Listing(Shards.of(objects)))
-        named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])
         lists: list[Shards] = []
+        # In one thread for all of them, as there may be many.
+        named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])
         for pattern, shards in zip(patterns, named, strict=True):
             lists.append(shards or await self._list(pattern, wanted))
         if sum(map(len, lists)) > MAX_SHARDS:
@@ -271,7 +285,7 @@ class Manifests:
         if wanted == "files":
             joined = await self._with_versions(joined)
         for listing in self._known.values():
-            if listing.shards is joined:
+            if listing.shards is joined:  # of an index file that has not changed
                 return listing
         return await asyncio.to_thread(Listing, joined)
 
@@ -290,25 +304,14 @@ class Manifests:
             return ShardRef(url)
         return ShardRef(url, obj.version, obj.size_bytes)
 
-    async def stat(self, url: str) -> RemoteObject:
-        """Return an object as its origin has it now.
-
-        If the origin fails, a cached file is returned as it is cached. Raises the origin's errors.
-        """
-        cached = await self._history.cached_file(url)
-        if cached is None:
-            return await self._downloader.stat_ahead(self._origins.origin(url), url)
-        present = await self._revalidation.present(url)
-        return cached if present is None else present
-
     async def _with_versions(self, shards: Shards) -> Shards:
-        """Return files with versions and sizes, which their origins are asked for."""
-        unknown = [ref.url for ref in shards if None in (ref.version, ref.size_bytes)]
+        """Return files with versions and sizes; their origins are asked for missing ones."""
+        unknown = [ref.url for ref in shards if ref.version is None or ref.size_bytes is None]
         if not unknown:
             return shards
-        found = await self._downloader.stat_all(self.stat, unknown)
+        objects = await self._downloader.stat_all(self.stat, unknown)
         return await asyncio.to_thread(
-            lambda: Shards.of(_stated(ref, found.get(ref.url)) for ref in shards),
+            lambda: Shards.of(_with_version(ref, objects.get(ref.url)) for ref in shards),
         )
 
     async def _filled(self, listing: Listing) -> Listing:
@@ -320,7 +323,7 @@ class Manifests:
         return Listing(shards, listing.names, listing.remembered + added)
 
     async def _list(self, pattern: str, wanted: Wanted) -> Shards:
-        """Ask the origin what a pattern matches; what it last matched, if it does not answer."""
+        """Return the shards that a pattern matches; its last ones if the origin is unavailable."""
 
         def request(received: Received) -> Awaitable[Shards]:
             return expand(pattern, self._origins, received, self._indexes, wanted)
@@ -329,17 +332,17 @@ class Manifests:
         try:
             shards = await self._downloader.ask(pattern, request)
         except OriginUnavailableError as exn:
-            known: Shards | None = None
+            last: Shards | None = None
             if not _is_secret(pattern):
-                known = await self._history.catalogue.get(*row, parse=listing_of)
-            if known is None:
+                last = await self._history.catalogue.get(*row, parse=listing_of)
+            if last is None:
                 raise
             log.warning(
                 "origin unavailable; using the last known listing",
                 url=pattern,
                 cause=exn.message,
             )
-            return known
+            return last
         packed = await asyncio.to_thread(_row_of, pattern, shards)
         if packed is not None:
             await self._history.catalogue.put(packed, *row)
@@ -347,11 +350,12 @@ class Manifests:
 
     def _forget_stale(self, now_s: float) -> None:
         """Forget stale listings, and the oldest while they take too much memory."""
+        newest_first = reversed(list(self._listed.items()))
         total_bytes = 0
-        for key, listed in reversed(list(self._listed.items())):
+        for key, listed in newest_first:
             ttl_s = self._limits.ttl_s
             if any(map(is_index, key)):
-                # It costs one request, and may just have been updated for the job that asks.
+                # An index costs one request, and may just have been updated for the job that asks.
                 ttl_s = min(ttl_s, _INDEX_TTL_S)
             total_bytes += listed.listing.memory_bytes
             if now_s - listed.listed_s >= ttl_s or total_bytes > self._limits.memory_bytes:
@@ -368,13 +372,14 @@ def _unpacked(packed: bytes) -> Listing:
 
 
 def _named(pattern: str, wanted: Wanted) -> Shards | None:
-    """Return what a pattern itself names; None if the origin has to be asked. Blocks."""
+    """Return the shards that a pattern spells out; None if the origin has to be asked. Blocks."""
     if wanted == "entries":
         return None
     return named_by_braces(pattern)
 
 
-def _stated(ref: ShardRef, obj: RemoteObject | None) -> ShardRef:
+def _with_version(ref: ShardRef, obj: RemoteObject | None) -> ShardRef:
+    """Return a ref with the version and size of its object, unless it names another version."""
     if obj is None or ref.version not in (None, obj.version):
         return ref
     return ref._replace(version=obj.version, size_bytes=obj.size_bytes)
@@ -385,12 +390,11 @@ def listing_of(row: object) -> Shards:
 
     Raises ValueError for any other value.
     """
-    try:
-        match row:
-            case str(text):
-                return Shards.unpack(b64decode(text, validate=True))
-    except ProtocolError as exn:
-        raise ValueError(exn.message) from exn
+    if isinstance(row, str):
+        try:
+            return Shards.unpack(b64decode(row, validate=True))
+        except ProtocolError as exn:
+            raise ValueError(exn.message) from exn
     raise ValueError("the row is not a listing")
 
 

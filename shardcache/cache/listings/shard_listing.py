@@ -1,6 +1,6 @@
 """The shards of a dataset, with the names that plans give them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
@@ -30,7 +30,7 @@ class Listing:
 
     Attributes:
         shards: the shards, in the order of their numbers.
-        names: the name of each.
+        names: the name of each in plans.
         remembered: number of sample counts that come from this daemon's catalogue; other nodes may
             not have them.
         memory_bytes: memory that the list takes.
@@ -46,22 +46,20 @@ class Listing:
         """Build from the shards. Blocks.
 
         Args:
-            names: of the shards, if they are known already.
-            wanted: which of them are read as shards, and which as files or by ranges.
+            names: names of the shards, if known already.
+            wanted: decides which of them are read as shards, and which as files or by ranges.
         """
         self.shards = shards
         self.remembered = remembered
         self._wanted = wanted
-        self.names = names or self._named()
+        self.names = names or self._all_names()
         texts_bytes = len(shards.urls.text) + len(shards.versions.text)
         self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + texts_bytes
 
-    def _named(self) -> list[str]:
-        each = zip(self._places(), self.shards.versions, strict=True)
-        return [_name(place, version) for place, version in each]
-
-    def _places(self) -> Iterable[str]:
-        return (place_of(url, is_file=self._is_file(url)) for url in self.shards.urls)
+    def _all_names(self) -> list[str]:
+        places = (place_of(url, is_file=self._is_file(url)) for url in self.shards.urls)
+        versions = self.shards.versions
+        return [_name(place, version) for place, version in zip(places, versions, strict=True)]
 
     def _is_file(self, url: str) -> bool:
         """Return whether the object's own bytes are wanted, rather than the samples in it."""
@@ -73,11 +71,11 @@ class Listing:
 
     @property
     def is_of_ranges(self) -> bool:
-        """True if only the ranges are fetched that readers ask for, and nothing ahead of need."""
+        """True if only ranges that readers ask for are fetched, and nothing ahead of need."""
         return self._wanted == "ranges"
 
     def ref(self, number: int) -> ShardRef:
-        """Return a shard by its number, or a file if that is wanted."""
+        """Return the shard, or the file, by its number."""
         ref = self.shards[number]
         if self._is_file(ref.url):
             return ref._replace(is_file=True)

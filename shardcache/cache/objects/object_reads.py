@@ -31,7 +31,7 @@ class HeldBytes(Protocol):
         """Path of the file; open it at once, as it may be renamed later."""
 
     async def beyond(self, have_bytes: int) -> int:
-        """Return where the bytes end that may be read, once that is beyond `have_bytes`.
+        """Return the end of the bytes that may be read, once it is beyond `have_bytes`.
 
         Raises the errors of fetching.
         """
@@ -56,7 +56,7 @@ class _CachedObject:
 
 @dataclass(frozen=True, slots=True)
 class _ArrivingObject:
-    """An object that is arriving: its beginning, of which there is more and more."""
+    """An object that is arriving: its beginning, which grows."""
 
     _arrival: Arrival
     _client: JobKey
@@ -71,7 +71,7 @@ class _ArrivingObject:
             return size_bytes
         if self._arrival.ready_bytes <= have_bytes:
             wait = Wait(self._client, since_s=time.monotonic(), is_file=True)
-            await self._arrival.beyond(have_bytes, wait)
+            await self._arrival.wait_beyond(have_bytes, wait)
         return size_bytes if self._arrival.shard is not None else self._arrival.ready_bytes
 
     def lost(self) -> None:
@@ -111,8 +111,8 @@ class ObjectReads:
     _counters: Counters
 
     def fits(self, obj: RemoteObject) -> bool:
-        """Return whether the whole object would find space now, beside what readers hold."""
-        return self._residency.could_fit(footprint_bytes(obj.size_bytes), NOW)
+        """Return whether there is space for the whole object now, beside what readers hold."""
+        return self._residency.fits_now(footprint_bytes(obj.size_bytes), NOW)
 
     def is_space_wanted(self) -> bool:
         """Return whether anything waits for space in the cache."""
@@ -123,34 +123,34 @@ class ObjectReads:
 
         None if the range has to be fetched or checked first, which `span` does.
         """
-        found = self._leasing.at_hand(_name(obj), span, obj.version)
-        if found is None:
+        file = self._leasing.at_hand(_name(obj), span, obj.version)
+        if file is None:
             return None
         self._counters.hits += 1
-        if isinstance(found, PartFile):
-            self._residency.parts.used(found, found.parts_of(span))
-            return found.partial.path
-        self._counters.hit_bytes += found.size_bytes  # parts have none: those of whole files count
-        return _tar_of(self._layout, found.key)
+        if isinstance(file, PartFile):
+            self._residency.parts.used(file, file.parts_of(span))
+            return file.partial.path
+        self._counters.hit_bytes += file.size_bytes  # bytes of parts are not counted
+        return _tar_of(self._layout, file.key)
 
     @asynccontextmanager
     async def whole(self, obj: RemoteObject, client: JobKey) -> AsyncIterator[HeldBytes]:
-        """Hold an object during the block, from the moment on at which its beginning is there.
+        """Hold an object during the block, which begins once the object's first bytes are there.
 
         Raises every error of its fetching; OutdatedError if the origin has another version.
         """
         wait = Wait(client, since_s=time.monotonic(), partial=True)
-        found = await self._leasing.acquire(_ref(obj), Class.PLANNED, wait)
-        if isinstance(found, Published):
-            self._count(found)
-            async with self._cached(found.shard) as held:
+        acquired = await self._leasing.acquire(_ref(obj), Class.PLANNED, wait)
+        if isinstance(acquired, Published):
+            self._count(acquired)
+            async with self._cached(acquired.shard) as held:
                 yield held
             return
         self._counters.misses += 1
         try:
-            yield _ArrivingObject(found, client)
+            yield _ArrivingObject(acquired, client)
         finally:
-            await self._leave(found, client)
+            await self._leave(acquired, client)
 
     @asynccontextmanager
     async def span(
@@ -166,8 +166,8 @@ class ObjectReads:
 
         Args:
             ahead: the range that will be read next, if that is known.
-            in_order: True to read it in order: once its first byte is there, it may be held as far
-                as it goes.
+            in_order: True if the range is read in order: the block may begin once its first byte is
+                there, and holds the cached beginning of it.
         """
         wait = Wait(
             client,
@@ -176,21 +176,21 @@ class ObjectReads:
             in_order=in_order,
             ahead=ahead,
         )
-        found = await self._leasing.acquire_range(_ref(obj), wait)
-        if isinstance(found, Published):
-            self._count(found)
-            async with self._cached(found.shard) as held:
+        acquired = await self._leasing.acquire_range(_ref(obj), wait)
+        if isinstance(acquired, Published):
+            self._count(acquired)
+            async with self._cached(acquired.shard) as held:
                 yield held
             return
         self._counters.misses += 1
         start, _ = span
-        end = found.end_in(span)
-        parts = found.parts_of((start, end))
-        self._residency.parts.retain(found, parts)
+        end = acquired.end_in(span)
+        parts = acquired.parts_of((start, end))
+        self._residency.parts.retain(acquired, parts)
         try:
-            yield _Parts(self._residency, found, end)
+            yield _Parts(self._residency, acquired, end)
         finally:
-            self._residency.parts.release(found, parts)
+            self._residency.parts.release(acquired, parts)
 
     def sent(self, obj: RemoteObject, size_bytes: int, client: JobKey) -> None:
         """Count bytes of an object that were sent to a client."""
@@ -212,10 +212,11 @@ class ObjectReads:
         else:
             arrival.leave(client)
 
-    def _count(self, found: Published) -> None:
-        if found.hit:
+    def _count(self, published: Published) -> None:
+        """Count a read as a hit or a miss."""
+        if published.hit:
             self._counters.hits += 1
-            self._counters.hit_bytes += found.facts.size_bytes
+            self._counters.hit_bytes += published.facts.size_bytes
         else:
             self._counters.misses += 1
 

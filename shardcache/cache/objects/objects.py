@@ -51,7 +51,7 @@ class Objects:
         An object that was uploaded as a whole has one part. Raises the origin's errors.
 
         Args:
-            number: the part's, counted from 1.
+            number: number of the part, counted from 1.
         """
         parts = parts_of(obj) or 1
         if number > parts:
@@ -72,7 +72,7 @@ class Objects:
         Raises NotFoundError if there is no such bucket, and the origin's other errors.
 
         Args:
-            prefix: the bucket's, with which all urls in it begin.
+            prefix: the beginning of all urls in the bucket.
         """
         if not self._allow.reaches(prefix, peer):
             return False

@@ -28,9 +28,10 @@ from shardcache.store.shard import Shard
 LISTING = "listing the shards"
 """Stage of a reader's wait until its patterns are resolved."""
 
-_OF_A_PREVIOUS_PLAN = -1  # position of a lease
+_OF_A_PREVIOUS_PLAN = -1  # `Lease.position` once the reader has declared another plan
 
-# More than a loader requests of one worker before another (`prefetch_factor`; its default is 2).
+# A loader requests fewer batches of one worker while it waits for another (`prefetch_factor`; its
+# default is 2).
 _BATCHES_AHEAD = 4
 _STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
 
@@ -39,8 +40,8 @@ class Reader:
     """One connected reader: its plan, its leases, and a clock that runs while it waits.
 
     Args:
-        disconnected: called with it when it disconnects.
-        mates: a view of all workers of its loader.
+        disconnected: called with the reader when it disconnects.
+        mates: a view of all workers of its loader, this one included.
 
     Attributes:
         job: the job that it is charged to.
@@ -96,7 +97,7 @@ class Reader:
         for lease in self._leases:
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
-        if listing.is_of_ranges:  # of which nothing is fetched ahead of need
+        if listing.is_of_ranges:  # the planner fetches no ranges ahead, so it has no plan of them
             self._planner.now.forget(self)
         else:
             self._planner.now.declare(self, job=self.job.key)
@@ -106,6 +107,7 @@ class Reader:
         self.listing = listing
 
     def _end_plan(self) -> None:
+        """Drop the plan, if there is one, and the memory counted for it."""
         if self.listing is not None:
             self._plan_memory.end(self.listing, len(self.order))
         self.listing = None
@@ -117,14 +119,15 @@ class Reader:
         self._plan_memory.check(len(self.order), self.listing, len(order))
         versions = self.listing.shards.versions
         names = self.listing.names
-        bare_urls = [names[number] for number in dict.fromkeys(order) if not versions[number]]
+        distinct_numbers = dict.fromkeys(order)
+        bare_urls = [names[number] for number in distinct_numbers if not versions[number]]
         await self._leasing.recall(bare_urls)
 
-        def add(some: Sequence[int]) -> None:
-            self.order.extend(some)
-            self._plan_memory.extend(len(some))
+        def add(numbers: Sequence[int]) -> None:
+            self.order.extend(numbers)
+            self._plan_memory.extend(len(numbers))
             if not self._is_of_ranges:
-                self._planner.now.extend(self, [names[number] for number in some])
+                self._planner.now.extend(self, [names[number] for number in numbers])
 
         await self._turns.take(order, add)
         self._changed.notify()
@@ -170,7 +173,7 @@ class Reader:
             span = None  # other plans lease whole shards
         ahead: Span | None = None
         if span is not None:
-            ahead = self._ranges.read_next(position, span)
+            ahead = self._ranges.advance(position, span)
         wait = Wait(
             self.job.key,
             partial=partial,
@@ -183,65 +186,65 @@ class Reader:
         self._leases.add(lease)
         if needed:
             self.need(number)
-        found: Published | Arrival | PartFile
+        acquired: Published | Arrival | PartFile
         try:
             if span is not None:
                 is_awaited = lease.state is LeaseState.AWAITED
-                found = await self._ranges.acquire(number, ref, wait, is_awaited=is_awaited)
+                acquired = await self._ranges.acquire(number, ref, wait, is_awaited=is_awaited)
             elif latest:
-                found = await self._leasing.acquire_latest(ref, Class.PLANNED, wait)
+                acquired = await self._leasing.acquire_latest(ref, Class.PLANNED, wait)
             else:
-                found = await self._leasing.acquire(ref, Class.PLANNED, wait)
+                acquired = await self._leasing.acquire(ref, Class.PLANNED, wait)
         finally:
             self._end_wait(wait)
-            self._leases.drop(number)
+            self._leases.drop(number)  # the request, which has ended in any case
         self._leases.add(lease)
-        self._count_hit_or_miss(found)
-        if isinstance(found, Published):
-            self._grant(lease, found.shard)
+        self._count_hit_or_miss(acquired)
+        if isinstance(acquired, Published):
+            self._grant(lease, acquired.shard)
         else:
-            self._grant(lease, found)
+            self._grant(lease, acquired)
         return lease
 
-    def lease_at_hand(
-        self, number: int, position: int, span: Span, *, needed: bool
-    ) -> Lease | None:
-        """Lease a range of a plan of ranges if that takes no waiting; arguments are as of `lease`.
+    def try_lease(self, number: int, position: int, span: Span, *, needed: bool) -> Lease | None:
+        """Lease a range of a plan of ranges without waiting; its arguments are those of `lease`.
 
-        None if it has to be fetched or checked first, which `lease` does.
+        Returns None if the plan is of whole shards, or the range has to be fetched or checked
+        first: `lease` does that.
         """
         if not self._is_of_ranges:
             return None
         ref = self.ref(position)
         self._leases.check_new(number)
-        found = self._ranges.at_hand(number, ref, span, is_awaited=needed)
-        if found is None:
+        acquired = self._ranges.try_acquire(number, ref, span, is_awaited=needed)
+        if acquired is None:
             return None
         wait = Wait(self.job.key, partial=True, holder=self, bytes=span)
         state = LeaseState.AWAITED if needed else LeaseState.REQUESTED
         lease = Lease(number, position, wait, state, task=None)
-        self._ranges.read_next(position, span)
+        self._ranges.advance(position, span)  # noted only: without a wait, nothing is fetched ahead
         self._leases.add(lease)
-        self._grant(lease, found)
+        self._grant(lease, acquired)
         return lease
 
-    def _count_hit_or_miss(self, found: Published | Arrival | PartFile) -> None:
-        if isinstance(found, Published) and found.hit:
+    def _count_hit_or_miss(self, acquired: Published | Arrival | PartFile) -> None:
+        if isinstance(acquired, Published) and acquired.hit:
             self._counters.hits += 1
-            self._counters.hit_bytes += found.facts.size_bytes
+            self._counters.hit_bytes += acquired.facts.size_bytes
         else:
             self._counters.misses += 1
 
-    def _grant(self, lease: Lease, found: Shard | Arrival | PartFile) -> None:
+    def _grant(self, lease: Lease, acquired: Shard | Arrival | PartFile) -> None:
+        """Give the lease its shard or range, which is in use from now on if the reader waits."""
         self._moved_s = time.monotonic()
-        if isinstance(found, PartFile):
+        if isinstance(acquired, PartFile):
             assert lease.wait.bytes is not None
-            lease.granted = self._ranges.hold(lease.position, found, lease.wait.bytes)
+            lease.granted = self._ranges.hold(lease.position, acquired, lease.wait.bytes)
         else:
-            lease.granted = found
-            if isinstance(found, Arrival):
+            lease.granted = acquired
+            if isinstance(acquired, Arrival):
                 self._leases.use(lease)
-                lease.files = found.files_for(lease.wait)
+                lease.files = acquired.files_for(lease.wait)
         if lease.state is LeaseState.AWAITED:
             self._use(lease)
         else:
@@ -264,39 +267,40 @@ class Reader:
         elif lease.state is LeaseState.REQUESTED:
             lease.state = LeaseState.AWAITED
             self._begin_wait(lease.wait, self.transfer(lease.position))
-            if lease.wait.bytes is None:  # a plan of ranges has no order to be at a place of
+            if lease.wait.bytes is None:
                 self._planner.now.waits(self, lease.position, self.clock.waited_s)
-            else:
+            else:  # the planner has no plan of ranges
                 self._ranges.places.need(number)
             self._changed.notify()
 
     def _use(self, lease: Lease) -> None:
         """Retain a granted shard: the reader has reached it."""
-        found = lease.granted
-        # A range is kept by its parts. Of ranges in whole files, only the awaited one keeps its
-        # file: see `AheadSpace`.
+        granted = lease.granted
+        # 1. The parts of a range are retained already. Of ranges in whole files, only the awaited
+        #    one keeps its file: see `AheadSpace`.
         keeps_file = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
-        if isinstance(found, HeldRange) or not keeps_file:
+        if isinstance(granted, HeldRange) or not keeps_file:
             lease.state = LeaseState.GRANTED
             return
-        if isinstance(found, Shard):
-            # It may have been evicted, and perhaps re-fetched, since the grant.
-            found = self._residency.retain_cached(found.key)
-        now = self._planner.now
-        if found is None:
+
+        # 2. A published shard may have been evicted, and perhaps re-fetched, since the grant.
+        if isinstance(granted, Shard):
+            granted = self._residency.retain_cached(granted.key)
+        schedule = self._planner.now
+        if granted is None:
             lease.state = LeaseState.EVICTED
-            now.waits(self, lease.position, self.clock.waited_s)
+            schedule.waits(self, lease.position, self.clock.waited_s)
         else:
             lease.state = LeaseState.IN_USE
-            lease.granted = found
+            lease.granted = granted
             self._leases.use(lease)
-            now.reads(self, lease.position, self.clock.waited_s)
+            schedule.reads(self, lease.position, self.clock.waited_s)
         self._changed.notify()
 
     async def more(self, number: int, beyond_bytes: int) -> Lease:
         """Wait for more of an arriving shard; if all of it was granted, for its publication.
 
-        Returns its lease. The transfer's error ends the lease.
+        Returns the lease. Raises the transfer's error, which ends the lease.
 
         Args:
             number: the lease.
@@ -316,7 +320,7 @@ class Reader:
         )
         self._begin_wait(wait, transfer)
         try:
-            await arrival.beyond(beyond_bytes, wait)
+            await arrival.wait_beyond(beyond_bytes, wait)
             if arrival.refused is not None and not wait.is_file:
                 raise arrival.refused
             await self._index(lease, wait)
@@ -331,7 +335,7 @@ class Reader:
         return lease
 
     async def _index(self, lease: Lease, wait: Wait) -> None:
-        """Have a shard indexed that was published as a file, while its samples are read."""
+        """Have a shard indexed if it was published as a file and this reader reads samples."""
         facts = None if lease.shard is None else lease.shard.facts
         if facts is not None and facts.samples is None and not wait.is_file:
             ref = self.ref(lease.position)
@@ -362,7 +366,8 @@ class Reader:
             return
 
         was_reached = lease.state is not LeaseState.GRANTED
-        if lease.retained is not None or (read and was_reached):
+        is_done = lease.retained is not None or (read and was_reached)
+        if is_done:
             self._count_as_done(lease)
         await self._let_go(lease)
 
@@ -477,12 +482,13 @@ class Reader:
         return [mate for mate in self._mates if mate.is_idle_with_many_samples(batch_size)]
 
     def is_idle_with_many_samples(self, batch_size: int) -> bool:
-        """Return whether it neither waits nor moves, and its shards have a few batches left.
+        """Return whether the reader neither waits nor progresses, in shards of many batches.
 
         Args:
             batch_size: number of samples in a batch.
         """
-        if self.clock.runs or time.monotonic() - self._moved_s <= _STILL_S:
+        is_still = time.monotonic() - self._moved_s > _STILL_S
+        if self.clock.runs or not is_still:
             return False
-        min_samples = batch_size * _BATCHES_AHEAD
-        return all(has_more_samples(shard, min_samples) for shard in self.retained())
+        few_samples = batch_size * _BATCHES_AHEAD
+        return all(has_more_samples(shard, few_samples) for shard in self.retained())

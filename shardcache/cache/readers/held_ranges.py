@@ -1,4 +1,4 @@
-"""Ranges of objects that one reader holds, and what it will probably read next."""
+"""Ranges of objects that one reader holds, and a prediction of those that it reads next."""
 
 from dataclasses import dataclass
 
@@ -31,12 +31,12 @@ class SequentialRun:
     end: int = 0
     run_bytes: int = 0
 
-    def then(self, needed: Span, max_bytes: int) -> Span | None:
+    def advance(self, needed: Span, max_bytes: int) -> Span | None:
         """Note that a range is needed; return the one that will probably be needed after it.
 
-        It has as many bytes as were read in order, so that for a reader of the whole file it soon
-        is large enough to keep the network busy, and for a reader of single ranges nothing more is
-        fetched; `max_bytes` at most.
+        The latter has as many bytes as were read in order, `max_bytes` at most. For a reader of the
+        whole file it soon is large enough to keep the network busy. For a reader of single ranges
+        there is none: nothing more is fetched.
         """
         start, end = needed
         is_in_order = self.run_bytes > 0 and self.start <= start <= self.end < end
@@ -79,7 +79,7 @@ class HeldRange:
         return max(0, min(end, self.file.partial.obj.size_bytes) - start)
 
     def hold_ahead(self, end: int) -> int:
-        """Hold what is cached of the following bytes, up to `end`, as well.
+        """Hold the following bytes as well, up to `end`, as far as they are cached.
 
         Returns the end of the bytes that the reader may read.
         """
@@ -99,7 +99,7 @@ class HeldRanges:
     """Ranges of a reader's plan of ranges: their parts stay cached while it holds them.
 
     Attributes:
-        places: of the ranges that were asked for, and not released yet.
+        places: the places in the cache of ranges that were requested, and not released yet.
     """
 
     def __init__(
@@ -117,12 +117,15 @@ class HeldRanges:
         self._client = client
         self._runs: dict[int, SequentialRun] = {}  # by position in the plan
 
-    def read_next(self, position: int, span: Span) -> Span | None:
-        """Return the range that will probably be read after one; None if it cannot be predicted."""
-        # Half of the space for reading ahead: a range that does not fit into what is left of it is
-        # not fetched ahead at all.
+    def advance(self, position: int, span: Span) -> Span | None:
+        """Note that a range is read; return the one that will probably be read after it.
+
+        None if that cannot be predicted.
+        """
+        # At most half of the space for reading ahead. A range that is larger than the free part of
+        # this space is not fetched ahead at all.
         max_bytes = min(_MAX_AHEAD_BYTES, self._ahead.limit_bytes // 2)
-        return self._run(position).then(span, max_bytes)
+        return self._run(position).advance(span, max_bytes)
 
     def _run(self, position: int) -> SequentialRun:
         return self._runs.setdefault(position, SequentialRun())
@@ -141,22 +144,22 @@ class HeldRanges:
     ) -> Published | PartFile:
         """Return a file with the range of a wait, as `Leasing.acquire_range` does.
 
-        From then on the lease has a place among `places`, by its number. One in a published file
-        gives its place up unless the reader waits for it: the file is cached anyway.
+        From then on the lease has a place among `places`, by its number. A range in a published
+        file gives its place up unless the reader waits for it: the file is cached anyway.
         """
         assert wait.bytes is not None
         size_bytes = self._leasing.range_bytes(ref, wait.bytes)
         keeps_place = False
         try:
             await self.places.enter(number, size_bytes, is_awaited=is_awaited)
-            found = await self._leasing.acquire_range(ref, wait)
-            keeps_place = isinstance(found, PartFile) or self.places.is_first(number)
+            acquired = await self._leasing.acquire_range(ref, wait)
+            keeps_place = isinstance(acquired, PartFile) or self.places.is_first(number)
         finally:
             if not keeps_place:
                 self.places.leave(number)
-        return found
+        return acquired
 
-    def at_hand(
+    def try_acquire(
         self,
         number: int,
         ref: ShardRef,
@@ -164,21 +167,29 @@ class HeldRanges:
         *,
         is_awaited: bool,
     ) -> Shard | PartFile | None:
-        """Return what `acquire` would return, if that takes no waiting; else None."""
+        """Return a file with a range, as `acquire` does; None if that takes waiting."""
+        # 1. The object store may have to be asked.
         if ref.version is None or not self._leasing.may_have(ref):
-            return None  # the object store may have to be asked for it
-        found = self._leasing.at_hand(name_of(ref), span, ref.version)
-        if isinstance(found, Shard):
-            self.places.try_be_first(number, 0, is_awaited=is_awaited)
-        elif found is not None:
-            size_bytes = self._leasing.range_bytes(ref, span)
-            if not self.places.try_enter(number, size_bytes, is_awaited=is_awaited):
-                return None
-        if found is not None:
+            return None
+
+        # 2. The bytes have to be fetched or checked.
+        file = self._leasing.at_hand(name_of(ref), span, ref.version)
+        if file is None:
+            return None
+
+        # 3. A published file takes no further space.
+        if isinstance(file, Shard):
+            self.places.try_be_first(number, size_bytes=0, is_awaited=is_awaited)
             self._counters.hits += 1
-        if isinstance(found, Shard):
-            self._counters.hit_bytes += found.size_bytes
-        return found
+            self._counters.hit_bytes += file.size_bytes
+            return file
+
+        # 4. Parts count against the space for ranges, where others may be first.
+        size_bytes = self._leasing.range_bytes(ref, span)
+        if not self.places.try_enter(number, size_bytes, is_awaited=is_awaited):
+            return None
+        self._counters.hits += 1
+        return file
 
     def hold(self, position: int, file: PartFile, span: Span) -> HeldRange:
         """Retain the parts of a range of the object at a position of the plan."""
@@ -200,5 +211,5 @@ class HeldRanges:
         self._counters.bills.add_read(url, held.size_bytes, self._client)
 
     def let_go(self, held: HeldRange) -> None:
-        """Release a range without counting it, as of a reader that has disconnected."""
+        """Release a range without counting it as read: its reader may have disconnected."""
         self._parts.release(held.file, held.parts)

@@ -66,11 +66,11 @@ class Job:
             until_s: its end, or the present.
             stages: those of the transfer that it waits for, once there is one.
         """
-        left_s = until_s - since_s
-        self.waited_s += left_s
+        unattributed_s = until_s - since_s
+        self.waited_s += unattributed_s
         if stages is not None:
             for stage, spent_s in stages.spent_s(since_s, until_s).items():
                 self.waited_by_cause_s[_WAIT_CAUSES[stage]] += spent_s
-                left_s -= spent_s
+                unattributed_s -= spent_s
         # Before there is a transfer, the origin is being asked for the shard's version.
-        self.waited_by_cause_s[_WAIT_CAUSES[Stage.ASKING]] += left_s
+        self.waited_by_cause_s[_WAIT_CAUSES[Stage.ASKING]] += unattributed_s

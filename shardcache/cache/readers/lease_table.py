@@ -14,14 +14,14 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
-        self._in_use: dict[int, Lease] = {}  # of these, on shards that are read or arrive
+        self._in_use: dict[int, Lease] = {}  # those on shards that are being read, or arrive
         self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
 
     def check_new(self, number: int) -> None:
-        """Raise ProtocolError unless another lease may be requested by this number."""
+        """Raise ProtocolError if no lease may be requested by this number."""
         if number in self._leases:
             raise ProtocolError(f"request {number} has already asked for a lease")
         if len(self._leases) >= _MAX_LEASES:
@@ -32,7 +32,7 @@ class LeaseTable:
         self._leases[lease.number] = lease
 
     def use(self, lease: Lease) -> None:
-        """Note that a lease's shard is read or arrives."""
+        """Note that a lease's shard is being read, or arrives."""
         self._in_use[lease.number] = lease
 
     def get(self, number: int) -> Lease | None:
@@ -70,6 +70,6 @@ class LeaseTable:
         """Return the damage found in shards while the reader had them in use, each once."""
         for lease in self._in_use.values():
             self.note_damage(lease)
-        found = self._damage
+        damage = self._damage
         self._damage = []
-        return found
+        return damage

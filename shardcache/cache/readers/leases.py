@@ -1,4 +1,4 @@
-"""Leases of readers on shards, and what each of them has of its shard."""
+"""Leases of readers on shards."""
 
 import asyncio
 import enum
@@ -33,12 +33,12 @@ class Lease:
     position: int  # in the reader's plan
     wait: Wait  # until the lease is granted
     state: LeaseState = LeaseState.REQUESTED
-    # The shard, or its transfer if the lease was granted before its end.
+    # The shard, early access to it, or a range of it; None until one of them is granted.
     granted: Shard | Arrival | HeldRange | None = None
-    # The whole shard's, if it was granted before its publication.
+    # Those of the whole shard, if they were granted before its publication.
     files: Unpublished | None = None
-    damage_seen: bool = False  # True once damage of its shard was noted
-    # Waits for the shard; cancelled if the reader withdraws the request.
+    damage_seen: bool = False  # True once damage of the shard was noted
+    # The task that waits for the shard; cancelled if the reader withdraws the request.
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
     @property
@@ -66,8 +66,8 @@ class Lease:
 
         False while a shard that was published as a file has yet to be indexed for this reader.
         """
-        lacks_samples = self.facts is not None and self.facts.samples is None
-        if isinstance(self.granted, Arrival) and lacks_samples and not self.wait.is_file:
+        lacks_index = self.facts is not None and self.facts.samples is None
+        if isinstance(self.granted, Arrival) and lacks_index and not self.wait.is_file:
             return False
         return self.shard is not None or self.files is not None
 

@@ -16,7 +16,7 @@ class PlanMemory:
     it has open.
 
     Args:
-        limit_bytes: for all of them together; one plan may take half of it.
+        limit_bytes: limit of all plans together; one plan may take half of it.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -43,18 +43,18 @@ class PlanMemory:
         _check_limit("all plans together take", all_bytes, self._limit_bytes)
 
     def begin(self, listing: Listing) -> None:
-        """Count a plan without positions. Raises as `check` does."""
+        """Count a new plan, which has no positions yet. Raises as `check` does."""
         self.check(0, listing, 0)
         if listing not in self._plans:
             self._listings_bytes += listing.memory_bytes
         self._plans[listing] += 1
 
     def extend(self, positions: int) -> None:
-        """Count positions that a plan has got."""
+        """Count positions that were added to a plan."""
         self._positions += positions
 
     def end(self, listing: Listing, positions: int) -> None:
-        """Count a plan and its positions no longer."""
+        """Stop counting a plan and its positions."""
         self._positions -= positions
         self._plans[listing] -= 1
         if not self._plans[listing]:
@@ -62,10 +62,11 @@ class PlanMemory:
             self._listings_bytes -= listing.memory_bytes
 
 
-def _check_limit(what: str, taken_bytes: int, limit_bytes: int) -> None:
+def _check_limit(subject: str, taken_bytes: int, limit_bytes: int) -> None:
+    """Raise CapacityError, with a subject such as "the plan takes", if memory is over its limit."""
     if taken_bytes > limit_bytes:
         limit = size(limit_bytes)
         raise CapacityError(
-            f"{what} {size(taken_bytes)} of the daemon's memory; the limit is {limit}",
+            f"{subject} {size(taken_bytes)} of the daemon's memory; the limit is {limit}",
             remedy="start the daemon with more --plan-memory, or write fewer and larger shards",
         )

@@ -13,7 +13,8 @@ class RecentWaits:
     def add(self, since_s: float, until_s: float) -> None:
         """Add an interval, which ends now."""
         oldest = int(until_s - RECENT_S)
-        for second in [second for second in self._waited_s if second < oldest]:
+        expired = [second for second in self._waited_s if second < oldest]
+        for second in expired:
             del self._waited_s[second]
         for second in range(max(int(since_s), oldest), int(until_s) + 1):
             spent_s = min(until_s, second + 1) - max(since_s, second)
@@ -24,6 +25,7 @@ class RecentWaits:
         start_s = now_s - RECENT_S
         total_s = 0.0
         for second, spent_s in self._waited_s.items():
-            share = min(1.0, second + 1 - start_s)  # of the second in which the period begins: less
-            total_s += spent_s * max(0.0, share)
+            # The period begins within a second, of which only a share counts.
+            share = max(0.0, min(1.0, second + 1 - start_s))
+            total_s += spent_s * share
         return min(RECENT_S, total_s)

@@ -54,7 +54,7 @@ class WaitClock:
         self._waits.remove(wait)
 
     def charge(self) -> None:
-        """Charge the time since the last call to the job, by the stages of what is waited for."""
+        """Charge the time since the last call to the job, by the stages of the awaited transfer."""
         since_s = self._charged_until_s
         now_s = time.monotonic()
         self._charged_until_s = now_s

@@ -4,8 +4,8 @@ Readers that hold some parts and wait for more must never wait for each other. T
 deadlock (see `deadlock`) are broken where they begin, so ranges need no detection:
 
 1. Of each reader, one range is let in whatever the others take: the first that the reader waits
-   for. It is read and released before the reader waits for another, so whoever has it waits for
-   nothing in the cache. If it is in a published file, that file is retained for it, and for no
+   for. It is read and released before the reader waits for another, so a reader that has it waits
+   for nothing in the cache. If it is in a published file, that file is retained for it, and for no
    other range.
 2. All other ranges of all readers together take at most this share, until they are released. Their
    readers may do anything in the meantime, such as wait for each other.
@@ -42,7 +42,7 @@ class RangePlace:
 
 
 class AheadSpace:
-    """The share of all readers: who asks first is let in first.
+    """The share of all readers, which their ranges enter in the order of request.
 
     Args:
         limit_bytes: returns the size of the share, which may change.
@@ -65,7 +65,7 @@ class AheadSpace:
         self._let_in(place)
         return True
 
-    def wait(self, place: RangePlace) -> None:
+    def enqueue(self, place: RangePlace) -> None:
         """Let a range in once there is space in the share.
 
         One that is larger than the share is not let in here: only as its reader's first, rule 1.
@@ -111,7 +111,7 @@ class RangePlaces:
         place = RangePlace(size_bytes, is_awaited)
         self._places[number] = place
         self._waiting[number] = place
-        self._ahead.wait(place)
+        self._ahead.enqueue(place)
         await place.entered.wait()
         self._waiting.pop(number, None)
 

@@ -23,9 +23,9 @@ def check_progress(
     in_use: Collection[Shard],
     space: Space,
 ) -> None:
-    """Let this claim give up if there is a deadlock and it is its turn.
+    """Raise an error if there is a deadlock and this claim is the one that has to give up.
 
-    Raises CapacityError; PostponedError if no reader waits for the claim.
+    The error is CapacityError, or PostponedError if no reader waits for the claim.
 
     Args:
         claims: all claims, this one included.
@@ -39,7 +39,7 @@ def check_progress(
     # Everything else resolves itself: shards without leases can be evicted, and running downloads
     # finish.
     running = [each for each in claims if not each.is_blocked]
-    use = _Use.of(blocked, running, in_use, space)
+    use = _SpaceUse.of(blocked, running, in_use, space)
     if use.has_room:
         return
     readers = _stuck_readers(blocked)
@@ -47,22 +47,22 @@ def check_progress(
     if leases != sum(reader.leased_shards() for reader in readers):
         return  # a reader that does not wait may give its shards back
 
-    if claim is not max(blocked, key=_readiness):
+    if claim is not max(blocked, key=_giving_up_rank):
         return
-    if not claim.waits_for_space:
+    if not claim.space_waits:
         raise PostponedError
     raise _deadlock_error(claim, use, space, len(readers))
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _SpaceUse:
     """Bytes of the cache that stay as they are, and those that would let one transfer continue."""
 
     pinned_bytes: int
     leased_bytes: int  # leased and not pinned
     reserved_bytes: int  # by blocked transfers
     needed_bytes: int  # the least that a blocked transfer waits for
-    possible_bytes: int  # what the disk can hold of the capacity
+    possible_bytes: int  # the share of the capacity that the disk can hold
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class _Use:
         in_use: Collection[Shard],
         space: Space,
     ) -> Self:
-        """Add up what is held and wanted."""
+        """Add up the bytes of all claims and shards."""
         reservations = [claim.reservation for claim in running if claim.reservation is not None]
         arriving_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
         return cls(
@@ -90,27 +90,27 @@ class _Use:
         return staying_bytes + self.needed_bytes <= self.possible_bytes
 
 
-def _deadlock_error(claim: KeyClaim, use: _Use, space: Space, readers: int) -> CapacityError:
+def _deadlock_error(claim: KeyClaim, use: _SpaceUse, space: Space, readers: int) -> CapacityError:
     """Return the error with its arithmetic, for the readers of the claim that gives up."""
-    held = f"{size(use.pinned_bytes + use.leased_bytes)} of it is leased"
+    taken = f"{size(use.pinned_bytes + use.leased_bytes)} of it is leased"
     remedy = (
         "the cache must hold ranks x (shuffle_window + 1) shards, each compressed one also in its "
         f"inflated form: {space.remedy}, or lower shuffle_window or the number of ranks"
     )
     if use.pinned_bytes:
-        held += f" or pinned ({size(use.pinned_bytes)})"
+        taken += f" or pinned ({size(use.pinned_bytes)})"
         remedy += ", or unpin shards"
     if use.reserved_bytes:
-        held += f", {size(use.reserved_bytes)} is reserved by transfers"
+        taken += f", {size(use.reserved_bytes)} is reserved by transfers"
     return CapacityError(
-        f"deadlock: {space.explanation}, {held}, the next shard needs {size(use.needed_bytes)}, "
+        f"deadlock: {space.explanation}, {taken}, the next shard needs {size(use.needed_bytes)}, "
         f"and all {readers} reader(s) with leases wait for that space or for each other",
-        url=claim.transfers[0].ref.url,
+        url=claim.url,
         remedy=remedy,
     )
 
 
-class _Readiness(NamedTuple):
+class _GivingUpRank(NamedTuple):
     """Sort key of blocked claims: the one with the largest gives up."""
 
     # 1. No reader waits for it.
@@ -123,10 +123,10 @@ class _Readiness(NamedTuple):
     since_s: float
 
 
-def _readiness(claim: KeyClaim) -> _Readiness:
+def _giving_up_rank(claim: KeyClaim) -> _GivingUpRank:
     readers = _stuck_readers([claim])
-    return _Readiness(
-        is_idle=not claim.waits_for_space,
+    return _GivingUpRank(
+        is_idle=not claim.space_waits,
         is_awaited=bool(claim.stuck_waits),
         holds_shards=any(reader.leased_shards() for reader in readers),
         since_s=claim.waits_since_s,

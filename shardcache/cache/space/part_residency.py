@@ -1,4 +1,4 @@
-"""The parts of objects of which ranges are read: what keeps each of them, and what evicts them."""
+"""Cached parts of objects that are read by ranges: the reasons that keep them, and eviction."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,12 @@ class PartResidency:
     """Parts of objects, each of which stays while a reader has it in use.
 
     Nothing else writes `PartFile.leases`, or tells the plan which parts are cached and evictable.
+    Once a transfer of the whole has taken a file over (`is_own` is False), the plan knows nothing
+    of its parts.
 
     Args:
-        claims: keys of what is being fetched.
-        allocating: is held while space is given to somebody, and so while anything is evicted.
-
-    Attributes:
-        turns: claims that wait for the space of a range, the longest wait first. The others let
-            the first have its space, or small ranges would forever take what a large one needs.
+        claims: keys of the objects that are being fetched.
+        allocating: lock held while space is reserved, and so while anything is evicted.
     """
 
     def __init__(
@@ -45,7 +43,9 @@ class PartResidency:
         self._claims = claims
         self._allocating = allocating
         self._checking = asyncio.Lock()
-        self.turns: dict[KeyClaim, None] = {}
+        # Claims that wait for the space of a range, the longest wait first. The others let the
+        # first have its space, or small ranges would forever take the space that a large one needs.
+        self._turns: dict[KeyClaim, None] = {}
 
     async def open(
         self,
@@ -57,7 +57,7 @@ class PartResidency:
 
         Raises DiskError.
         """
-        async with self._allocating:  # so that what was left is not removed meanwhile
+        async with self._allocating:  # so that those parts are not removed meanwhile
             file = await self._store.parts.open(obj, part_bytes, reservation)
         self.restored(file)
         return file
@@ -116,13 +116,17 @@ class PartResidency:
 
     @contextlib.contextmanager
     def in_turn(self, claim: KeyClaim) -> Iterator[None]:
-        """Have a claim wait for space in its turn."""
-        self.turns[claim] = None
+        """Have a claim wait for space in its turn, during the block."""
+        self._turns[claim] = None
         try:
             yield
         finally:
-            del self.turns[claim]
+            del self._turns[claim]
             self._changed.notify()
+
+    def is_turn_of(self, claim: KeyClaim) -> bool:
+        """Return whether a claim may take space: no claim waits in turn, or this one is first."""
+        return not self._turns or next(iter(self._turns)) is claim
 
     def used(self, file: PartFile, parts: Iterable[int]) -> None:
         """Count parts as used now, without retaining them: the caller reads them immediately."""
@@ -151,43 +155,43 @@ class PartResidency:
 
         They are fetched again when they are read next.
         """
-        damaged: list[int] = []
-        for part in file.kept:
-            damaged += await self.verify_part(file, part)
-        return damaged
+        return [part for part in file.kept if await self.verify_part(file, part)]
 
-    async def verify_part(self, file: PartFile, part: int) -> list[int]:
-        """Compare one part with the journal, as `verify` does; return it if it was damaged."""
+    async def verify_part(self, file: PartFile, part: int) -> bool:
+        """Compare one part with the journal, as `verify` does; return whether it was damaged."""
         if part in file.partial.unchecked:
-            damaged = await self.check_left(file, [part])
+            damaged = await self.check_restored(file, [part])
             self._counters.corrupt += len(damaged)
-            return damaged
-        return await self._verify(file, part)
+            return bool(damaged)
+        return await self._verify_checked(file, part)
 
-    async def _verify(self, file: PartFile, part: int) -> list[int]:
+    async def _verify_checked(self, file: PartFile, part: int) -> bool:
+        """Compare a part with the journal again, after its first check."""
         done = file.partial.done
         if part not in done:
-            return []  # evicted since
-        suspects = await asyncio.to_thread(file.partial.damaged, {part: done[part]})
-        suspects = [part for part in suspects if part in done and file.is_own]
-        if not suspects:
-            return []
+            return False  # evicted since
+        seems_damaged = await self._differs_from_journal(file, part)
+        if not seems_damaged or part not in done or not file.is_own:
+            return False
 
-        # A part may have been evicted while it was read, which leaves a hole in the file. So the
-        # suspects are read again, and kept meanwhile.
-        self.retain(file, suspects)
+        # It may have been evicted while it was read, which leaves a hole in the file. So it is read
+        # again, and kept meanwhile.
+        self.retain(file, [part])
         try:
-            crcs = {part: done[part] for part in suspects}
-            damaged = await asyncio.to_thread(file.partial.damaged, crcs)
+            is_damaged = await self._differs_from_journal(file, part)
         finally:
-            self.release(file, suspects)
-        if not file.is_own:
-            return []
-        for part in damaged:
-            self.lost(file, part)
-            file.forget(part)
-            self._counters.corrupt += 1
-        return damaged
+            self.release(file, [part])
+        if not is_damaged or not file.is_own:
+            return False
+        self.lost(file, part)
+        file.forget(part)
+        self._counters.corrupt += 1
+        return True
+
+    @staticmethod
+    async def _differs_from_journal(file: PartFile, part: int) -> bool:
+        crc = file.partial.done[part]
+        return bool(await asyncio.to_thread(file.partial.damaged, {part: crc}))
 
     async def evict_all(self, file: PartFile) -> int:
         """Remove the parts of an object, unless some are in use; return the bytes freed."""
@@ -199,28 +203,28 @@ class PartResidency:
                 self._planner.now.gone(file.key_of(part))
             return await self._store.parts.remove(file)
 
-    async def check_left(self, file: PartFile, parts: Sequence[int]) -> list[int]:
+    async def check_restored(self, file: PartFile, parts: Sequence[int]) -> list[int]:
         """Compare parts that an earlier daemon has left with its journal; return damaged ones.
 
         Those are dropped. Raises DiskError.
         """
         async with self._checking:  # once, for all readers that wait for the same parts
-            left = [part for part in parts if part in file.partial.unchecked]
-            if not left or not file.is_own:
+            unchecked = [part for part in parts if part in file.partial.unchecked]
+            if not unchecked or not file.is_own:
                 return []
-            self.retain(file, left)  # neither evicted nor granted meanwhile
+            self.retain(file, unchecked)  # neither evicted nor granted meanwhile
             try:
-                sound = await asyncio.to_thread(file.partial.check, left)
+                sound = await asyncio.to_thread(file.partial.check, unchecked)
             finally:
-                self.release(file, left)
-            damaged = [part for part in left if part not in sound]
+                self.release(file, unchecked)
+            damaged = [part for part in unchecked if part not in sound]
             if file.is_own:
                 for part in damaged:
                     self.lost(file, part)
             return damaged
 
     def give_up_if_removed(self, file: PartFile) -> None:
-        """Give up a file of parts that others have removed; its parts are fetched again. Blocks."""
+        """Give up a file that another program has removed; its parts are fetched again. Blocks."""
         if file.is_own and not file.partial.is_there():
             self.hand_over(file)
 

@@ -81,7 +81,7 @@ class Pins:
     async def add(self, wanted: Sequence[Pin]) -> set[str]:
         """Add pins; return the urls that were not pinned before.
 
-        Of several with one url, the last counts. Raises CapacityError, DiskError, changing nothing.
+        Of several on one url, the last counts. Raises CapacityError, DiskError, changing nothing.
         """
         async with self._changing:
             last_by_url = {pin.url: pin for pin in wanted}
@@ -91,7 +91,7 @@ class Pins:
         return {url for url, pin in previous.items() if pin is None}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
-        """Remove a user from pins; return what remains of each, by url.
+        """Remove a user from pins; return those that remain by url, None for any other url.
 
         Raises DiskError, changing nothing.
 
@@ -143,17 +143,17 @@ class Pins:
 
         Runs until cancelled, then saves once more.
         """
-        failing = False  # True once the log says so
+        was_logged = False  # True once the present failure is in the log
         try:
             while True:
                 await self._unsaved.wait()
                 try:
                     await self.save()
-                    failing = False
+                    was_logged = False
                 except CacheError as exn:
-                    if not failing:
+                    if not was_logged:
                         log.warning("cannot save the pins; retrying later", cause=exn.message)
-                    failing = True
+                    was_logged = True
                 await asyncio.sleep(_SAVE_INTERVAL_S)
         finally:
             with contextlib.suppress(CacheError):
@@ -176,13 +176,13 @@ class Pins:
         """
         previous: dict[str, Pin | None] = {}
 
-        def replace_some(some: Sequence[Pin]) -> None:
-            for pin in some:
+        def replace_each(piece: Sequence[Pin]) -> None:
+            for pin in piece:
                 previous.setdefault(pin.url, self._by_url.get(pin.url))
                 self._put(pin.url, replacement(pin))
 
-        self._unsaved.set()  # first: if this task is cancelled, what it has replaced is saved later
-        await self._turns.take(pins, replace_some)  # of a whole dataset: not all at once
+        self._unsaved.set()  # first: if this task is cancelled, replaced pins are saved later
+        await self._turns.take(pins, replace_each)  # of a whole dataset: not all at once
         try:
             await self._write()
         except CacheError:
@@ -227,9 +227,9 @@ class Pins:
         return self._joined(pin).size_bytes - previous.size_bytes
 
     def _joined(self, pin: Pin) -> Pin:
-        """Return what replaces the pin on a url when another is added: one with the users of both.
+        """Return the pin on a url and an added one as one pin, with the users of both.
 
-        Of the two versions, it has the one to keep for now.
+        Of their two versions, it has the one to keep for now.
         """
         previous = self._by_url.get(pin.url)
         if previous is None:
@@ -241,10 +241,7 @@ class Pins:
         return replace(pin, uids=uids)
 
     def _put(self, url: str, pin: Pin | None) -> None:
-        """Put a pin in place of the one on the url, if any; None just removes that one.
-
-        Does not save.
-        """
+        """Replace the pin on a url, if there is one; with None, remove it. Does not save."""
         previous = self._by_url.get(url)
         if previous is not None:
             self._size_bytes -= previous.size_bytes

@@ -34,8 +34,8 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
             residency.gone(key)
 
     known = store.known() | residency.claims.keys()  # a transfer owns the files of its key
-    found = [shard for shard in changes.shards if shard.key not in known]
-    for shard in found:
+    returned = [shard for shard in changes.shards if shard.key not in known]
+    for shard in returned:
         store.restore(shard)
         residency.arrived(shard)
     for part in changes.parts:
@@ -43,5 +43,5 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
             store.leftovers.keep(part)
 
     pins.schedule_save()  # their file may have been lost with the folder
-    if gone or found:
-        log.warning("the cache folder has changed", gone=gone, shards_back=len(found))
+    if gone or returned:
+        log.warning("the cache folder has changed", gone=gone, shards_back=len(returned))

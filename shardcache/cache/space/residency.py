@@ -1,4 +1,4 @@
-"""The cached shards: what keeps each of them, and which are evicted for others."""
+"""The cached shards: the reasons that keep them, and their eviction for others."""
 
 import asyncio
 import contextlib
@@ -27,12 +27,12 @@ from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
-# Closing a file in another process notifies nobody: what depends on it is checked again after this
-# time.
+# Closing a file in another process notifies nobody: whether it is still open is checked again after
+# this time.
 LOOK_AGAIN_S = 1.0
 
-# Times of need: of a shard that a reader waits for, and of one that is only warmed; the latter
-# comes after all planned shards and before those in no plan.
+# Times of need: of a shard that a reader waits for; and of one that is only warmed, which comes
+# after all planned shards and before those in no plan.
 NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
 
@@ -56,8 +56,8 @@ class Residency:
         leased: shards with leases, including damaged ones already in quarantine.
         pinned: cached shards that are pinned, by key.
         claims: shards being fetched, by key.
-        parts: those of objects of which ranges are read.
-        ahead: the share of these that readers asked for before they need it.
+        parts: the cached parts of objects that are read by ranges.
+        ahead: space for ranges that readers ask for before they need them.
         short_bytes: by how much the filesystem's free space fell short of --min-free, when last
             checked.
     """
@@ -88,9 +88,9 @@ class Residency:
         self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
 
         # The plan has to know what is cached already.
-        now = planner.now
+        schedule = planner.now
         for shard in store.shards.values():
-            now.arrived(shard.key, shard.kept_bytes)
+            schedule.arrived(shard.key, shard.kept_bytes)
         for file in store.parts.files():
             self.parts.restored(file)
         pins.watch(self._pin_changed)
@@ -146,7 +146,7 @@ class Residency:
             self.release(shard)
 
     def _pin_changed(self, key: str) -> None:
-        """Keep the cached shard for `key`, if there is one, from now on or no longer."""
+        """Follow a new or removed pin on `key`: keep its cached shard, or no longer."""
         if not self._pins.has_version(key):
             self._unpin(key)
             return
@@ -198,7 +198,7 @@ class Residency:
         size_bytes: int,
         needed_at_s: Callable[[], float],
         *,
-        ahead_waits: bool = True,
+        waits_ahead_of_need: bool = True,
     ) -> None:
         """Grow a claim's reservation as soon as there is space, evicting if necessary.
 
@@ -209,16 +209,16 @@ class Residency:
         Args:
             size_bytes: bytes to add to the reservation.
             needed_at_s: returns the time of need, which may change during the wait.
-            ahead_waits: whether the claim waits for space although no reader waits for its shard.
+            waits_ahead_of_need: whether the claim waits for space while no reader waits for it.
         """
         if await self.try_reserve(claim, size_bytes, needed_at_s()):
             return
         with claim.waiting_for_space(size_bytes):
             while True:
-                self.check_possible(claim.reserved_bytes + size_bytes, claim.transfers[0].ref.url)
-                if not (ahead_waits or claim.waits):
+                self.check_possible(claim.reserved_bytes + size_bytes, claim.url)
+                if not (claim.waits or waits_ahead_of_need):
                     raise PostponedError
-                await self.change(claim)
+                await self.wait_for_change(claim)
                 if await self.try_reserve(claim, size_bytes, needed_at_s()):
                     return
 
@@ -226,7 +226,7 @@ class Residency:
         """Grow a claim's reservation, evicting if necessary; return False if that takes waiting."""
         assert claim.reservation is not None
         async with self._allocating:
-            self._look_again()
+            self._reconsider_still_open()
             while shortfall := self._store.measured().shortfall_bytes(size_bytes):
                 if not await self._free(shortfall, needed_at_s):
                     return False
@@ -240,13 +240,13 @@ class Residency:
         *,
         is_speculative: bool = False,
     ) -> bool:
-        """Grow a claim's reservation if that takes no waiting, and nobody waits in turn.
+        """Grow a claim's reservation if that takes no waiting, and no other claim comes first.
 
         Args:
-            is_speculative: whether it is for what nobody has asked for. It may be a small part of
-                the cache then, and only what nobody plans is evicted for it.
+            is_speculative: whether nobody has asked for the bytes. They may take a small share of
+                the cache then, and only unplanned shards are evicted for them.
         """
-        if self.parts.turns and next(iter(self.parts.turns)) is not claim:
+        if not self.parts.is_turn_of(claim):
             return False
         if not is_speculative:
             return await self.try_reserve(claim, size_bytes, NOW)
@@ -257,15 +257,15 @@ class Residency:
     def _ahead_bytes(self) -> int:
         """Return the space for ranges that readers have asked for and do not need yet.
 
-        What is fetched because they will probably ask for it may take as much.
+        Ranges fetched because readers will probably ask for them may take the same again.
         """
         return self._store.space.effective_bytes() // AHEAD_SHARE
 
     def check_range(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError if a range would not fit, whatever else is read at the time."""
         space = self._store.space
-        possible_bytes = space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
-        possible_bytes = max(0, possible_bytes - self._ahead_bytes())
+        unpinned_bytes = space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
+        possible_bytes = max(0, unpinned_bytes - self._ahead_bytes())
         if size_bytes <= possible_bytes:
             return
         remedy = f"{space.remedy}, or read smaller ranges"
@@ -284,7 +284,7 @@ class Residency:
         If it cannot be met, that is logged, once.
         """
         async with self._allocating:
-            self._look_again()
+            self._reconsider_still_open()
             short_bytes = self._store.measured().crowding_bytes
             while short_bytes and await self._free(short_bytes, NOW):
                 short_bytes = self._store.measured().crowding_bytes
@@ -297,14 +297,14 @@ class Residency:
             log.warning("--min-free is met again", short=size(short_bytes))
         self.short_bytes = short_bytes
 
-    async def change(self, claim: KeyClaim, move_limit_s: float | None = None) -> None:
-        """Wait for a change, or a short while: closing a file notifies nobody.
+    async def wait_for_change(self, claim: KeyClaim, move_limit_s: float | None = None) -> None:
+        """Wait until more shards may be evictable, or for `LOOK_AGAIN_S`.
 
         Raises as `check_progress` does.
 
         Args:
-            move_limit_s: for a claim that does something else meanwhile: it returns also when the
-                claim moves, and after this time.
+            move_limit_s: given for a claim whose transfers do something else meanwhile: the wait
+                also ends when one of them progresses, and after this time.
         """
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
@@ -320,23 +320,23 @@ class Residency:
         space = self._store.space
         return size_bytes <= space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
 
-    def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
+    def fits_now(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether `reserve` would succeed now; evict nothing."""
-        self._look_again()
+        self._reconsider_still_open()
         shortfall_bytes = self._store.measured().shortfall_bytes(size_bytes)
         for leftover in self._store.leftovers.by_key.values():
             shortfall_bytes -= leftover.size_bytes
         victims = self._planner.now.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
         return victims is not None
 
-    def planned_s(self, key: str) -> float:
+    def planned_need_s(self, key: str) -> float:
         """Return when a shard is needed, by a plan or as an unplanned one: whichever is sooner."""
-        return min(self._planner.now.next_use_s(key), self.due_s(key))
+        return min(self._planner.now.next_use_s(key), self.unplanned_need_s(key))
 
-    def due_s(self, key: str) -> float:
-        """Return the time of need of an unplanned shard.
+    def unplanned_need_s(self, key: str) -> float:
+        """Return when a shard is needed whatever the plans say.
 
-        A pinned one follows those that are needed within the lead time.
+        A pinned one follows those that are needed within the lead time; any other, all plans.
         """
         if self._pins.has_version(key):
             return self._planner.now.now_s + self._planner.lead_s
@@ -354,7 +354,7 @@ class Residency:
         if self.may_fit(size_bytes + open_bytes):
             return
 
-        # 2. It fits once processes have closed those of them that have no other link.
+        # 2. It fits once processes have closed those of them that have no hard link elsewhere.
         linked_bytes = sum(shard.kept_bytes for shard in still_open if self._store.is_linked(shard))
         if self.may_fit(size_bytes + linked_bytes):
             return
@@ -389,6 +389,7 @@ class Residency:
             return await self._evict(shard.key)
 
     async def _evict(self, key: str) -> bool:
+        """Remove a shard, or a part of an object, by its key in the plan."""
         part = part_of_key(key)
         if part is not None:
             object_key, number = part
@@ -416,7 +417,7 @@ class Residency:
             elif shard.key not in self._store.shards:
                 self.gone(shard.key)
 
-    def _look_again(self) -> None:
+    def _reconsider_still_open(self) -> None:
         """Make shards evictable again that could not be removed a while ago."""
         limit_s = time.monotonic() - LOOK_AGAIN_S
         due = [shard for shard, since_s in self._still_open.items() if since_s <= limit_s]

@@ -49,7 +49,7 @@ class History:
     """The last version fetched of each url and its sample count, which outlive the shard.
 
     Attributes:
-        catalogue: the database whose rows they are.
+        catalogue: the database with these rows.
         changes: the number of versions and counts stored since the start.
     """
 
@@ -60,7 +60,7 @@ class History:
         self._rebuilding = asyncio.Lock()
 
     async def rebuild(self, *, damaged: bool = False) -> None:
-        """Restore lost rows from the sidecars, of each url the version read last.
+        """Restore lost rows from the sidecars; each url gets the version that was read last.
 
         Lookups wait until this is done. No-op if there are as many rows as shards, unless some of
         them are known to be `damaged`.
@@ -80,11 +80,11 @@ class History:
         cached = self._store.shards
         shards = [cached[key] for key in keys if key in cached]
         peeked = await self._store.peek(shards)
-        found = [facts for facts in peeked if facts is not None]
-        # The first row of a url counts: of its shard and its plain file, that of the shard, which
-        # has a count.
-        found.sort(key=lambda facts: facts.samples is None)
-        await self.catalogue.add_many([_row_of(facts) for facts in found])
+        readable = [facts for facts in peeked if facts is not None]
+        # The first row of a url counts. If both its shard and its plain file are cached, that is
+        # the row of the shard, which has a count.
+        readable.sort(key=lambda facts: facts.samples is None)
+        await self.catalogue.add_many([_row_of(facts) for facts in readable])
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""
@@ -99,7 +99,8 @@ class History:
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
         """Return the last version fetched of each url, or None."""
-        return [None if known is None else known.version for known in await self._known(urls)]
+        rows = await self._last_fetched(urls)
+        return [None if row is None else row.version for row in rows]
 
     async def cached_file(self, url: str) -> RemoteObject | None:
         """Return the object of a url whose plain file is cached in the version fetched last."""
@@ -121,16 +122,16 @@ class History:
         unknown = [number for number, count in enumerate(samples) if count < 0]
         for first in range(0, len(unknown), _FILLED_AT_ONCE):
             numbers = unknown[first : first + _FILLED_AT_ONCE]
-            found = await self._known([shards.urls[number] for number in numbers])
-            for number, known in zip(numbers, found, strict=True):
-                if known is None or known.samples is None:
+            rows = await self._last_fetched([shards.urls[number] for number in numbers])
+            for number, row in zip(numbers, rows, strict=True):
+                if row is None or row.samples is None:
                     continue
-                if shards.versions[number] in ("", known.version):
-                    samples[number] = known.samples
+                if shards.versions[number] in ("", row.version):
+                    samples[number] = row.samples
         return replace(shards, samples=samples)
 
-    async def _known(self, urls: Sequence[str]) -> list[Fetched | None]:
-        """Return what is known of each url.
+    async def _last_fetched(self, urls: Sequence[str]) -> list[Fetched | None]:
+        """Return the version of each url that was fetched last, or None.
 
         Rows that turn out to be damaged are first restored from the sidecars.
         """
@@ -138,11 +139,11 @@ class History:
             pass  # only wait for the end of a rebuilding in progress
         keys = [(_KIND, stored_url(url)) for url in urls]
         losses = self.catalogue.losses
-        found = await self.catalogue.get_many(keys, Fetched.from_row)
-        if self.catalogue.losses != losses:
+        rows = await self.catalogue.get_many(keys, Fetched.from_row)
+        if self.catalogue.losses != losses:  # damaged rows were dropped
             await self.rebuild(damaged=True)
-            found = await self.catalogue.get_many(keys, Fetched.from_row)
-        return found
+            rows = await self.catalogue.get_many(keys, Fetched.from_row)
+        return rows
 
 
 def _row_of(facts: Facts) -> tuple[tuple[str, str], list[object]]:

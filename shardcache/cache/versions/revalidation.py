@@ -55,8 +55,8 @@ class Revalidation:
     )
     _under_way: Counter[str] = field(default_factory=Counter, init=False)  # requests, by origin
     _silent: set[str] = field(default_factory=set, init=False)  # origins that do not answer
-    # Locks of signed urls that are being checked
-    _proving: WeakValueDictionary[str, asyncio.Lock] = field(
+    # By url, the locks of signed urls that are being checked.
+    _signature_locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary,
         init=False,
     )
@@ -106,16 +106,52 @@ class Revalidation:
         """
         if self.allows(ref.url):
             return
-        lock = self._proving.setdefault(ref.url, asyncio.Lock())
+        lock = self._signature_locks.setdefault(ref.url, asyncio.Lock())
         async with lock:  # once for all readers of the url
             if self.allows(ref.url):
                 return
             asked_s = time.monotonic()
-            obj = await self._accepted(ref.url)
+            obj = await self._stat_signed(ref.url)
         key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
         self._check_length(key, obj)
         if ref.version is None and self._planner.checked_at_s(name) < asked_s:
             self._planner.learn(name, key, time.monotonic())
+
+    async def present(self, url: str) -> RemoteObject | None:
+        """Return the object of a cached shard or file as its origin has it now.
+
+        None if the origin is silent, fails or refuses the request: the cached version is served
+        then. Raises its other errors, and the refusal of a signed url.
+        """
+        self._counters.fetched(url, size_bytes=0, requests=1)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S) as limit:
+                return await self._origins.origin(url).stat(url)
+        except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
+            if isinstance(exn, AccessDeniedError) and is_signed(url):
+                raise
+            log.warning(
+                "cannot revalidate the shard; serving the cached version",
+                shard=url,
+                cause=str(exn),
+            )
+            return None
+        except ShardcacheError:
+            raise
+        except Exception:
+            # A top-level guard like that of transfers: one bad shard must not end all jobs.
+            log.exception("unexpected error in revalidation; serving the cached version", shard=url)
+            return None
+        finally:
+            if limit.expired():
+                self._silent.add(store_of(url))
+            else:
+                self._silent.discard(store_of(url))
+
+    def stop(self) -> None:
+        """Cancel the pending requests."""
+        for question in list(self.questions.values()):
+            question.cancel()
 
     def _check_length(self, key: str, obj: RemoteObject) -> None:
         """Raise OriginError if a cached shard has another length than the object of its version."""
@@ -130,8 +166,8 @@ class Revalidation:
             remedy="have the server change the ETag with the object; then evict the shard",
         )
 
-    async def _accepted(self, url: str) -> RemoteObject:
-        """Return the object of a signed url, as its origin has it for this url."""
+    async def _stat_signed(self, url: str) -> RemoteObject:
+        """Return the object of a signed url. Raises the origin's error if it refuses the url."""
         self._counters.fetched(url, size_bytes=0, requests=1)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
@@ -141,11 +177,6 @@ class Revalidation:
                 f"the origin has not said within {_TIMEOUT_S:g} s whether the signature is valid",
                 url=url,
             ) from exn
-
-    def stop(self) -> None:
-        """Cancel the pending requests."""
-        for question in list(self.questions.values()):
-            question.cancel()
 
     def _is_stale(self, name: str) -> bool:
         """Return whether a shard is cached, and its version was last asked for too long ago."""
@@ -175,34 +206,3 @@ class Revalidation:
         if obj is None:
             return self._planner.key(name)
         return shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
-
-    async def present(self, url: str) -> RemoteObject | None:
-        """Return the object of a cached shard's or file's url as the origin has it now.
-
-        None if the origin is silent, fails or refuses: what is cached is then served, but for a
-        signed url that is refused. Raises its other errors.
-        """
-        self._counters.fetched(url, size_bytes=0, requests=1)
-        try:
-            async with asyncio.timeout(_TIMEOUT_S) as limit:
-                return await self._origins.origin(url).stat(url)
-        except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
-            if isinstance(exn, AccessDeniedError) and is_signed(url):
-                raise
-            log.warning(
-                "cannot revalidate the shard; serving the cached version",
-                shard=url,
-                cause=str(exn),
-            )
-            return None
-        except ShardcacheError:
-            raise
-        except Exception:
-            # A top-level guard like that of transfers: one bad shard must not end all jobs.
-            log.exception("unexpected error in revalidation; serving the cached version", shard=url)
-            return None
-        finally:
-            if limit.expired():
-                self._silent.add(store_of(url))
-            else:
-                self._silent.discard(store_of(url))

@@ -16,6 +16,7 @@ HORIZON_S = 300.0
 BINS = 60
 # Positions of a plan that are examined: enough for one shard per second.
 MAX_USES = 300
+# Uses that are shown one by one: the soonest of each job, and those of shards that are not cached.
 _MAX_SOONEST = 5
 _MAX_GAPS = 12
 
@@ -60,7 +61,7 @@ class Lane:
     Attributes:
         client: the job.
         counts: by presence, the number of shards needed in each interval of the horizon.
-        looked_s: time up to which all of its readers' plans were examined.
+        looked_s: seconds from now up to which the plans of all its readers were examined.
         soonest: the first few uses.
         gaps: the first few uses of shards that are not cached.
     """

@@ -34,7 +34,7 @@ class LiveView:
     A lane shows what one job needs in the next minutes.
 
     Attributes:
-        looks: the number of refreshes.
+        refreshes: the number of refreshes.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LiveView:
         reasons: Reasons,
         turns: Turns,
     ) -> None:
-        self.looks = 0
+        self.refreshes = 0
         self._readers = readers
         self._transfers = transfers
         self._store = store
@@ -54,22 +54,22 @@ class LiveView:
         self._reasons = reasons
         self._turns = turns
         self._lanes: list[Lane] = []
-        self._looking = asyncio.Lock()
-        self._looked_s = -math.inf  # time of the last refresh
-        self._lanes_due_s = -math.inf  # time of the next one that includes the lanes
+        self._refreshing = asyncio.Lock()
+        self._refreshed_s = -math.inf  # time of the last refresh
+        self._lanes_due_s = -math.inf  # time of the next refresh that includes the lanes
 
-    async def look(self) -> None:
-        """Refresh the view, lanes included if they are due, unless that was just done."""
-        async with self._looking:
+    async def refresh(self) -> None:
+        """Refresh the view, and its lanes if they are due; no-op just after another refresh."""
+        async with self._refreshing:
             begun_s = time.monotonic()
-            if begun_s - self._looked_s < _PERIOD_S:
+            if begun_s - self._refreshed_s < _PERIOD_S:
                 return
-            self._looked_s = begun_s
+            self._refreshed_s = begun_s
             if begun_s >= self._lanes_due_s:
                 self._lanes = await self._present_lanes()
                 took_s = time.monotonic() - begun_s
                 self._lanes_due_s = begun_s + took_s / _LANES_SHARE
-            self.looks += 1
+            self.refreshes += 1
 
     def outlook(self, visible: Visible) -> Json:
         """Return the present waits, and each job's next minutes as of the last refresh."""
@@ -89,7 +89,7 @@ class LiveView:
         waiting: defaultdict[tuple[JobKey, str], list[Reader]] = defaultdict(list)
         for reader in self._readers:
             if reader.resolving:
-                pattern = self._reasons.asked(reader.resolving)
+                pattern = self._reasons.awaited_pattern(reader.resolving)
                 waiting[reader.client, pattern].append(reader)
         for (client, pattern), readers in waiting.items():
             job, uid = client
@@ -100,7 +100,7 @@ class LiveView:
                 "job": job,
                 "uid": uid,
                 "readers": len(readers),
-                "for_s": longest_s(readers),
+                "for_s": longest_wait_s(readers),
                 "url": shown(pattern, visible),
                 "reason": reason,
             }
@@ -139,11 +139,12 @@ class LiveView:
         return list(lanes.values())
 
     def _uses(self, reader: Reader) -> list[Use]:
-        """Return what a reader needs within the horizon, soonest first."""
-        now = self._planner.now
+        """Return a reader's uses of shards within the horizon, soonest first."""
+        schedule = self._planner.now
+        now_s = schedule.now_s
         uses: list[Use] = []
-        for use_s, position, name in now.ahead(reader, now.now_s + HORIZON_S, MAX_USES):
-            in_s = max(0.0, use_s - now.now_s)
+        for use_s, position, name in schedule.ahead(reader, now_s + HORIZON_S, MAX_USES):
+            in_s = max(0.0, use_s - now_s)
             url = reader.ref(position).url
             uses.append(Use(in_s, url, reader.client, self._presence(name)))
         return uses
@@ -159,10 +160,10 @@ class LiveView:
         return Presence.MISSING
 
 
-def longest_s(readers: Iterable[Reader]) -> float | None:
+def longest_wait_s(readers: Iterable[Reader]) -> float | None:
     """Return the length of the longest present wait of these readers; None if none waits."""
     starts_s = [reader.clock.since_s for reader in readers]
-    since_s = [start_s for start_s in starts_s if start_s is not None]
-    if not since_s:
+    waiting_since_s = [start_s for start_s in starts_s if start_s is not None]
+    if not waiting_since_s:
         return None
-    return round(time.monotonic() - min(since_s), 1)
+    return round(time.monotonic() - min(waiting_since_s), 1)

@@ -19,7 +19,7 @@ from shardcache.store.shard import Shard
 from shardcache.store.space import Space
 
 _MAX_HOLDERS = 3  # jobs named as holding space
-_MAX_PATTERNS = 256  # of a reader's, those that `asked` looks through
+_MAX_PATTERNS = 256  # patterns of a reader among which `awaited_pattern` searches
 
 
 class Reasons:
@@ -43,8 +43,8 @@ class Reasons:
         """Return why a reader still waits: for its range of an object, or for all of it.
 
         Args:
-            wait: None if it is for more of an arriving shard.
-            transfer: the one that fetches it.
+            wait: the reader's wait; None if it is for more of an arriving shard.
+            transfer: the transfer of the shard or object.
         """
         if wait is None or wait.stages is None or not wait.has_own_stages:
             return self.of_transfer(transfer)
@@ -68,10 +68,10 @@ class Reasons:
         return self._of_network(stage, transfer)
 
     def _of_network(self, stage: Stage, transfer: Transfer) -> str:
-        """Return a stage with the last failed request, else with the limit that holds it back."""
-        failed = self._downloader.failing.get(transfer.ref.url)
-        if failed:
-            return f"{stage.value}; {failed}"
+        """Return a stage with the last failed request, or else the limit that holds it back."""
+        failure = self._downloader.failing.get(transfer.ref.url)
+        if failure:
+            return f"{stage.value}; {failure}"
         return self.of_stage(stage, transfer.ref.url)
 
     def of_stage(self, stage: str, url: str | None = None) -> str:
@@ -83,14 +83,14 @@ class Reasons:
 
     def of_listing(self, patterns: Sequence[str]) -> str:
         """Return why patterns are not resolved yet: the object store, and its latest error."""
-        pattern = self.asked(patterns)
-        failed = self._downloader.failing.get(pattern)
+        pattern = self.awaited_pattern(patterns)
+        failure = self._downloader.failing.get(pattern)
         reason = f"{LISTING} of {store_of(pattern)}"
-        if failed:
-            return f"{reason}; {failed}"
+        if failure:
+            return f"{reason}; {failure}"
         return reason
 
-    def asked(self, patterns: Sequence[str]) -> str:
+    def awaited_pattern(self, patterns: Sequence[str]) -> str:
         """Return the pattern that its origin is being asked about; the first if unknown."""
         for pattern in patterns[:_MAX_PATTERNS]:
             if pattern in self._downloader.asking:
@@ -115,13 +115,13 @@ class Reasons:
             text = f"arrived shards being checked and indexed: {len(being_checked)}"
             yield Limit("disk", text, is_waited_for)
 
-        failing = [str(failed) for url, failed in self._downloader.failing.items() if visible(url)]
-        if failing:
-            text = f"requests repeated after errors: {len(failing)}; {failing[-1]}"
+        failures = [str(each) for url, each in self._downloader.failing.items() if visible(url)]
+        if failures:
+            text = f"requests repeated after errors: {len(failures)}; {failures[-1]}"
             yield Limit("errors", text, holds=True)
 
     def space_in_words(self) -> str:
-        """Return the capacity, and who holds what of it."""
+        """Return the capacity, and the jobs that hold most of it."""
         leased = f"{size(self.leased_bytes())} of it leased"
         holders = self._largest_holders()
         if holders:

@@ -12,7 +12,7 @@ from shardcache.cache.readers.jobs import Job
 from shardcache.cache.readers.readers import Readers
 from shardcache.cache.readers.recent_waits import RECENT_S
 from shardcache.cache.space.residency import Residency
-from shardcache.cache.views.live_view import longest_s
+from shardcache.cache.views.live_view import longest_wait_s
 from shardcache.cache.views.reasons import Reasons
 from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.transfer import Transfer
@@ -90,14 +90,14 @@ class StatusPage:
 
     def _transfer(self, transfer: Transfer, visible: Visible) -> Json:
         url = transfer.ref.url
-        failed = self._downloader.failing.get(url) if visible(url) else None
-        now = self._planner.now
-        next_use_s = now.next_use_s(self._planner.key(transfer.name))
+        failure = self._downloader.failing.get(url) if visible(url) else None
+        schedule = self._planner.now
+        next_use_s = schedule.next_use_s(self._planner.key(transfer.name))
         return {
             "url": shown(url, visible),
             **transfer.to_json(),
-            "last_error": None if failed is None else str(failed),
-            "needed_in_s": _time_until_s(next_use_s, now.now_s),
+            "last_error": None if failure is None else str(failure),
+            "needed_in_s": _time_until_s(next_use_s, schedule.now_s),
         }
 
     def _jobs(self, visible: Visible) -> list[Json]:
@@ -110,7 +110,7 @@ class StatusPage:
         return [self._job(job, readers[job.key], visible) for job in jobs]
 
     def _job(self, job: Job, readers: list[Reader], visible: Visible) -> Json:
-        now = self._planner.now
+        schedule = self._planner.now
         waiting = [reader for reader in readers if reader.waiting_for is not None]
         waiting_share = 0.0
         if readers:
@@ -118,11 +118,11 @@ class StatusPage:
             waiting_share = recently_s / (RECENT_S * len(readers))
         return job.to_json() | {
             "bill": self._counters.bills.to_json(job.key),
-            "shards_per_s": round(sum(now.shards_per_s(reader) for reader in readers), 4),
+            "shards_per_s": round(sum(map(schedule.shards_per_s, readers)), 4),
             "ahead_s": self._ahead_s(readers),
             "waiting": len(waiting),
             "waiting_for": self._waiting_for(waiting, visible),
-            "waiting_s": longest_s(waiting),
+            "waiting_s": longest_wait_s(waiting),
             "waiting_share": round(waiting_share, 4),
         }
 
@@ -130,15 +130,15 @@ class StatusPage:
         """Return the time until a reader needs a missing shard; None if all are cached."""
         if any(reader.resolving for reader in readers):
             return 0.0  # it waits for a listing, and has no shard yet
-        now = self._planner.now
+        schedule = self._planner.now
         coming = [transfer.name for transfer in self._transfers.all()]
         is_cared_for = self._prefetcher.is_cared_for
-        needs_s = [now.covered_until_s(reader, is_cared_for, coming) for reader in readers]
+        needs_s = [schedule.covered_until_s(reader, is_cared_for, coming) for reader in readers]
         soonest_s = min(needs_s, default=math.inf)
-        return _time_until_s(soonest_s, now.now_s)
+        return _time_until_s(soonest_s, schedule.now_s)
 
     def _waiting_for(self, waiting: list[Reader], visible: Visible) -> str | None:
-        """Return what most of the waiting readers wait for; None if there are none."""
+        """Return the stage that most of the waiting readers wait for; None if there are none."""
         if not waiting:
             return None
         stages = [reader.waiting_for or "" for reader in waiting]
@@ -146,7 +146,7 @@ class StatusPage:
         if commonest != LISTING:
             return self._reasons.of_stage(commonest)
         patterns = next(reader.resolving for reader in waiting if reader.resolving)
-        if not visible(self._reasons.asked(patterns)):
+        if not visible(self._reasons.awaited_pattern(patterns)):
             return LISTING
         return self._reasons.of_listing(patterns)
 

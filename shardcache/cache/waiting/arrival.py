@@ -30,13 +30,13 @@ class Arrival:
         is_file: True once one of them reads the object's own bytes, whatever they are.
         files: the checked files of the whole shard, before they are published; None until then, and
             if the transfer fails.
-        damage: what readers of `files` have to be warned of.
+        damage: damage that readers of `files` have to be warned of.
         shard: the shard once it is published.
         refused: if `shard` is a plain file, why it has no samples.
     """
 
     def __init__(self, partial: Partial, waits: set[Wait], coming: Coming, moved: Signal) -> None:
-        """Offer what arrives in `partial`. See `Transfer.offer`.
+        """Offer early access to the shard that arrives in `partial`. See `Transfer.offer`.
 
         Args:
             waits: all of the transfer's waits.
@@ -95,28 +95,29 @@ class Arrival:
             return None
         return self.files
 
-    async def beyond(self, count_bytes: int, wait: Wait) -> None:
-        """Wait for more than `count_bytes`, or the whole shard.
+    async def wait_beyond(self, have_bytes: int, wait: Wait) -> None:
+        """Wait for more than `have_bytes` of the beginning, or for the whole shard.
 
         Raises the transfer's error.
         """
         self._waits.add(wait)
         try:
-            while not self._serves(wait, count_bytes):
+            while not self._has_more(wait, have_bytes):
                 if self._failure is not None:
                     raise self._failure
                 await self._moved.wait()
         finally:
             self._waits.discard(wait)
 
-    def _serves(self, wait: Wait, count_bytes: int) -> bool:
+    def _has_more(self, wait: Wait, have_bytes: int) -> bool:
+        """Return whether there are more than `have_bytes` of the beginning, or the whole shard."""
         if self.shard is not None or self.files_for(wait) is not None:
             return True
-        if self.partial.may_be_copied:  # a reader counts the bytes of another file
+        if self.partial.may_be_copied:  # `have_bytes` may be of a file with other bytes
             return False
-        return self.ready_bytes > count_bytes
+        return self.ready_bytes > have_bytes
 
-    def check(self, files: Unpublished) -> None:
+    def offer_files(self, files: Unpublished) -> None:
         """Announce that the shard has passed every check, and may be read."""
         self.files = files
         self._moved.notify()

@@ -27,19 +27,19 @@ class KeyClaim:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     transfers: list[Transfer] = field(default_factory=list)
-    # Notified when anything changes for one of the transfers: they all share it.
+    # Notified when anything changes for one of the transfers, which all share it.
     moved: Signal = field(default_factory=Signal)
     part_file: PartFile | None = None  # with the parts of the object, once some are fetched
     reservation: Reservation | None = None
     has_range_readers: bool = False  # True if ranges of the object were read before the whole of it
     wanted_bytes: int = 0  # further space that it waits for; 0 while it does not wait
     serves_ranges: bool = False  # True while ranges do not wait for that space
-    behind: "KeyClaim | None" = None  # the claim whose turn it waits for
+    claim_ahead: "KeyClaim | None" = None  # the claim whose turn it waits for
     waits_since_s: float = 0.0  # start of the wait, by the monotonic clock
     checked_s: float = -math.inf  # time of the last deadlock check
 
     def join(self, transfer: Transfer) -> None:
-        """Add a transfer: whatever moves one of them moves all, as one works for all of them."""
+        """Add a transfer, which shares the signal of the others: one of them works for all."""
         self.transfers.append(transfer)
         transfer.join(self.moved, self.part_file)
         if self.wanted_bytes:
@@ -60,9 +60,16 @@ class KeyClaim:
         self.moved.notify()
 
     @property
+    def url(self) -> str:
+        """Url of the first transfer, for errors."""
+        return self.transfers[0].ref.url
+
+    @property
     def is_blocked(self) -> bool:
         """True while only space, for this claim or the one ahead of it, lets it continue."""
-        return self.wanted_bytes > 0 or (self.behind is not None and self.behind.is_blocked)
+        if self.wanted_bytes > 0:
+            return True
+        return self.claim_ahead is not None and self.claim_ahead.is_blocked
 
     @property
     def reserved_bytes(self) -> int:
@@ -96,7 +103,7 @@ class KeyClaim:
         return all(transfer.is_divisible for transfer in self.transfers)
 
     @property
-    def waits_for_space(self) -> list[Wait]:
+    def space_waits(self) -> list[Wait]:
         """The waits that only space ends, while the claim is blocked."""
         return self.whole_waits if self.serves_ranges else self.waits
 
@@ -132,13 +139,13 @@ class KeyClaim:
 
     @property
     def needed_first(self) -> Sequence[tuple[int, int]]:
-        """Start and end of bytes that readers wait for."""
+        """The ranges that readers wait for: start and end of each."""
         return [wait.bytes for wait in self.waits if wait.bytes is not None]
 
     @property
     def stuck_waits(self) -> list[Wait]:
         """The waits of readers that have nothing to read until there is space."""
-        return [wait for wait in self.waits_for_space if wait.since_s is not None]
+        return [wait for wait in self.space_waits if wait.since_s is not None]
 
     def priority(self, next_use_s: Callable[[], float]) -> Priority:
         """Return the priority of the download.
@@ -166,7 +173,7 @@ class KeyClaim:
         return Priority(self.klass, next_use_s())
 
     def _is_awaited_in_part(self) -> bool:
-        """Return whether a waiting reader will get the beginning, which can be offered."""
+        """Return whether a waiting reader will get the beginning, which is offered already."""
         if not self._arrivals:
             return False
         longest_waits = [longest_wait(transfer.waits) for transfer in self.transfers]
@@ -195,16 +202,16 @@ class KeyClaim:
             yield
         finally:
             self.wanted_bytes, self.serves_ranges, self.waits_since_s = before
-            # One that has joined since was asking for the object's version.
+            # A transfer that has joined since was asking for the object's version.
             for transfer in self.transfers:
                 transfer.stages.enter(stages.get(transfer, Stage.ASKING))
 
     @contextlib.contextmanager
     def waiting_behind(self, other: "KeyClaim") -> Iterator[None]:
         """Mark the claim as waiting for another claim's turn to end."""
-        self.behind = other
+        self.claim_ahead = other
         self.waits_since_s = time.monotonic()
         try:
             yield
         finally:
-            self.behind = None
+            self.claim_ahead = None

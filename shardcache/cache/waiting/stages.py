@@ -5,6 +5,7 @@ import itertools
 import math
 import time
 from collections import defaultdict
+from typing import NamedTuple
 
 
 class Stage(enum.StrEnum):
@@ -16,35 +17,41 @@ class Stage(enum.StrEnum):
     DISK = "checking and indexing"
 
 
+class _Begun(NamedTuple):
+    """A stage that was begun."""
+
+    stage: Stage
+    since_s: float  # by the monotonic clock
+
+
 class Stages:
     """History of a transfer's stages, each with its start by the monotonic clock."""
 
     def __init__(self, stage: Stage = Stage.ASKING, since_s: float | None = None) -> None:
         """Begin in a stage, now or at a time by the monotonic clock."""
         begun_s = time.monotonic() if since_s is None else since_s
-        self._begun: list[tuple[Stage, float]] = [(stage, begun_s)]
+        self._begun = [_Begun(stage, begun_s)]
 
     @property
     def present(self) -> Stage:
         """The current stage."""
-        return self._begun[-1][0]
+        return self._begun[-1].stage
 
     @property
     def present_since_s(self) -> float:
         """Start of the current stage."""
-        return self._begun[-1][1]
+        return self._begun[-1].since_s
 
     def enter(self, stage: Stage) -> None:
         """Begin a stage."""
-        self._begun.append((stage, time.monotonic()))
+        self._begun.append(_Begun(stage, time.monotonic()))
 
     def spent_s(self, since_s: float, until_s: float) -> dict[Stage, float]:
         """Return the time spent in each stage during an interval."""
         spent_s: defaultdict[Stage, float] = defaultdict(float)
-        present_goes_on = (self.present, math.inf)
-        starts = [*self._begun, present_goes_on]
-        for (stage, begun_s), (_, ended_s) in itertools.pairwise(starts):
-            overlap_s = min(until_s, ended_s) - max(since_s, begun_s)
+        end = _Begun(self.present, math.inf)  # the present stage has no end yet
+        for begun, following in itertools.pairwise([*self._begun, end]):
+            overlap_s = min(until_s, following.since_s) - max(since_s, begun.since_s)
             if overlap_s > 0:
-                spent_s[stage] += overlap_s
+                spent_s[begun.stage] += overlap_s
         return spent_s

@@ -1,4 +1,4 @@
-"""A transfer: the fetching of one shard from origin to cache, as those that wait for it see it."""
+"""A transfer of one shard from origin to cache, as seen by those that wait for it."""
 
 import asyncio
 import time

@@ -11,7 +11,7 @@ T = TypeVar("T")
 # about ten times until it is answered, and may wait for a turn each time.
 _TURN_S = 0.001
 _MAX_ITEMS = 256
-_PIECE = 32  # items between two looks at the clock
+_PIECE = 32  # number of items after which the clock is read
 
 
 class Turns:

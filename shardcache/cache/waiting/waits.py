@@ -1,4 +1,4 @@
-"""A caller's wait for a shard: who waits, since when, and what would do."""
+"""A caller's wait for a shard: who waits, since when, and for which bytes."""
 
 import enum
 from collections.abc import Callable, Collection, Hashable
@@ -31,7 +31,7 @@ JobKey: TypeAlias = tuple[str, int]
 
 
 class Holder(Hashable, Protocol):
-    """A reader, as the owner of a plan and of holds on shards."""
+    """A reader, as the owner of a plan and of leases on shards."""
 
     @property
     def context(self) -> Context:
@@ -45,7 +45,7 @@ class Holder(Hashable, Protocol):
         """Return the shard at a position of the plan."""
 
     def leased_shards(self) -> int:
-        """Return the number of shards held for the reader."""
+        """Return the number of shards retained for the reader."""
 
     def kept_waiting(self) -> "Collection[Holder]":
         """Return the readers that keep their shards until this one gets its own."""
@@ -56,24 +56,24 @@ class Wait:
     """One caller's wait for a shard, or for more of an arriving one."""
 
     client: JobKey | None = None  # the reader's job
-    # When the reader began to wait; None while it still has something to read
+    # When the reader began to wait; None while it still has something to read.
     since_s: float | None = None
     partial: bool = False  # whether the caller accepts a shard that is still arriving
     unpublished: bool = False  # whether the caller accepts checked files before their publication
-    # Of the transfer being waited for, once there is one; its own if its range is fetched apart
+    # Stages of the transfer, once there is one; of this wait alone if its range is fetched apart.
     stages: Stages | None = None
     has_own_stages: bool = False
     holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
     is_file: bool = False  # True if the object's own bytes will do, without samples
     bytes: tuple[int, int] | None = None  # start and end of the range that is needed
-    in_order: bool = False  # whether its beginning will do, of which the first byte is needed first
-    ahead: tuple[int, int] | None = None  # of those that will probably be needed next
-    ended: Callable[[], None] | None = None  # called when it ends: what is kept for it may go
-    error: ShardcacheError | None = None  # why it gets nothing, while others may
+    in_order: bool = False  # whether the first byte of the range ends the wait
+    ahead: tuple[int, int] | None = None  # start and end of the range that is probably needed next
+    ended: Callable[[], None] | None = None  # called at the end of the wait
+    error: ShardcacheError | None = None  # ends this wait, while the transfer goes on for others
 
     @property
     def first_bytes(self) -> tuple[int, int] | None:
-        """Start and end of the bytes that end the wait for a range once they are there."""
+        """Start and end of the bytes whose arrival ends the wait for a range."""
         if self.bytes is None or not self.in_order:
             return self.bytes
         start, _ = self.bytes

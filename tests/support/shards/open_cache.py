@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardcache.cache.assembly import (
+    Core,
     Fetching,
-    Given,
-    Kept,
+    Inputs,
     Uses,
+    assemble_core,
     assemble_fetching,
-    assemble_kept,
     assemble_uses,
 )
 from shardcache.cache.facade import Cache
@@ -27,7 +27,7 @@ from shardcache.telemetry.metrics import Counters
 class Parts(NamedTuple):
     """The parts of a cache, of which nothing runs in the background."""
 
-    kept: Kept
+    core: Core
     fetching: Fetching
     uses: Uses
 
@@ -36,22 +36,22 @@ class Ground:
     """Parts of which a cache is built.
 
     Attributes:
-        given: an open store, origins and processes.
+        inputs: an open store, origins and processes.
         events: what `send` was called with.
     """
 
-    def __init__(self, given: Given) -> None:
-        self.given = given
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
         self.events: list[dict[str, Any]] = []
         self._stops: list[Callable[[], None]] = []
 
     @property
     def store(self) -> Store:
-        return self.given.store
+        return self.inputs.store
 
     @property
     def counters(self) -> Counters:
-        return self.given.downloader.counters
+        return self.inputs.downloader.counters
 
     async def send(self, event: dict[str, Any]) -> None:
         """Note an event of a request, but those of its progress, which come by the clock."""
@@ -59,14 +59,14 @@ class Ground:
             self.events.append(event)
 
     def parts(self) -> Parts:
-        kept = assemble_kept(self.given)
-        fetching = assemble_fetching(self.given, kept)
-        self._stops += [fetching.transfers.stop, kept.revalidation.stop]
-        return Parts(kept, fetching, assemble_uses(self.given, kept, fetching))
+        core = assemble_core(self.inputs)
+        fetching = assemble_fetching(self.inputs, core)
+        self._stops += [fetching.transfers.stop, core.revalidation.stop]
+        return Parts(core, fetching, assemble_uses(self.inputs, core, fetching))
 
     def cache(self) -> Cache:
-        given = self.given
-        cache = Cache(given.settings, given.store, given.origins, given.downloader, given.indexers, given.group)
+        inputs = self.inputs
+        cache = Cache(inputs.settings, inputs.store, inputs.origins, inputs.downloader, inputs.indexers, inputs.group)
         self._stops.append(cache.stop)
         return cache
 
@@ -85,7 +85,7 @@ async def ground(root: Path, **options: Any) -> AsyncIterator[Ground]:
     indexers = Indexers(1)
     try:
         async with asyncio.TaskGroup() as group:
-            found = Ground(Given(settings, store, origins, downloader, indexers, group))
+            found = Ground(Inputs(settings, store, origins, downloader, indexers, group))
             try:
                 yield found
             finally:

@@ -132,7 +132,7 @@ def waiting(
     wanted_bytes: int = SHARD_BYTES,
     needed: bool = True,
     reserved_bytes: int = 0,
-    behind: KeyClaim | None = None,
+    claim_ahead: KeyClaim | None = None,
     others: tuple[Keeper, ...] = (),
 ) -> KeyClaim:
     """Return a shard on its way that one reader waits for which has that many shards in hand; nobody where None."""
@@ -145,7 +145,7 @@ def waiting(
         transfers=[transfer],
         reservation=reservation,
         wanted_bytes=wanted_bytes,
-        behind=behind,
+        claim_ahead=claim_ahead,
         waits_since_s=time.monotonic(),
     )
 
@@ -164,7 +164,7 @@ def gives_up(claims: list[KeyClaim], in_use: list[Shard], capacity: int) -> list
 
 def behind(first: KeyClaim, in_hand: int, **facts: Any) -> list[KeyClaim]:
     """Return a claim, and one whose turn comes after it."""
-    return [first, waiting(in_hand, wanted_bytes=0, behind=first, **facts)]
+    return [first, waiting(in_hand, wanted_bytes=0, claim_ahead=first, **facts)]
 
 
 ROOM = 20 * MB + SHARD_BYTES

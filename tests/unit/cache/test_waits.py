@@ -108,13 +108,13 @@ async def test_files_without_samples_are_no_whole_shard(arrival: Arrival, tmp_pa
     wait = Wait(JOB, since_s=0.0, partial=True, unpublished=True)
     lease = Lease(1, 0, wait, granted=arrival, task=None)
     facts = Facts(URL, "1", SIZE, SIZE, PART, (1, 2, 3), samples=None)
-    arrival.check(Unpublished(tmp_path / "tar", tmp_path / "sidecar", 1, facts))
+    arrival.offer_files(Unpublished(tmp_path / "tar", tmp_path / "sidecar", 1, facts))
     assert arrival.files_for(wait) is None
     arrival.publish(Shard("key", SIZE, 0, used_at_s=0.0, facts=facts), None)
     assert not lease.is_whole
 
     indexed = Unpublished(tmp_path / "tar", tmp_path / "sidecar", 1, replace(facts, samples=40))
-    arrival.check(indexed)
+    arrival.offer_files(indexed)
     assert arrival.files_for(wait) is indexed
 
 
@@ -138,7 +138,7 @@ async def test_a_reader_of_a_smaller_copy_waits_for_its_publication(tmp_path: Pa
         arrival.partial.record(PartSums(part, 0, 0))
     assert arrival.ready_bytes == SIZE
 
-    waiting = asyncio.create_task(arrival.beyond(SIZE - 1, Wait(JOB)))
+    waiting = asyncio.create_task(arrival.wait_beyond(SIZE - 1, Wait(JOB)))
     await asyncio.sleep(0)
     assert not waiting.done()
     arrival.publish(Shard("key", SIZE - 1, 0, 0.0), None)

@@ -80,7 +80,7 @@ async def test_shard_evicted_by_the_end_counts_as_failed(refs: list[ShardRef], t
             arrived.append(event["url"])
             if len(arrived) == 2:
                 (first,) = [shard for shard in here.store.shards.values() if url_of(shard) == arrived[0]]
-                assert await parts.kept.residency.evict(first)
+                assert await parts.core.residency.evict(first)
 
         await parts.uses.warming.warm(refs[:2], evict_the_first)
     assert error_codes(here.events) == ["capacity"]
@@ -92,8 +92,8 @@ async def test_sizes_and_versions_are_asked_for_where_they_are_not_known(refs: l
     known = refs[0]._replace(size_bytes=7, version="v")
     async with ground(tmp_path) as here:
         warming = here.parts().uses.warming
-        sizes = await warming.ask([known, *refs[1:], known])
-        versions = await warming.ask(refs[1:], versions=True)
+        sizes = await warming.complete([known, *refs[1:], known])
+        versions = await warming.complete(refs[1:], versions=True)
     assert [ref.url for ref in sizes] == [ref.url for ref in refs]
     assert sizes[0] == known
     assert [ref.size_bytes for ref in sizes[1:]] == [

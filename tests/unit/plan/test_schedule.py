@@ -40,7 +40,7 @@ def test_fetches_are_as_few_as_possible(some_jobs: list[Job], spare: int) -> Non
     """On small timelines of equal shards, each job with several in hand, exhaustive search finds nothing better."""
     capacity = sum(job.window for job in some_jobs) + spare
     reads, least = all_reads(some_jobs), least_fetches(some_jobs, capacity)
-    assert len(Replay(reads, capacity, foreseen=True).fetched) == least
+    assert len(Replay(reads, capacity, declare_first_epochs=True).fetched) == least
     assert len([*misses(reads, furthest_next(reads), capacity)]) == least
 
 
@@ -76,7 +76,7 @@ def test_two_known_epochs_are_nearly_as_good_as_all(seed: int, count: int, capac
         some_jobs = [
             Job([order.sample(shards, 16) for _ in range(6)], 5.3 * number, 1 + number / 100) for number in range(count)
         ]
-        return len(Replay(all_reads(some_jobs), capacity, known=known_epochs).fetched)
+        return len(Replay(all_reads(some_jobs), capacity, known_epochs=known_epochs).fetched)
 
     assert fetches(2) <= fetches(6) * 1.1 + 2
 
