@@ -124,7 +124,7 @@ class _Rule:
         return any(self._starts_with(url, prefix) for prefix in self.prefixes)
 
     def is_within(self, text: str) -> bool:
-        """Return whether every url that the rule allows starts with a text."""
+        """Return whether all urls with one of the rule's prefixes start with a text."""
         return any(prefix.startswith(text) for prefix in self.prefixes)
 
     def _starts_with(self, url: str, prefix: str) -> bool:

@@ -68,7 +68,7 @@ class Transfer:
         previous = self.moved
         self.moved = moved
         self.part_file = part_file
-        previous.notify()  # whoever waits for it looks again, and then waits for the new one
+        previous.notify()  # its waiters look again, and then wait for the new signal
 
     def want_whole(self) -> None:
         """Want all of the object from now on."""
