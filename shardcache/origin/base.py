@@ -30,12 +30,13 @@ class Setup:
     Attributes:
         protocol: the part of its urls before `://`.
         table: options for its urls.
-        max_connections: of its own; those of `workers` are limited by the caller.
+        max_connections: limit on the connections that the origin opens itself; the caller limits
+            those of `workers`.
         redirect_guard: None for a process that reads with its own user's rights.
         workers: send requests, and write bodies to files.
         handed: credentials of this user's sessions, which go before those of the environment.
         signatures: signed urls that were accepted lately.
-        credentials: the only ones to read with, those of a session; None for the daemon's own.
+        credentials: a session's, the only ones to read with; None for the daemon's own.
     """
 
     protocol: str
@@ -81,8 +82,8 @@ class Origin(Protocol):
 
         Args:
             parts: one part; several if the object is `joinable`; all of them if it has no `ranges`.
-            commit: called when all bytes have arrived and none is written; if it returns False,
-                none will be, and the result is None.
+            commit: called when all bytes have arrived, before any is written; if it returns False,
+                nothing is written, and the result is None.
 
         Raises ShardChangedError when the origin now holds another version; OriginUnavailableError
         when a retry may help, including after short or mislabelled answers; PartFileError.
@@ -106,7 +107,11 @@ class Origin(Protocol):
         """
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
-        """Return one page of a listing. Raises as `list_prefix`; ConfigError if there are none."""
+        """Return one page of a listing.
+
+        Raises the errors of `list_prefix`, and ConfigError if urls of this kind cannot be listed by
+        pages.
+        """
         raise ConfigError(
             "this kind of url cannot be listed by pages",
             url=wanted.prefix,
@@ -171,11 +176,11 @@ class Origin(Protocol):
         The file may be moved there.
 
         Args:
-            replaced: the version that is there, or "" for none: S3 checks that it still is. None
-                for no check.
+            replaced: the version that the upload replaces, or "" if there must be no object: S3
+                checks it. None for no check.
 
         Raises the errors of `stat`, ShardChangedError for another version than `replaced`, and
-        ConfigError if urls of this kind can only be read; with OriginUnavailableError, a retry may
+        ConfigError if urls of this kind can only be read. After OriginUnavailableError, a retry may
         help.
         """
         raise ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE)

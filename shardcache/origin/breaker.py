@@ -1,4 +1,4 @@
-"""Circuit breaker of a way that requests go: the tier, or a bucket's presigned urls."""
+"""Circuit breaker for one way to make requests: by the tier, or by a bucket's presigned urls."""
 
 import math
 
@@ -9,9 +9,9 @@ _PAUSE_S = 10.0
 class Breaker:
     """Circuit breaker: opens after consecutive failures, then admits probes until one succeeds.
 
-    Two stalls in a row open it, too: with few connections, sixteen would take minutes. After M.
-    Nygard, "Release It!", 2007. A probe that is cancelled needs no report: the next is due
-    `pause_s` later.
+    Two stalls in a row open it, too: with few connections, sixteen would take minutes. A probe that
+    is cancelled needs no report: the next one is due `pause_s` later. See M. Nygard, "Release It!",
+    2007.
 
     Args:
         max_failures: number of consecutive failures that open it.
@@ -47,7 +47,7 @@ class Breaker:
         self._failures = 0
 
     def failed(self, now_s: float, *, stalled: bool = False) -> None:
-        """Count a failure, or a stall."""
+        """Count a failure; a stall counts as half of those that open the breaker."""
         self._failures += math.ceil(self._max_failures / 2) if stalled else 1
         if self.is_open:
             self._probe_s = max(self._probe_s, now_s + self._pause_s)

@@ -16,7 +16,7 @@ from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
 
-_EXPECT_S = 30.0  # limit for loading, credentials and connections before the first request
+_PREPARATION_S = 30.0  # limit for loading, credentials and connections before the first request
 
 
 class DeferredOrigin(Origin):
@@ -29,7 +29,7 @@ class DeferredOrigin(Origin):
         self._setup = setup
         self._loading = asyncio.Lock()
         self._origin: Origin | None = None
-        self._expecting: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
 
     async def loaded(self) -> Origin:
         """Return the origin itself."""
@@ -39,16 +39,17 @@ class DeferredOrigin(Origin):
         return self._origin
 
     def expect(self, url: str) -> None:
-        """Load it, with its credentials and connections, before the first request.
+        """Start to load the origin, with credentials and connections, before the first request.
 
-        Nothing is raised: what fails now, fails again for that request, which reports it.
+        Errors are ignored: that request fails the same way, and reports them.
         """
-        if self._expecting is None:
-            self._expecting = asyncio.create_task(self._prepare(url))
+        if self._preparing is None:
+            self._preparing = asyncio.create_task(self._prepare(url))
 
     async def _prepare(self, url: str) -> None:
+        """Load the origin and prepare it for the first requests; see `expect`."""
         with contextlib.suppress(errors.ShardcacheError, TimeoutError):
-            async with asyncio.timeout(_EXPECT_S):
+            async with asyncio.timeout(_PREPARATION_S):
                 origin = await self.loaded()
                 object_url, _ = key_split_in(url)
                 await origin.prepare(object_url)
@@ -116,14 +117,14 @@ class DeferredOrigin(Origin):
 
     async def close(self) -> None:
         """Close the origin if it was loaded."""
-        if self._expecting is not None:
-            self._expecting.cancel()
+        if self._preparing is not None:
+            self._preparing.cancel()
         if self._origin is not None:
             await self._origin.close()
 
 
 def _without_key_split(obj: RemoteObject) -> RemoteObject:
-    """Return an object by the url that its origin knows, without the part about keys of samples."""
+    """Return an object with the url that its origin knows, which says nothing of samples' keys."""
     url, _ = key_split_in(obj.url)
     return obj if url == obj.url else replace(obj, url=url)
 
@@ -149,12 +150,12 @@ def _missing_package(
     exn: ImportError,
 ) -> errors.MissingPackageError:
     """Return the error for an import that failed; `package` is empty if it is not known."""
-    what = f"a Python package ({exn})"
+    needed = f"a Python package ({exn})"
     remedy = "install the package for the daemon"
     if package:
-        what = f"the Python package {package}"
+        needed = f"the Python package {package}"
         remedy = f"pip install {package}"
     return errors.MissingPackageError(
-        f"{protocol}:// urls need {what}, which is not installed",
+        f"{protocol}:// urls need {needed}, which is not installed",
         remedy=remedy,
     )

@@ -10,23 +10,23 @@ from typing import Any
 from shardcache.errors import ProtocolError
 from shardcache.shared.credentials.handed_credentials import KINDS, Credentials
 
-# Number of credentials of a kind that are kept after their sessions have ended: with them, what was
-# asked for is still fetched, and the next job of the same role finds its connections. They are few,
-# as a store is asked with each of them if none may read an object.
+# Number of credentials of a kind that are kept after their sessions have ended: transfers that were
+# requested go on with them, and the next job with the same ones finds open connections. They are
+# few, as all of them are tried on an object that none may read.
 _MAX_ENDED = 16
-_Found = tuple[Credentials, ...]  # at most one of each kind
+_HandedSet = tuple[Credentials, ...]  # of one session or command: at most one of each kind
 # Credentials of the session or command for which a task works.
-_of_this_task: ContextVar[_Found] = ContextVar("_of_this_task", default=())
+_of_this_task: ContextVar[_HandedSet] = ContextVar("_of_this_task", default=())
 
 
 class Handed:
     """The credentials that sessions have handed over, by kind.
 
-    Each may permit what no other one does, so all of them are used: those of all sessions that
-    last, and the last sixteen of those that have ended.
+    Each may permit what no other one does, so all of them are used: those of all open sessions, and
+    the last sixteen of sessions that have ended.
 
     Args:
-        environment: the daemon's own, with its own credentials.
+        environment: the daemon's environment, with the daemon's own credentials.
         is_private: True in a private daemon. No other daemon takes credentials: it would read for
             all of its users with them.
 
@@ -46,68 +46,72 @@ class Handed:
         self.changes = 0
 
     def own(self, kind: type[Credentials]) -> Credentials | None:
-        """Return the daemon's own of a kind, if its environment has any."""
+        """Return the daemon's own credentials of a kind, if its environment has any."""
         return self._own[kind]
 
     def of_this_task(self, kind: type[Credentials]) -> Credentials | None:
-        """Return those of the session or command for which this task works; None if unknown.
+        """Return the credentials of the session or command for which this task works.
 
-        They may be the daemon's own, or be kept no longer.
+        None if it has none of this kind. They may be the daemon's own, or be kept no longer.
         """
-        for each in _of_this_task.get():
-            if isinstance(each, kind):
-                return each
+        for credentials in _of_this_task.get():
+            if isinstance(credentials, kind):
+                return credentials
         return None
 
     def newest_first(self, kind: type[Credentials]) -> list[Credentials]:
-        """Return all of a kind that are kept, without the daemon's own.
+        """Return all credentials of a kind that are kept, without the daemon's own.
 
-        The order is that in which they were first handed over: a session that began long ago hands
-        its own over again when it reconnects, and they are no newer for that.
+        They are ordered by the time at which they were first handed over: a session that began long
+        ago hands over the same ones when it reconnects, which does not make them newer.
         """
         return self._newest_first[kind]
 
     @contextmanager
     def held(self, variables: Mapping[str, Any], uid: int) -> Iterator[None]:
-        """Keep what a session of a user hands over, by the names of its variables, for its time.
+        """Keep the credentials that a session hands over during the block, which is its time.
 
-        Raises ProtocolError if there is anything, and this is not the private daemon of the user.
+        Args:
+            variables: values of environment variables, by name.
+            uid: the session's user.
+
+        Raises ProtocolError if there are any, and this is not the user's private daemon.
         """
-        found = self._taken(variables, uid)
-        foreign = self._foreign(found)
-        for each in foreign:
-            self._begin(each)
-        before = _of_this_task.set(found)
+        handed = self._credentials_in(variables, uid)
+        foreign = self._without_own(handed)
+        for credentials in foreign:
+            self._add_holder(credentials)
+        previous = _of_this_task.set(handed)
         try:
             yield
         finally:
-            _of_this_task.reset(before)
-            for each in foreign:
-                self._end(each)
+            _of_this_task.reset(previous)
+            for credentials in foreign:
+                self._remove_holder(credentials)
 
     def hand_over(self, variables: Mapping[str, Any], uid: int) -> None:
-        """Keep what a command hands over as if its session had ended; this task works for it.
+        """Keep the credentials that a command hands over, as if its session had just ended.
 
-        Raises as `held` does.
+        This task works for that command from now on. Arguments and errors are those of `held`.
         """
-        found = self._taken(variables, uid)
-        for each in self._foreign(found):
-            self._begin(each)
-            self._end(each)
-        _of_this_task.set(found)
+        handed = self._credentials_in(variables, uid)
+        for credentials in self._without_own(handed):
+            self._add_holder(credentials)
+            self._remove_holder(credentials)
+        _of_this_task.set(handed)
 
-    def _taken(self, variables: Mapping[str, Any], uid: int) -> _Found:
+    def _credentials_in(self, variables: Mapping[str, Any], uid: int) -> _HandedSet:
         """Return the credentials that variables contain. Raises ProtocolError; see `held`."""
         if variables and not (self._is_private and uid == os.geteuid()):
             raise ProtocolError("only a user's own private daemon takes credentials")
-        found = [kind.of(variables) for kind in KINDS]
-        return tuple(each for each in found if each is not None)
+        of_each_kind = [kind.of(variables) for kind in KINDS]
+        return tuple(credentials for credentials in of_each_kind if credentials is not None)
 
-    def _foreign(self, found: _Found) -> list[Credentials]:
-        """Return those that are not the daemon's own."""
-        return [each for each in found if each != self._own[type(each)]]
+    def _without_own(self, handed: _HandedSet) -> list[Credentials]:
+        """Return the credentials that are not the daemon's own as well."""
+        return [each for each in handed if each != self._own[type(each)]]
 
-    def _begin(self, credentials: Credentials) -> None:
+    def _add_holder(self, credentials: Credentials) -> None:
         """Count another session that holds credentials."""
         self._holders[credentials] += 1
         known = self._newest_first[type(credentials)]
@@ -118,8 +122,8 @@ class Handed:
         if credentials in ended:
             ended.remove(credentials)
 
-    def _end(self, credentials: Credentials) -> None:
-        """Count such a session no longer; after the last one, keep its credentials for a while."""
+    def _remove_holder(self, credentials: Credentials) -> None:
+        """Count such a session no longer; after the last one, keep the credentials for a while."""
         self._holders[credentials] -= 1
         if self._holders[credentials]:
             return

@@ -14,10 +14,7 @@ SHA256 = "sha256"
 GIT_BLOB = "git blob"
 
 DIGESTS = frozenset({SHA256, GIT_BLOB})
-"""Algorithms of checksums that cannot be made of those of an object's parts.
-
-Their origins state them of the whole object.
-"""
+"""Algorithms whose checksum of an object cannot be combined from the checksums of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +22,18 @@ class Checksum:
     """Checksum of a whole object, as reported by its origin.
 
     Attributes:
-        algorithm: one of `ALGORITHMS` or `DIGESTS`, or `MD5`, which is presumed: an ETag does not
-            say it.
-        value: unsigned.
+        algorithm: one of `checksums.ALGORITHMS` or `DIGESTS`; or `MD5`, which is only presumed, as
+            an ETag does not say that it is one.
+        value: the checksum as an unsigned integer.
     """
 
     algorithm: str
     value: int
 
-    def check(self, found: int, url: str) -> None:
-        """Raise CorruptShardError if another checksum was found."""
-        if found != self.value:
-            received = f"the {self.algorithm} of the received bytes is {found:x}"
+    def check(self, computed: int, url: str) -> None:
+        """Raise CorruptShardError if the received bytes have another checksum."""
+        if computed != self.value:
+            received = f"the {self.algorithm} of the received bytes is {computed:x}"
             stated = f"the origin's is {self.value:x}"
             raise CorruptShardError(f"{received}, {stated}", url=url)
 
@@ -60,21 +57,21 @@ def digest_of(path: Path, algorithm: str) -> int:
     """Return the MD5 of a file, or its checksum by one of `DIGESTS`. Blocks. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        begun = _digest(algorithm, size_bytes)
-        digest = hashlib.file_digest(file, lambda: begun)  # which updates it with the file's bytes
+        digest = _new_digest(algorithm, size_bytes)
+        hashlib.file_digest(file, lambda: digest)  # updates it with the file's bytes
     return int.from_bytes(digest.digest(), "big")
 
 
 def digest_of_bytes(data: bytes, algorithm: str) -> int:
     """As `digest_of`, of bytes in memory."""
-    digest = _digest(algorithm, len(data))
+    digest = _new_digest(algorithm, len(data))
     digest.update(data)
     return int.from_bytes(digest.digest(), "big")
 
 
-def _digest(algorithm: str, size_bytes: int) -> "hashlib._Hash":
-    """Return a digest that has not seen any of an object's bytes."""
-    if algorithm == GIT_BLOB:
+def _new_digest(algorithm: str, size_bytes: int) -> "hashlib._Hash":
+    """Return a digest for an object of a size, to be updated with all of its bytes."""
+    if algorithm == GIT_BLOB:  # git hashes a header before the bytes
         return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
     return hashlib.new(algorithm, usedforsecurity=False)
 
@@ -91,7 +88,7 @@ class RemoteObject:
             version has to be checked again after the last read.
         joinable: True if one read may fetch several parts, because its bytes are written as they
             arrive; otherwise all of them are in memory at once.
-        reported_s: when the origin reported this, by the monotonic clock.
+        reported_s: time by the monotonic clock at which the origin reported this version.
         modified_s: when it was stored, in seconds since the Unix epoch; None if that is not known.
     """
 

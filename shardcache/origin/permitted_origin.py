@@ -1,4 +1,4 @@
-"""Object stores, read with any of a user's credentials."""
+"""Object stores that are read with whichever of a user's credentials has the permission."""
 
 import asyncio
 import time
@@ -24,12 +24,13 @@ from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
 
-_MAX_BUCKETS = 10_000  # of which it is remembered with which credentials they are read
-_MAX_FOLDERS = 1_000  # of which it is remembered that some credentials were refused
-# A refused request for an object's version is three to S3. Permissions that are granted later are
-# used after this time, and before if no other credentials have them.
+_MAX_BUCKETS = 10_000  # for which the credentials that read them are remembered
+_MAX_FOLDERS = 1_000  # for which a refusal of some credentials is remembered
+# Credentials that were refused in a folder are tried last for this time, as a refused `stat` costs
+# three requests to S3. A permission that is granted meanwhile is used once this time is over, or
+# earlier if no other credentials have it.
 _REFUSED_S = 300.0
-_EVERYWHERE = ""  # as a folder
+_EVERYWHERE = ""  # stands for all folders
 _Result = TypeVar("_Result")
 
 
@@ -55,7 +56,7 @@ class CredentialedOrigin(Origin):
         return url.partition("://")[2].partition("/")[0]
 
     def lacks(self, url: str) -> bool:
-        """Return whether a NotFoundError for a url is final: other credentials find no more."""
+        """Return whether a NotFoundError for a url is final: no other credentials could find it."""
         return True
 
 
@@ -64,7 +65,7 @@ _Opened = CredentialedOrigin | AccessDeniedError | ConfigError
 
 
 class _Candidate:
-    """A store by one set of credentials, opened when it is first used.
+    """A store as one set of credentials reads it, opened when it is first used.
 
     Args:
         open_: opens it, and blocks.
@@ -79,7 +80,7 @@ class _Candidate:
         self._opening = asyncio.Lock()
         self._users = 0  # requests that use it at present
         self.is_retired = False
-        self._refused: dict[str, float] = {}  # times by folder
+        self._refused: dict[str, float] = {}  # by folder: when the store refused a request in it
 
     @asynccontextmanager
     async def use(self, url: str) -> AsyncIterator[CredentialedOrigin]:
@@ -111,7 +112,7 @@ class _Candidate:
             await self._opened.close()
 
     def is_refused(self, folder: str) -> bool:
-        """Return whether the store refused a request in a folder lately that it permits others."""
+        """Return whether the store refused a request in a folder lately."""
         if not self._refused:
             return False
         latest_s = max(self._refused.get(place, 0.0) for place in (folder, _EVERYWHERE))
@@ -130,11 +131,11 @@ class _Candidate:
 
 
 class PermittedOrigin(Origin):
-    """A store, by the daemon's own credentials and by those that sessions have handed over.
+    """A store, read with the daemon's own credentials and with those that sessions hand over.
 
     There is one origin for each of them. A refusal must not reach the job whose credentials have
-    the permission, so it is raised after all have been refused. With a table's own credentials, or
-    `anon`, there are no others.
+    the permission, so it is raised only after all have been refused. If the table has credentials,
+    or sets `anon`, those of sessions are not used.
 
     Attributes:
         store: class of the origins.
@@ -147,16 +148,16 @@ class PermittedOrigin(Origin):
         self._setup = setup
         table = setup.table
         has_own = not self.store.secrets.isdisjoint(table.storage_options)
-        self._is_shared = not (table.anon or table.profile or has_own)
+        self._uses_handed = not (table.anon or table.profile or has_own)
         opened = self._open(None)
         self._own = _Candidate(lambda: opened)
         self._others: dict[Credentials, _Candidate] = {}  # newest first
-        self._readers: dict[str, _Candidate] = {}  # by bucket
-        self._changes = 0  # of the credentials that are kept, up to these others
+        self._successful: dict[str, _Candidate] = {}  # by bucket: the last one that has read it
+        self._changes = 0  # value of `Handed.changes` when `_others` was updated
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`."""
-        return await self._permitted(url, lambda origin: origin.stat(url, first_bytes))
+        return await self._with_any(url, lambda origin: origin.stat(url, first_bytes))
 
     async def fetch(
         self,
@@ -166,7 +167,7 @@ class PermittedOrigin(Origin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`."""
-        return await self._permitted(
+        return await self._with_any(
             obj.url,
             lambda origin: origin.fetch(obj, parts, flow, commit),
         )
@@ -179,18 +180,18 @@ class PermittedOrigin(Origin):
         flat: bool = False,
     ) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""
-        return await self._permitted(
+        return await self._with_any(
             prefix,
             lambda origin: origin.list_prefix(prefix, received, flat=flat),
         )
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
         """As `Origin.list_page`."""
-        return await self._permitted(wanted.prefix, lambda origin: origin.list_page(wanted))
+        return await self._with_any(wanted.prefix, lambda origin: origin.list_page(wanted))
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
         """As `Origin.part_span`."""
-        return await self._permitted(obj.url, lambda origin: origin.part_span(obj, number))
+        return await self._with_any(obj.url, lambda origin: origin.part_span(obj, number))
 
     async def ask_tier(
         self,
@@ -200,22 +201,22 @@ class PermittedOrigin(Origin):
         flow: Flow | None,
     ) -> Answer | None:
         """As `Origin.ask_tier`; with the credentials that are tried first."""
-        async with self._first(obj.url) as origin:
+        async with self._first_origin(obj.url) as origin:
             return await origin.ask_tier(route, obj, parts, flow)
 
     async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
         """As `Origin.permitted_lately`; with the credentials that are tried first."""
-        async with self._first(url) as origin:
+        async with self._first_origin(url) as origin:
             return await origin.permitted_lately(route, url)
 
     async def credentials(self, url: str) -> str:
         """As `Origin.credentials`; of those that are tried first."""
-        async with self._first(url) as origin:
+        async with self._first_origin(url) as origin:
             return await origin.credentials(url)
 
     async def prepare(self, url: str) -> None:
         """As `Origin.prepare`; with the credentials that are tried first."""
-        async with self._first(url) as origin:
+        async with self._first_origin(url) as origin:
             await origin.prepare(url)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
@@ -228,16 +229,17 @@ class PermittedOrigin(Origin):
         for candidate in (self._own, *self._others.values()):
             await candidate.close()
 
-    async def _permitted(
+    async def _with_any(
         self,
         url: str,
         request: Callable[[CredentialedOrigin], Awaitable[_Result]],
     ) -> _Result:
-        """Return what a request returns with the first credentials that the store permits it to.
+        """Make a request with one set of credentials after another, until the store permits it.
 
-        Raises the error of those that may read the folder; if none may, of the first.
+        Raises the error that the credentials with access to the folder get; without any such, that
+        of the first.
         """
-        await self._follow()
+        await self._update_candidates()
         if not self._others:  # in nearly all daemons; every part of a file passes here
             async with self._own.use(url) as origin:
                 return await request(origin)
@@ -260,26 +262,28 @@ class PermittedOrigin(Origin):
             else:
                 self._remember(candidate, refused, url)
                 return result
-        self._readers.pop(self.store.bucket(url), None)
-        _, first = refused[0]
-        raise first
+        self._successful.pop(self.store.bucket(url), None)
+        _, first_error = refused[0]
+        raise first_error
 
-    async def _follow(self) -> None:
+    async def _update_candidates(self) -> None:
         """Have a candidate for each of the credentials that are kept now, and for no others."""
         handed = self._setup.handed
-        if not self._is_shared or self._changes == handed.changes:
+        if not self._uses_handed or self._changes == handed.changes:
             return
         self._changes = handed.changes
-        before = self._others
+        previous = self._others
         self._others = {}
-        for each in handed.newest_first(self.store.handed):
-            if each in before:
-                self._others[each] = before.pop(each)
+        for credentials in handed.newest_first(self.store.handed):
+            if credentials in previous:
+                self._others[credentials] = previous.pop(credentials)
             else:
-                self._others[each] = _Candidate(partial(self._open, each))
-        dropped = before.values()
-        readers = self._readers.items()
-        self._readers = {bucket: reader for bucket, reader in readers if reader not in dropped}
+                self._others[credentials] = _Candidate(partial(self._open, credentials))
+
+        dropped = list(previous.values())
+        for bucket, candidate in list(self._successful.items()):
+            if candidate in dropped:
+                del self._successful[bucket]
         for candidate in dropped:
             await candidate.retire()
 
@@ -289,10 +293,11 @@ class PermittedOrigin(Origin):
         yield first
         folder = _folder(url)
         others = [each for each in self._by_preference(url) if each is not first]
-        yield from sorted(dict.fromkeys(others), key=lambda each: each.is_refused(folder))
+        without_duplicates = dict.fromkeys(others)
+        yield from sorted(without_duplicates, key=lambda each: each.is_refused(folder))
 
     def _likeliest(self, url: str) -> _Candidate:
-        """Return the first by preference that was not refused lately in the url's folder."""
+        """Return the candidate that is tried first: not one refused lately, if there is another."""
         folder = _folder(url)
         for candidate in self._by_preference(url):
             if not candidate.is_refused(folder):
@@ -302,9 +307,10 @@ class PermittedOrigin(Origin):
     def _by_preference(self, url: str) -> Iterator[_Candidate]:
         """Yield all candidates, the best first, some of them twice.
 
-        1. That of the session which asks: it probably may, and the store's log names the right one.
-        2. The one that has read from the bucket.
-        3. From the newest credentials to the daemon's own.
+        1. The candidate of the session that asks: it probably has the permission, and the store's
+           log then names the right user.
+        2. The last one that has read from the bucket.
+        3. The others, from the newest credentials to the daemon's own.
         """
         handed = self._setup.handed
         asking = handed.of_this_task(self.store.handed)
@@ -312,39 +318,39 @@ class PermittedOrigin(Origin):
             yield self._own
         elif asking is not None and asking in self._others:
             yield self._others[asking]
-        reader = self._readers.get(self.store.bucket(url))
-        if reader is not None:
-            yield reader
+        last_successful = self._successful.get(self.store.bucket(url))
+        if last_successful is not None:
+            yield last_successful
         yield from self._others.values()
         yield self._own
 
     @asynccontextmanager
-    async def _first(self, url: str) -> AsyncIterator[CredentialedOrigin]:
+    async def _first_origin(self, url: str) -> AsyncIterator[CredentialedOrigin]:
         """Provide the origin that is tried first."""
-        await self._follow()
+        await self._update_candidates()
         async with self._likeliest(url).use(url) as origin:
             yield origin
 
     def _remember(
         self,
-        reader: _Candidate,
+        permitted: _Candidate,
         refused: list[tuple[_Candidate, OriginError | ConfigError]],
         url: str,
     ) -> None:
         """Note which candidate may read an object, and which ones may not.
 
-        Without the former, the refusals say nothing: S3 also refuses what is missing.
+        Without one that may, refusals say nothing: S3 also refuses what is missing.
         """
         folder = _folder(url)
-        reader.permit(folder)
+        permitted.permit(folder)
         for candidate, exn in refused:
             is_expired = isinstance(exn, OriginUnavailableError)
             candidate.refuse(_EVERYWHERE if is_expired else folder)
-        if reader.is_retired:
+        if permitted.is_retired:
             return
-        if len(self._readers) >= _MAX_BUCKETS:
-            self._readers.clear()
-        self._readers[self.store.bucket(url)] = reader
+        if len(self._successful) >= _MAX_BUCKETS:
+            self._successful.clear()
+        self._successful[self.store.bucket(url)] = permitted
 
     def _open(self, credentials: Credentials | None) -> _Opened:
         """Open the origin with credentials; None for the daemon's own. Blocks.

@@ -30,7 +30,7 @@ def reason_to_bypass(table: OriginTable) -> str:
     if table.match:
         protocol = protocol_of(table.match)
     else:
-        protocol = COMMON[0]  # it is for all urls: judge it by the most common ones
+        protocol = COMMON[0]  # the table is for all urls: take the most common ones
     row = row_of(protocol)
     if not row.has_tier:
         return f"only S3 and web servers can have a tier, not {protocol}://"
@@ -47,10 +47,11 @@ class Origins:
     """One origin per protocol and `[[origin]]` table in use.
 
     Args:
-        max_connections: the most parts that are requested at the same time, of all origins.
+        max_connections: maximum number of parts that are requested at the same time, from all
+            origins.
         redirect_guard: checks redirects and links; None for a process that reads with its own
             user's rights.
-        stall_timeout_s: a transport worker that has requests and is silent for longer is replaced.
+        stall_timeout_s: silence after which a transport worker that has requests is replaced.
         is_private: True if sessions may hand over credentials, as to a private daemon.
 
     Attributes:
@@ -102,6 +103,7 @@ class Origins:
         return self._origins[key]
 
     def _new_origin(self, protocol: str, table: OriginTable) -> DeferredOrigin:
+        """Return an origin for a protocol's urls in a table, not loaded yet."""
         setup = Setup(
             protocol,
             table,
@@ -116,23 +118,24 @@ class Origins:
         return TieredOrigin(setup, self.tiers[table.tier])
 
     def suspect(self, obj: RemoteObject, part_bytes: int) -> None:
-        """Report that an object arrived damaged: its tier, if it has one, is to fetch it anew."""
+        """Report that an object arrived damaged: its tier, if it has one, fetches it again."""
         tier = self.origin(obj.url).tier
         if tier is not None:
             tier.suspect(obj, range(0, obj.size_bytes, part_bytes))
 
     @staticmethod
     async def check_protocols(urls: Iterable[str]) -> None:
-        """Raise ConfigError if a url or prefix is of a protocol that neither we nor fsspec know."""
+        """Raise ConfigError for a url or prefix of a protocol without an origin or filesystem."""
         rare = [url for url in urls if "://" in url and not is_known(protocol_of(url))]
         if rare:
             await asyncio.to_thread(_check_rare_protocols, rare)
 
     @property
     def prepared_urls(self) -> list[str]:
-        """Urls or prefixes to prepare for before a reader names one: one for each configuration.
+        """Urls or prefixes to prepare for before a reader names one.
 
-        Of the protocols in `PREPARED`, those that a table or the environment configures.
+        There is one for each table of a protocol in `PREPARED`, and one for each such protocol that
+        the environment configures.
         """
         urls: set[str] = set()
         for table in self._tables:
@@ -145,9 +148,9 @@ class Origins:
 
     @staticmethod
     async def load_sdks() -> None:
-        """Load the SDKs of the protocols in `PREPARED`, configured or not, which takes a second.
+        """Load the SDKs of the protocols in `PREPARED`, configured or not; takes about a second.
 
-        Raises what an import raises. The request that needs the packages reports it.
+        Raises the errors of imports. They need no report: the request that needs an SDK does that.
         """
         for row in PREPARED:
             await asyncio.to_thread(_import_and_call, row.load)
@@ -155,12 +158,11 @@ class Origins:
     async def prepare_credentials(self) -> None:
         """Obtain the credentials for `prepared_urls`, and for no other store.
 
-        An SDK that is not configured would ask for those of the cloud instance. What fails is
-        reported by the request that needs it.
+        An SDK that is not configured would ask for those of the cloud instance. Errors are ignored:
+        the request that needs the credentials reports them.
         """
         asking = [self.origin(url).credentials(url) for url in self.prepared_urls]
-        # Side by side, and whatever one raises: a profile may even prompt for a code that nobody is
-        # there to enter.
+        # Concurrently, so that none waits for a profile that prompts for a code.
         await asyncio.gather(*asking, return_exceptions=True)
 
     async def start_worker(self) -> None:
@@ -171,19 +173,20 @@ class Origins:
         await self._workers.start_one()
 
     async def start_other_workers(self) -> None:
-        """Start as many transport workers as a busy daemon has at least."""
+        """Start the other transport workers that a busy daemon always has."""
         await self._workers.start_others()
 
     async def close(self) -> None:
         """Close every connection, and end the transport workers."""
-        while self._origins:  # those included that are added while others close
+        while self._origins:  # not a `for` loop: origins may be added while others close
             _, origin = self._origins.popitem()
             await origin.close()
         await self._workers.close()
 
 
 def _check_rare_protocols(urls: Iterable[str]) -> None:
-    # Not at the top: it takes long, and these protocols are rare.
+    """Raise ConfigError if fsspec has no filesystem for a url. Blocks."""
+    # Imported here as fsspec takes long to load, and these protocols are rare.
     from shardcache.origin.filesystems.fsspec_origin import check_protocol
 
     for url in urls:

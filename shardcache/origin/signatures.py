@@ -1,4 +1,4 @@
-"""Signed urls that their servers have accepted lately: whoever has one may read its object."""
+"""Signed urls that their servers accepted lately: a client that has one may read its object."""
 
 import hashlib
 import time
@@ -26,9 +26,9 @@ class Signatures:
         """Note that the server has just accepted a url. No-op for one that is not signed."""
         if not is_signed(url):
             return
-        name = _hash(url)
-        self._accepted.pop(name, None)
-        self._accepted[name] = time.monotonic()
+        digest = _hash(url)
+        self._accepted.pop(digest, None)
+        self._accepted[digest] = time.monotonic()
         if len(self._accepted) > _MAX_URLS:
             del self._accepted[next(iter(self._accepted))]
 
@@ -37,7 +37,7 @@ class Signatures:
         self._accepted.pop(_hash(url), None)
 
     def allow(self, url: str) -> bool:
-        """Return whether bytes that are cached may be given to whoever has this url.
+        """Return whether cached bytes may be given to a client that has this url.
 
         True for one that is not signed.
         """

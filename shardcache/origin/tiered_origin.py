@@ -10,8 +10,8 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.origin.tier.tier_state import TierState
 from shardcache.tarindex.key_splits import key_split_in
 
-_MAX_KNOWN = 10_000  # objects whose version is remembered for the time of an outage
-_VERSION_LIMIT_S = 5.0  # for the tier's answer which version it knows
+_MAX_KNOWN = 10_000  # number of objects with versions that are remembered for an outage
+_VERSION_LIMIT_S = 5.0  # for the tier's answer to the question which version it knows
 
 
 class TieredOrigin(DeferredOrigin):
@@ -28,20 +28,21 @@ class TieredOrigin(DeferredOrigin):
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; while the origin is unavailable, the version that was last known.
 
-        The tier may have its parts; it asks whether this version may be read.
+        The tier may have its parts; for each, it checks whether the request is permitted.
         """
         try:
-            found = await super().stat(url)
+            current = await super().stat(url)
         except OriginUnavailableError:
             last_known = self._known.get(url) or await self._permitted_by_tier(url)
             if last_known is None:
                 raise
             return last_known
-        obj = replace(found, joinable=False)  # the tier caches single parts
+        obj = replace(current, joinable=False)  # the tier caches single parts
         self._remember(obj, url)
         return obj
 
     def _remember(self, obj: RemoteObject, url: str) -> None:
+        """Keep an object as the newest known; forget the oldest of too many."""
         self._known.pop(url, None)
         self._known[url] = obj
         if len(self._known) > _MAX_KNOWN:
@@ -60,7 +61,7 @@ class TieredOrigin(DeferredOrigin):
         try:
             async with asyncio.timeout(_VERSION_LIMIT_S):
                 object_url, _ = key_split_in(url)
-                found = await origin.permitted_lately(route, object_url)
-                return None if found is None else replace(found, url=url)
+                obj = await origin.permitted_lately(route, object_url)
         except (OriginError, TimeoutError):
             return None
+        return None if obj is None else replace(obj, url=url)

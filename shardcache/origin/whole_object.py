@@ -14,17 +14,18 @@ _READ_BYTES = 4 * 1024**2
 
 
 async def read_object(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
-    """Return all bytes of a small object, compared with its checksum, unless that is presumed.
+    """Return all bytes of a small object, verified by its checksum, unless that is presumed.
 
-    Raises what `Origin.fetch` does; CorruptShardError if other bytes have arrived twice.
+    Raises the errors of `Origin.fetch`; CorruptShardError if the bytes were damaged twice.
     """
     try:
         return await _read_once(origin, obj, flow)
-    except CorruptShardError:  # a second request cures what was damaged on the way
+    except CorruptShardError:  # the bytes may have been damaged on the way: request them again
         return await _read_once(origin, obj, flow)
 
 
 async def _read_once(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
+    """Return an object's bytes, by one attempt. Raises CorruptShardError."""
     fd = os.memfd_create("shardcache-object")
     try:
         await _fetch(origin, obj, flow, fd)
@@ -32,28 +33,35 @@ async def _read_once(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
     finally:
         os.close(fd)
 
-    wanted = obj.checksum
-    if wanted is not None and wanted.algorithm in DIGESTS:
-        found = await asyncio.to_thread(digest_of_bytes, data, wanted.algorithm)
-        wanted.check(found, obj.url)
+    stated = obj.checksum
+    if stated is not None and stated.algorithm in DIGESTS:
+        computed = await asyncio.to_thread(digest_of_bytes, data, stated.algorithm)
+        stated.check(computed, obj.url)
     return data
 
 
 async def _fetch(origin: Origin, obj: RemoteObject, flow: Flow, fd: int) -> None:
-    """Write an object to an open file, and compare it with a checksum that its parts have."""
-    wanted = obj.checksum
+    """Write an object to an open file, and verify it if checksums of parts can be combined."""
+    stated = obj.checksum
     algorithm = None
-    if wanted is not None and wanted.algorithm in ALGORITHMS:
-        algorithm = wanted.algorithm
+    if stated is not None and stated.algorithm in ALGORITHMS:
+        algorithm = stated.algorithm
 
     step_bytes = _READ_BYTES if obj.ranges else max(1, obj.size_bytes)
     sums: list[PartSums] = []
     for start in range(0, obj.size_bytes, step_bytes):
-        size_bytes = min(step_bytes, obj.size_bytes - start)
-        parts = Parts("", None, step_bytes, start, size_bytes, algorithm, fd)
+        parts = Parts(
+            path="",
+            journal_path=None,
+            part_bytes=step_bytes,
+            start=start,
+            size_bytes=min(step_bytes, obj.size_bytes - start),
+            algorithm=algorithm,
+            fd=fd,
+        )
         sums += await origin.fetch(obj, parts, flow) or ()
 
-    if wanted is not None and algorithm is not None:
+    if stated is not None and algorithm is not None:
         checksums = [part.checksum for part in sums]
-        found = combined(algorithm, checksums, step_bytes, obj.size_bytes)
-        wanted.check(found, obj.url)
+        computed = combined(algorithm, checksums, step_bytes, obj.size_bytes)
+        stated.check(computed, obj.url)

@@ -10,7 +10,7 @@ import fsspec
 
 from shardcache.errors import AccessDeniedError, OriginError
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
-from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
+from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_key
 from shardcache.shared.credentials.azure_secret import AzureSecret
 
 # The variable of Azure's own SDK, which adlfs does not read.
@@ -25,7 +25,7 @@ _OPTIONS = {
 }
 _API_VERSION = "2023-11-03"
 _TOKEN_SCOPE = "https://storage.azure.com/.default"
-# How long a query that the account key has signed permits reads.
+# Time for which a query that the account key has signed permits reads.
 _SIGNATURE_LIFE_S = 3600
 
 
@@ -41,7 +41,8 @@ class AzureOrigin(StoreOrigin):
 
     endpoint = ""  # adlfs has no option for one: see `_connect`
     anonymous: ClassVar[dict[str, Any]] = {"anon": True}
-    # adlfs needs that to close its clients when a filesystem is collected; its methods do not.
+    # adlfs closes its clients with a filesystem only if this is False; its methods are asynchronous
+    # in either case.
     defaults: ClassVar[dict[str, Any]] = {"asynchronous": False}
     handed = AzureSecret
     secrets = frozenset(_OPTIONS.values()) | {"credential"}
@@ -78,6 +79,7 @@ class AzureOrigin(StoreOrigin):
         return str(name_of_key or client.account_name or self._fs.account_name)
 
     def _path(self, url: str) -> str:
+        """As `FsspecOrigin._path`. Raises OriginError for another account's url."""
         self._check_account(url)
         return super()._path(url)
 
@@ -95,7 +97,7 @@ class AzureOrigin(StoreOrigin):
 
     def _target(self, url: str) -> str:
         self._check_account(url)
-        bucket, key = place_of(url)
+        bucket, key = quoted_bucket_and_key(url)
         container = bucket.partition("@")[0]
         endpoint, _ = _split_query(self._fs.service_client.url)
         return f"{endpoint.rstrip('/')}/{container}/{key}"
@@ -137,7 +139,7 @@ def _split_query(url: str) -> tuple[str, str]:
 def _signed_query(account: str, account_key: str, expiry: datetime) -> str:
     """Return a query that permits an account's objects to be read.
 
-    Raises AccessDeniedError for a key that is none.
+    Raises AccessDeniedError for a key that is not in base64.
     """
     from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 

@@ -11,7 +11,7 @@ import fsspec
 
 from shardcache.errors import AccessDeniedError
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
-from shardcache.origin.cloud.store_origin import StoreOrigin, place_of
+from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_key
 from shardcache.origin.objects import Checksum, checksum_in
 from shardcache.shared.credentials.google_key import GoogleKey
 
@@ -22,7 +22,8 @@ class GcsOrigin(StoreOrigin):
     """Google Cloud Storage by its XML API."""
 
     condition = ("x-goog-if-generation-match", "{}")
-    versions = ("x-goog-generation", "generation")
+    version_header = "x-goog-generation"
+    listed_version = "generation"
     anonymous: ClassVar[dict[str, Any]] = {"token": "anon"}
     handed = GoogleKey
 
@@ -41,8 +42,8 @@ class GcsOrigin(StoreOrigin):
         return cls
 
     def _target(self, url: str) -> str:
-        bucket, key = place_of(url)
-        endpoint = self._fs._location.rstrip("/")  # noqa: SLF001  # gcsfs says it nowhere else
+        bucket, key = quoted_bucket_and_key(url)
+        endpoint = self._fs._location.rstrip("/")  # noqa: SLF001  # gcsfs has no public name for it
         return f"{endpoint}/{bucket}/{key}"
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
@@ -53,23 +54,23 @@ class GcsOrigin(StoreOrigin):
         return None
 
     async def _prove(self, was_refused: bool) -> Proof:
-        google = self._fs.credentials
+        connection = self._fs.credentials  # gcsfs's holder of Google's credentials
         if was_refused:
-            await asyncio.to_thread(google.maybe_refresh, math.inf)
+            await asyncio.to_thread(connection.maybe_refresh, math.inf)
 
-        headers = {"Accept-Encoding": "gzip"}  # else Google inflates objects that are stored in it
-        await asyncio.to_thread(google.apply, headers)
+        headers = {"Accept-Encoding": "gzip"}  # else Google decompresses objects stored as gzip
+        await asyncio.to_thread(connection.apply, headers)
         payer = self._fs.requester_pays
         if payer:
             headers["x-goog-user-project"] = payer if isinstance(payer, str) else self._fs.project
 
-        found = google.credentials
-        if not found:
+        credentials = connection.credentials
+        if not credentials:
             return Proof(headers)
         until_s = math.inf
-        if found.expiry:
-            until_s = found.expiry.replace(tzinfo=UTC).timestamp()
-        source = type(found).__module__.removeprefix("google.")
+        if credentials.expiry:
+            until_s = credentials.expiry.replace(tzinfo=UTC).timestamp()
+        source = type(credentials).__module__.removeprefix("google.")
         return Proof(headers, until_s=until_s, source=source or NO_CREDENTIALS)
 
 

@@ -13,7 +13,7 @@ from shardcache.access.near import is_near
 from shardcache.errors import NotAllowedError, NotFoundError, ShardChangedError
 from shardcache.origin.base import Setup
 from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
-from shardcache.origin.cloud.store_origin import StoreOrigin
+from shardcache.origin.cloud.store_origin import Location, StoreOrigin
 from shardcache.origin.http.redirects import MAX_REDIRECTS, REDIRECTS, following
 from shardcache.origin.objects import GIT_BLOB, SHA256, Checksum, RemoteObject
 from shardcache.shared.credentials.hub_token import HubToken
@@ -24,24 +24,23 @@ _BUCKETS = "hf://buckets/"
 # Time for which a file's place is used, and for which the token is not looked up again.
 _LOCATED_S = 600
 _MAX_LOCATED = 10_000
-_MAX_SEEN = 10_000
-# What the Hub says of a 404 if the repository may be read.
+_MAX_READABLE = 10_000
+# The Hub's codes for a 404 within a repository that the token may read.
 _WITHIN_REPOSITORY = ("EntryNotFound", "RevisionNotFound")
 _NOT_PERMITTED = (401, 403, 404)
-# Algorithms by the number of a checksum's digits.
+# Algorithms by the number of hexadecimal digits of their checksums.
 _ALGORITHMS = {64: SHA256, 40: GIT_BLOB}
 
 
 class HubOrigin(StoreOrigin):
     """Repositories of the Hugging Face Hub.
 
-    It redirects to signed urls of other servers for files of git LFS. The version is the SHA-256 of
-    such a file, and git's SHA-1 of any other: both are checksums as well. A mirror of the Hub may
-    have neither. Nothing then tells what its servers hold of which version, so the file comes in
-    one answer.
+    For files of git LFS, it redirects to signed urls of other servers. The version is the SHA-256
+    of such a file, and git's SHA-1 of any other: both are checksums as well. A mirror of the Hub
+    may have neither. Parts could then be of several versions, so the file comes in one answer.
     """
 
-    versions = ("etag", "blob_id")
+    listed_version = "blob_id"
     endpoint = "endpoint"
     anonymous: ClassVar[dict[str, Any]] = {"token": False}
     handed = HubToken
@@ -50,8 +49,8 @@ class HubOrigin(StoreOrigin):
         super().__init__(setup)
         self._home = URL(self._fs.endpoint)
         self._is_far = not is_near(self._home.host or "")
-        self._located: dict[str, tuple[RemoteObject, URL]] = {}  # where files lie, by url
-        self._seen: set[str] = set()  # repositories that the Hub has shown the token
+        self._located: dict[str, tuple[RemoteObject, URL]] = {}  # files and their places, by url
+        self._readable: set[str] = set()  # repositories that the token may read
 
     @classmethod
     def options_of(cls, credentials: HubToken) -> dict[str, Any]:
@@ -69,7 +68,7 @@ class HubOrigin(StoreOrigin):
         if len(self._located) >= _MAX_LOCATED:
             self._located.clear()
         obj = self._object(url, answer)
-        if obj.checksum is None:  # a mirror's file, whose parts may be of several versions
+        if obj.checksum is None:  # a mirror's: its parts may be of several versions
             obj = replace(obj, ranges=False, guarded=False)
         self._located[url] = (obj, place)
         return obj
@@ -78,16 +77,17 @@ class HubOrigin(StoreOrigin):
         """Return the answer that describes a file, and the url at which it lies."""
         place = URL(self._target(url), encoded=True)
         for _ in range(MAX_REDIRECTS):
-            answer = await self._ask("HEAD", url, {}, place=str(place))
-            location = None
+            at_hub = Location(str(place), is_away=False)
+            answer = await self._ask("HEAD", url, {}, location=at_hub)
+            redirect = None
             if answer is not None and answer.status in REDIRECTS:
-                location = answer.headers.get("location")
-            if not location:
+                redirect = answer.headers.get("location")
+            if not redirect:
                 break
-            place = following(url, place, location)
-            if place.origin() != self._home.origin():  # where the token must not be sent
+            place = following(url, place, redirect)
+            if place.origin() != self._home.origin():  # the token must not be sent there
                 break
-        self._note(url, answer)
+        self._note_permission(url, answer)
         return answer, place
 
     @staticmethod
@@ -98,20 +98,20 @@ class HubOrigin(StoreOrigin):
     def lacks(self, url: str) -> bool:
         """As `CredentialedOrigin.lacks`: True if the token may read the repository.
 
-        If it may not, the Hub answers as if there were none.
+        If it may not, the Hub answers as if there were no such repository.
         """
-        return _repository(url) in self._seen
+        return _repository(url) in self._readable
 
-    def _note(self, url: str, answer: Answer | None) -> None:
+    def _note_permission(self, url: str, answer: Answer | None) -> None:
         """Record whether an answer shows that the token may read the repository."""
-        assert answer is not None  # as in `_object`
+        assert answer is not None  # only a read that `commit` refuses has no answer
         is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
         if answer.status < 400 or is_within:
-            if len(self._seen) >= _MAX_SEEN:
-                self._seen.clear()
-            self._seen.add(_repository(url))
+            if len(self._readable) >= _MAX_READABLE:
+                self._readable.clear()
+            self._readable.add(_repository(url))
         elif answer.status in _NOT_PERMITTED:
-            self._seen.discard(_repository(url))
+            self._readable.discard(_repository(url))
 
     async def list_prefix(
         self,
@@ -127,23 +127,29 @@ class HubOrigin(StoreOrigin):
     async def prepare(self, url: str) -> None:
         """As `Origin.prepare`; the credentials alone.
 
-        Each HEAD has the Hub sign another url, and a server may refuse those that were signed
-        before, also the one by which a reader's GET is on its way.
+        For each HEAD, the Hub signs another url, and a server may then refuse those that were
+        signed before, even one that a reader's GET is using.
         """
         await self.credentials(url)
 
-    async def _locate(self, obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
-        """As `StoreOrigin._locate`: where the Hub has redirected a HEAD."""
-        known = self._located.get(obj.url)
-        if known is None or again or _is_old(known[0]):
+    async def _locate(self, obj: RemoteObject, *, again: bool) -> Location:
+        """As `StoreOrigin._locate`: the url to which the Hub has redirected a HEAD."""
+        if again or self._is_outdated(obj.url):
             await self.stat(obj.url)
-        found, place = self._located[obj.url]
-        if found.version != obj.version:
+        current, place = self._located[obj.url]
+        if current.version != obj.version:
             raise ShardChangedError(
                 "the Hub holds another version than requested",
                 url=obj.url,
             )
-        return str(place), place.origin() != self._home.origin()
+        return Location(str(place), is_away=place.origin() != self._home.origin())
+
+    def _is_outdated(self, url: str) -> bool:
+        """Return whether a file's place is unknown, or was found too long ago."""
+        if url not in self._located:
+            return True
+        obj, _place = self._located[url]
+        return time.monotonic() - obj.reported_s > _LOCATED_S
 
     def _target(self, url: str) -> str:
         from huggingface_hub import hf_hub_url
@@ -151,12 +157,12 @@ class HubOrigin(StoreOrigin):
 
         _check_repository(url)
         try:
-            at = parse_hf_uri(url)
+            uri = parse_hf_uri(url)
             target = hf_hub_url(
-                at.id,
-                at.path_in_repo,
-                repo_type=at.type,
-                revision=at.revision,
+                uri.id,
+                uri.path_in_repo,
+                repo_type=uri.type,
+                revision=uri.revision,
                 endpoint=self._fs.endpoint,
             )
         except ValueError as exn:
@@ -165,14 +171,16 @@ class HubOrigin(StoreOrigin):
         return str(target)
 
     def _version(self, info: Mapping[str, Any], url: str) -> str:
-        linked = info.get("x-linked-etag")
-        if info.get("lfs"):
-            linked = info["lfs"]["sha256"]
-        if linked:
-            return super()._version({"etag": linked}, url)
+        """As `StoreOrigin._version`; of a file of git LFS, its SHA-256."""
+        lfs_version = info.get("x-linked-etag")  # in an answer
+        if info.get("lfs"):  # in a listing
+            lfs_version = info["lfs"]["sha256"]
+        if lfs_version:
+            return super()._version({"etag": lfs_version}, url)
         return super()._version(info, url)
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
+        """As `StoreOrigin._checksum`: the version, if it has the form of one."""
         version = self._version(headers, url)
         algorithm = _ALGORITHMS.get(len(version))
         if algorithm is None or not re.fullmatch("[0-9a-f]+", version):
@@ -203,11 +211,7 @@ def _repository(url: str) -> str:
     from huggingface_hub.utils import parse_hf_uri
 
     try:
-        at = parse_hf_uri(url)
+        uri = parse_hf_uri(url)
     except ValueError:
         return url
-    return f"{at.type} {at.id}"
-
-
-def _is_old(obj: RemoteObject) -> bool:
-    return time.monotonic() - obj.reported_s > _LOCATED_S
+    return f"{uri.type} {uri.id}"

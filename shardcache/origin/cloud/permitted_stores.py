@@ -21,7 +21,7 @@ class PermittedGcs(PermittedOrigin):
 class PermittedHub(PermittedOrigin):
     """The Hugging Face Hub, read with any of a user's tokens.
 
-    To a token without permission, it answers that there is no such repository.
+    Requests with a token that lacks the permission are told that there is no such repository.
     """
 
     store = HubOrigin

@@ -1,4 +1,4 @@
-"""Credentials as requests show them, renewed before they expire."""
+"""Credentials in the form that requests carry, renewed before they expire."""
 
 import asyncio
 import math
@@ -19,12 +19,13 @@ _PAUSE_S = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proof:
-    """Credentials as requests show them.
+    """Credentials in the form that requests carry.
 
     Attributes:
-        query: to append to the url, with its "?"; empty for none.
+        headers: headers to send.
+        query: query to append to the url, with its "?"; empty for none.
         until_s: POSIX time of expiry; infinite for none.
-        source: their kind, for people.
+        source: the kind of credentials, to be shown to people.
     """
 
     headers: Mapping[str, str]
@@ -49,14 +50,15 @@ class Renewed:
         self._proving = asyncio.Lock()
         self._proof = _expired_proof()
         self._was_refused = False
-        self._due_s = -math.inf
-        self._failed_s = -math.inf
-        self._failure: ShardcacheError  # of all requests that were waiting for a proof then
+        self._due_s = -math.inf  # POSIX time of the next renewal
+        self._failed_s = -math.inf  # POSIX time of the latest failure
+        self._failure: ShardcacheError  # raised to all requests that were waiting then
 
     async def get(self, url: str) -> Proof:
         """Return the proof for a url.
 
-        While it is renewed or cannot be, that is the previous one until that expires.
+        While a renewal is in progress, or after one has failed, this is the previous proof, until
+        it expires.
         """
         now_s = time.time()
         if now_s < self._due_s:
@@ -66,7 +68,7 @@ class Renewed:
             return self._proof
 
         async with self._proving:
-            if self._failed_s > now_s:  # while this one was waiting
+            if self._failed_s > now_s:  # while this request was waiting
                 failure = self._failure
                 raise type(failure)(failure.message, url=url, remedy=failure.remedy)
             if time.time() >= self._due_s:
@@ -95,7 +97,7 @@ class Renewed:
     def refuse(self, proof: Proof) -> bool:
         """Record that the store did not accept a proof.
 
-        Returns whether it may accept another one.
+        Returns whether it may accept a new one: only proofs that expire can be renewed.
         """
         expires = proof.until_s < math.inf
         if expires and proof is self._proof:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 from shardcache.errors import NotFoundError
@@ -15,8 +15,8 @@ from shardcache.origin.http.http_semantics import (
     Environment,
     Reading,
     content_ranges,
-    judge,
     no_version,
+    raise_unusable,
     range_header,
     send,
     size_of,
@@ -33,6 +33,21 @@ from shardcache.transport.http.http_heads import ECHOED
 _EXPIRED = (400, 401, 403)
 
 
+class Location(NamedTuple):
+    """Place from which an object's bytes are requested.
+
+    Attributes:
+        url: url of the request; empty for the object's own at the store.
+        is_away: True if it is on another server: that gets no credentials, and states no version.
+    """
+
+    url: str
+    is_away: bool
+
+
+AT_STORE = Location("", is_away=False)
+
+
 class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     """Buckets with one set of options.
 
@@ -40,19 +55,20 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
     Attributes:
         condition: header that requests a version, and the version's form in it.
-        versions: names of the version in answers and in listings.
+        version_header: header of answers that states the version.
+        listed_version: field of the filesystem's listings that states the version.
         endpoint: name of the filesystem's option for another endpoint; empty if it has none.
         anonymous: the filesystem's options for requests without credentials.
         defaults: the filesystem's options that are always set, unless the table has others.
     """
 
     condition: ClassVar[tuple[str, str]] = ("If-Match", '"{}"')
-    versions: ClassVar[tuple[str, str]] = ("etag", "etag")
+    version_header: ClassVar[str] = "etag"
+    listed_version: ClassVar[str] = "etag"
     endpoint: ClassVar[str] = "endpoint_url"
     anonymous: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
-    # True if another server must not be near, where the store sends requests to one: see
-    # `Request.far_only`.
+    # True if a server that the store redirects to must not be near: see `Request.far_only`.
     _is_far = True
 
     def __init__(self, setup: Setup) -> None:
@@ -100,8 +116,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         is_linked = "x-linked-etag" in headers
         is_redirect = answer.status in REDIRECTS and is_linked
         if answer.status >= 300 and not is_redirect:
-            what = f"the origin answered a HEAD with status {answer.status}"
-            raise error_of(answer.status, what, url, headers)
+            problem = f"the origin answered a HEAD with status {answer.status}"
+            raise error_of(answer.status, problem, url, headers)
         size_header = "x-linked-size" if is_linked else "content-length"
         size_bytes = size_of(headers.get(size_header), url)
         return RemoteObject(
@@ -121,16 +137,11 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET of this version, and another if a signed url has expired."""
         for is_last in (False, True):
-            place, away = await self._locate(obj, again=is_last)
-            headers, body = self._ask_for(obj, parts, away=away, held=commit is not None)
-            answer = await self._ask(
-                "GET",
-                obj.url,
-                headers,
-                Reading(body, flow, commit),
-                place=place,
-                away=away,
-            )
+            location = await self._locate(obj, again=is_last)
+            away = location.is_away
+            headers, body = self._headers_and_body(obj, parts, away=away, held=commit is not None)
+            reading = Reading(body, flow, commit)
+            answer = await self._ask("GET", obj.url, headers, reading, location=location)
             if answer is None:
                 return None
             if answer.sums is not None:
@@ -138,20 +149,20 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             has_expired = away and answer.status in _EXPIRED
             if is_last or not has_expired:
                 version = self._version_sent(answer, obj, away=away)
-                judge(answer, version, obj, parts)  # raises the error
-        return None
+                raise_unusable(answer, version, obj, parts)
+        raise AssertionError  # the last answer returns or raises
 
     def _version_sent(self, answer: Answer, obj: RemoteObject, *, away: bool) -> str:
         """Return the version of an answer.
 
         Args:
-            away: True if another server sent it: that knows no versions, and its url is this one's.
+            away: True if another server sent it, by a url that is for this version.
         """
         if away:
             return obj.version
-        return plain_etag(answer.headers.get(self.versions[0], ""))
+        return plain_etag(answer.headers.get(self.version_header, ""))
 
-    def _ask_for(
+    def _headers_and_body(
         self,
         obj: RemoteObject,
         parts: Parts,
@@ -162,7 +173,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """Return the headers that request parts, and the expected body.
 
         Args:
-            away: True if another server has them, which knows nothing of the store's versions.
+            away: True if another server has them.
             held: True if the body waits for `commit` before it is written.
         """
         headers: dict[str, str] = {}
@@ -176,7 +187,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             name, form = self.condition
             wanted = form.format(obj.version)
             headers[name] = wanted
-            expected[self.versions[0]] = (wanted, f"W/{wanted}")
+            expected[self.version_header] = (wanted, f"W/{wanted}")
         return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.ranges)
 
     async def credentials(self, url: str) -> str:
@@ -198,24 +209,24 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         headers: Mapping[str, str],
         reading: Reading | None = None,
         *,
-        place: str = "",
-        away: bool = False,
+        location: Location = AT_STORE,
         first_bytes: int = 0,
     ) -> Answer | None:
         """Return the answer to a request.
 
-        It is repeated once, with a new proof, if the store does not accept one that expires.
+        If the store does not accept a proof that expires, the request is repeated once, with a new
+        one.
 
         Args:
-            reading: None to take no body.
-            place: the url to use in place of the object's own; empty for that.
-            away: True if it is another server's, which gets no credentials.
+            reading: how to read the body; None to read none.
+            location: place to which the request is sent.
             first_bytes: number of the object's first bytes to request ahead.
         """
-        # Another server is asked once, as it is sent no proof that could be renewed.
+        # Another server gets no proof that could be renewed: the first attempt is the last one.
+        away = location.is_away
         for is_last in (away, True):
             proof = Proof({}) if away else await self._proof.get(url)
-            target = (place or self._target(url)) + proof.query
+            target = (location.url or self._target(url)) + proof.query
             all_headers = {**proof.headers, **headers}
             with translated(url):
                 request = self._environment.request(
@@ -230,20 +241,20 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
                 break
         return answer
 
-    async def _locate(self, _obj: RemoteObject, *, again: bool) -> tuple[str, bool]:
-        """Return `place` and `away` of a request for an object, as `_ask` has them.
+    async def _locate(self, _obj: RemoteObject, *, again: bool) -> Location:
+        """Return the place of an object.
 
         Here the store itself has all objects; subclasses may know other servers.
 
         Args:
-            again: True if the last url has expired.
+            again: True if the url of the last place has expired.
         """
-        return "", False
+        return AT_STORE
 
     def _version(self, info: Mapping[str, Any], url: str) -> str:
         """Return the version in an answer's headers or in a listing."""
         version = ""
-        for name in self.versions:
+        for name in (self.version_header, self.listed_version):
             if info.get(name):
                 version = plain_etag(str(info[name]))
                 break
@@ -278,7 +289,7 @@ def plain_etag(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
 
 
-def place_of(url: str) -> tuple[str, str]:
+def quoted_bucket_and_key(url: str) -> tuple[str, str]:
     """Return bucket and key of a url, quoted. Raises NotFoundError without a key."""
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or not key:

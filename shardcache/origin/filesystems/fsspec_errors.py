@@ -10,7 +10,7 @@ from shardcache import errors
 from shardcache.origin.http.http_errors import error_of
 from shardcache.shared.urls.local_urls import local_path
 
-# Exceptions that are not OSErrors, by the module that must be loaded for one to occur.
+# Exceptions of packages that are not OSErrors, by module: one can occur only if that is loaded.
 _FOREIGN = {
     "aiohttp": "ClientError",
     "gcsfs.retry": "HttpError",
@@ -19,11 +19,11 @@ _FOREIGN = {
     "httpx": "HTTPError",
     "httpx2": "HTTPError",
 }
-# Those of them that a retry does not cure.
+# Those that say that access is denied: a retry does not help.
 _DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
-# How the OSError begins that gcsfs raises for the status 403.
+# Beginning of the OSError that gcsfs raises for the status 403.
 _FORBIDDEN = "Forbidden: "
-# Attributes by which an exception, or the response that it has, states an HTTP status.
+# Attributes of an exception, or of its response, that state an HTTP status.
 _STATUSES = ("status", "status_code", "code")
 
 
@@ -35,11 +35,11 @@ def translated(url: str) -> Iterator[None]:
     except errors.ShardcacheError:  # NotFoundError is also an OSError
         raise
     except foreign() as exn:
-        raise _error(exn, url) from exn
+        raise _translation(exn, url) from exn
 
 
 def foreign(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the exceptions that a filesystem may raise, and `more` of them."""
+    """Return the exceptions that a filesystem may raise, and those in `more`."""
     loaded: list[type[Exception]] = []
     for module, name in _FOREIGN.items():
         if module in sys.modules:
@@ -47,7 +47,8 @@ def foreign(*more: type[Exception]) -> tuple[type[Exception], ...]:
     return OSError, ValueError, *loaded, *more
 
 
-def _error(exn: Exception, url: str) -> errors.ShardcacheError:
+def _translation(exn: Exception, url: str) -> errors.ShardcacheError:
+    """Return shardcache's error for an exception of a filesystem."""
     reason = str(exn) or type(exn).__name__
     if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
         return missing("file", url)
@@ -58,7 +59,7 @@ def _error(exn: Exception, url: str) -> errors.ShardcacheError:
             remedy="give the daemon's user or credentials access",
         )
     if isinstance(exn, IsADirectoryError):
-        return is_folder(url)
+        return folder_error(url)
     status = _status(exn)
     if status is not None:
         return error_of(status, reason, url)
@@ -66,6 +67,7 @@ def _error(exn: Exception, url: str) -> errors.ShardcacheError:
 
 
 def _is_denial(exn: Exception) -> bool:
+    """Return whether an exception says that access is denied."""
     if isinstance(exn, PermissionError):
         return True
     if isinstance(exn, OSError) and str(exn).startswith(_FORBIDDEN):
@@ -94,7 +96,7 @@ def missing(kind: str, url: str) -> errors.NotFoundError:
     return errors.NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)
 
 
-def is_folder(url: str) -> errors.NotFoundError:
+def folder_error(url: str) -> errors.NotFoundError:
     """Return the error for a url that names a folder, not a file."""
     return errors.NotFoundError(
         "this is a folder",
@@ -103,7 +105,7 @@ def is_folder(url: str) -> errors.NotFoundError:
     )
 
 
-def is_special(url: str) -> errors.NotFoundError:
+def special_file_error(url: str) -> errors.NotFoundError:
     """Return the error for a url that names neither a file nor a folder."""
     return errors.NotFoundError(
         "this is a pipe, socket or device, not a regular file",

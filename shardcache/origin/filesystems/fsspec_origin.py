@@ -16,9 +16,9 @@ from shardcache.access.urls import protocol_of
 from shardcache.errors import ConfigError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import WRITABLE, Origin, Setup, commit_parts
 from shardcache.origin.filesystems.fsspec_errors import (
+    folder_error,
     foreign,
-    is_folder,
-    is_special,
+    special_file_error,
     translated,
 )
 from shardcache.origin.http.http_semantics import size_of
@@ -27,7 +27,7 @@ from shardcache.suggestions import did_you_mean
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.parts import Parts, PartSums
 
-# Fields that identify the content, most specific first; failing those, fields that date it,
+# Fields that identify the content, most specific first. Without any, a field with a date is
 # combined with the size.
 _IDENTITIES = ("ETag", "etag", "e_tag", "sha", "checksum")
 _DATES = (
@@ -40,6 +40,8 @@ _DATES = (
     "modificationTime",
     "created",
 )
+# Similarity of protocols, which are short, from which one may be another's misspelling.
+_ALIKE = 0.5
 
 
 def check_protocol(url: str) -> None:
@@ -51,7 +53,7 @@ def check_protocol(url: str) -> None:
 
 def _unknown_protocol(protocol: str) -> ConfigError:
     known = sorted({*COMMON, *known_implementations})
-    suggestion = did_you_mean(protocol, known, 0.5)
+    suggestion = did_you_mean(protocol, known, cutoff=_ALIKE)
     examples = ", ".join(f"{name}://" for name in COMMON)
     return ConfigError(
         f"there is no filesystem for {protocol}:// urls{suggestion}",
@@ -70,7 +72,8 @@ class FsspecOrigin(Origin):
         """Open the filesystem. Raises ImportError, ConfigError."""
         check_protocol(f"{setup.protocol}://")
         self._setup = setup
-        # Files grow as they are written, except in object stores.
+        # True if a file appears whole: it does in object stores, and elsewhere grows as it is
+        # written.
         self._is_atomic = setup.protocol in STORES
         self._fs = self._open()
         self._pool = ThreadPoolExecutor(
@@ -85,9 +88,9 @@ class FsspecOrigin(Origin):
             self._fs.invalidate_cache()
             info = await self._call("info", self._path(url))
             if info["type"] == "other":
-                raise is_special(url)
+                raise special_file_error(url)
             if info["type"] == "directory":
-                raise is_folder(url)
+                raise folder_error(url)
             return self._remote_object(url, info)
 
     async def fetch(
@@ -121,10 +124,10 @@ class FsspecOrigin(Origin):
         await self._check(folder)
         with translated(prefix):
             self._fs.invalidate_cache()
-            found = await self._infos(root, received, flat=flat)
+            infos = await self._infos(root, received, flat=flat)
             objects: list[RemoteObject] = []
-            for path, info in found.items():
-                if f"{path}/" == root:
+            for path, info in infos.items():
+                if f"{path}/" == root:  # the folder itself
                     continue
                 url = folder + path.removeprefix(root)
                 objects.append(self._listed(url, info, flat=flat))
@@ -132,20 +135,19 @@ class FsspecOrigin(Origin):
         return sorted(matching, key=lambda obj: obj.url)
 
     async def _infos(self, root: str, received: Received, *, flat: bool) -> dict[str, Any]:
-        """Return what the filesystem says of each file below a folder, by path."""
-        found: Any
+        """Return the filesystem's description of each file below a folder, by path."""
         if not flat:
-            found = await self._call("find", root, detail=True)
-            received(len(found))
-            return dict(found)
-        found = await self._call("ls", root, detail=True)
-        received(len(found))
-        return {info["name"].rstrip("/"): info for info in found}
+            by_path = await self._call("find", root, detail=True)
+            received(len(by_path))
+            return dict(by_path)
+        infos = await self._call("ls", root, detail=True)
+        received(len(infos))
+        return {info["name"].rstrip("/"): info for info in infos}
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`.
 
-        Where files grow as they are written, it has another name until the end.
+        Where files grow as they are written, the file has another name until it is complete.
         """
         target = self._path(url)
         try:
@@ -178,12 +180,14 @@ class FsspecOrigin(Origin):
         try:
             return self._connect(self._filesystem_class())
         except ImportError as exn:
-            # fsspec's own is prose; its cause has the package's name.
-            raise exn.__cause__ if isinstance(exn.__cause__, ImportError) else exn from None
+            # Only the cause of fsspec's error has the package's name as an attribute.
+            if isinstance(exn.__cause__, ImportError):
+                raise exn.__cause__ from None
+            raise
         except foreign(TypeError) as exn:
-            what = f"{self._setup.protocol}:// cannot be opened"
             raise ConfigError(
-                f"{what} with its endpoint_url or storage_options: {exn}",
+                f"{self._setup.protocol}:// cannot be opened with its endpoint_url or "
+                f"storage_options: {exn}",
                 remedy="correct the [[origin]] table in the daemon's config",
             ) from exn
 
@@ -193,6 +197,7 @@ class FsspecOrigin(Origin):
         return cls
 
     def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
+        """Return a new filesystem of a class, with the options of the table."""
         options: dict[str, Any] = {}
         if cls.async_impl:
             options["asynchronous"] = True
@@ -200,13 +205,15 @@ class FsspecOrigin(Origin):
         return cls(**options, skip_instance_cache=True)
 
     async def _check(self, url: str) -> None:
-        """Raise the error for a url that must not be read; for subclasses. Here any may be.
+        """Raise the error for a url that must not be read.
 
-        A local path, say, whose symbolic links lead out of the permitted folders.
+        Here any may be; a subclass may refuse some, such as local paths with links that lead out of
+        the permitted folders.
         """
 
     def _path(self, url: str) -> str:
-        return str(self._fs._strip_protocol(url))  # noqa: SLF001  # every filesystem's own
+        """Return the filesystem's path for a url."""
+        return str(self._fs._strip_protocol(url))  # noqa: SLF001  # every fsspec filesystem has it
 
     async def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the filesystem, and return its result."""
@@ -221,9 +228,10 @@ class FsspecOrigin(Origin):
             return self._remote_object(url, info)
         if flat:
             return RemoteObject(f"{url.rstrip('/')}/", "", 0)
-        raise is_folder(url)
+        raise folder_error(url)
 
     def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
+        """Return the object that the filesystem describes."""
         version = self._version(info, url)
         size_bytes = size_of(info.get("size"), url)
         # Where only the size tells versions apart, two reads of parts may be of two versions.
@@ -239,9 +247,12 @@ class FsspecOrigin(Origin):
         parts = [str(info["size"])]
         for name in _DATES:
             date = info.get(name)
-            if date:
-                parts.append(str(date.timestamp() if isinstance(date, datetime) else date))
-                break
+            if not date:
+                continue
+            if isinstance(date, datetime):
+                date = date.timestamp()
+            parts.append(str(date))
+            break
         if "ino" in info:
             parts.append(str(info["ino"]))
         return "-".join(parts)

@@ -19,9 +19,9 @@ from shardcache.origin.objects import RemoteObject
 class LocalOrigin(FsspecOrigin):
     """Local files.
 
-    Every method raises NotAllowedError for a path whose links lead where the redirect guard
-    forbids. Links are resolved here and again when the file is opened. Only users who can write to
-    an allowed folder can replace one in between.
+    Every method raises NotAllowedError for a path with links that lead to a place which the
+    redirect guard forbids. Links are resolved here, and again when the file is opened: only users
+    who can write to an allowed folder can replace one in between.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -41,7 +41,7 @@ class LocalOrigin(FsspecOrigin):
         return super()._connect(_LocalFiles)
 
     async def _check(self, url: str) -> None:
-        """Raise NotAllowedError for forbidden links, NotFoundError for a folder that is missing."""
+        """Raise NotAllowedError for forbidden links, NotFoundError for a missing folder."""
         path = place_of(url)
         names_folder = path.endswith("/")
         real = await asyncio.to_thread(os.path.realpath, path)
@@ -56,10 +56,10 @@ class LocalOrigin(FsspecOrigin):
 
 
 class _LocalFiles(LocalFileSystem):  # type: ignore[misc]
-    """Local files, in which a link is listed as what it leads to."""
+    """Local files; a link is listed as the file that it leads to."""
 
     def info(self, path: Any, **options: Any) -> Any:
-        """Describe the file that a link leads to, in a listing as by its path."""
+        """Describe a file; in a listing, too, a link is described as the file that it leads to."""
         if isinstance(path, os.DirEntry) and path.is_symlink() and path.is_file():
             path = path.path
         return super().info(path, **options)

@@ -1,1 +1,1 @@
-"""HTTP as object stores and web servers share it, and plain web servers."""
+"""HTTP for object stores and web servers, and the origin of plain web servers."""

@@ -14,6 +14,7 @@ from shardcache.access.urls import protocol_of
 from shardcache.shared.urls.signed_urls import expiry_s
 from shardcache.transport.http.http_heads import number_in
 
+# Errors by status; any other status is judged by its class: 4xx or 5xx.
 _MEANING: dict[int, type[errors.OriginError]] = {
     401: errors.AccessDeniedError,
     403: errors.AccessDeniedError,
@@ -51,7 +52,7 @@ def error_of(
     """Return the error for a status other than 200, 206 and 304.
 
     Args:
-        headers: the answer's, of which Retry-After matters.
+        headers: the answer's, for Retry-After and Azure's error code.
     """
     kind = _kind(status)
     until_s = expiry_s(url)
@@ -69,6 +70,7 @@ def error_of(
 
 
 def _kind(status: int) -> type[errors.OriginError]:
+    """Return the class of the error for a status."""
     if status in _MEANING:
         return _MEANING[status]
     if status >= 500:
@@ -77,6 +79,7 @@ def _kind(status: int) -> type[errors.OriginError]:
 
 
 def _remedy(status: int, kind: type[errors.OriginError], url: str) -> str | None:
+    """Return the remedy for a status whose error is of a kind; None for the kind's usual one."""
     if 300 <= status < 400:
         return _ELSEWHERE
     if kind is errors.AccessDeniedError and protocol_of(url) in WEB:
@@ -86,8 +89,11 @@ def _remedy(status: int, kind: type[errors.OriginError], url: str) -> str | None
 
 def _retry_after_s(headers: Mapping[str, str]) -> int:
     """Return the time in Retry-After, which is a number of seconds or a date; 0 without it."""
-    after = headers.get("retry-after", "")
-    return number_in(after) or max(0, timestamp(after) - round(time.time()))
+    field = headers.get("retry-after", "")
+    seconds = number_in(field)
+    if seconds:
+        return seconds
+    return max(0, timestamp(field) - round(time.time()))
 
 
 def timestamp(date: str | None) -> int:

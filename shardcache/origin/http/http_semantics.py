@@ -33,9 +33,9 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
 
 
 class Environment:
-    """CA file and proxies as the environment names them for programs other than the S3 SDK.
+    """CA file and proxies that the environment names for programs other than the S3 SDK.
 
-    They are looked up once each.
+    Each is looked up once.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Environment:
 
 
 class Reading(NamedTuple):
-    """The body to take of an answer; the arguments of `Workers.fetch` after the request."""
+    """The body to read from an answer: the arguments of `Workers.fetch` after the request."""
 
     body: Body
     flow: Flow
@@ -126,7 +126,7 @@ def total_bytes(content_range: str | None) -> int | None:
 
 
 def span_bytes(content_range: str | None) -> int:
-    """Return the number of bytes that a Content-Range header announces; -1 if none."""
+    """Return the number of bytes that a Content-Range header announces; -1 without one."""
     span = span_in(content_range)
     if span is None:
         return -1
@@ -135,7 +135,7 @@ def span_bytes(content_range: str | None) -> int:
 
 
 def span_in(content_range: str | None) -> tuple[int, int] | None:
-    """Return start and end of the bytes that a Content-Range header announces; None if none."""
+    """Return start and end of the bytes that a Content-Range header announces, or None."""
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
         return None
@@ -218,11 +218,15 @@ def no_version(url: str) -> OriginUnavailableError:
     return OriginUnavailableError("the origin sent no version of the object", url=url)
 
 
-def judge(answer: Answer, version: str, obj: RemoteObject, parts: Parts) -> NoReturn:
-    """Raise the error for an answer of some version that was not written."""
+def raise_unusable(answer: Answer, version: str, obj: RemoteObject, parts: Parts) -> NoReturn:
+    """Raise the error for an answer that did not have the expected parts of an object.
+
+    Args:
+        version: the answer's; empty if it states none.
+    """
     if answer.status >= 300:
-        what = f"the origin answered a ranged read with status {answer.status}"
-        raise error_of(answer.status, what, obj.url, answer.headers)
+        problem = f"the origin answered a ranged read with status {answer.status}"
+        raise error_of(answer.status, problem, obj.url, answer.headers)
     if obj.ranges:
         content_range = answer.headers.get("content-range")
         check_range(obj, parts.start, parts.stop, answer.status, content_range)
@@ -236,13 +240,13 @@ def judge(answer: Answer, version: str, obj: RemoteObject, parts: Parts) -> NoRe
 def size_of(stated: object, url: str) -> int:
     """Return an object's size as its origin states it.
 
-    Raises OriginError if it states none, or what is no size.
+    Raises OriginError if it states none, or something that is not a size.
     """
     size_bytes = number_in(stated)
     if size_bytes is None:
-        missing = "the server does not state the file's size"
         raise OriginError(
-            f"{missing}, so a truncated download could not be detected",
+            "the server does not state the file's size, so a truncated download could not be "
+            "detected",
             url=url,
             remedy="serve it with a Content-Length header, as any file server does",
         )

@@ -19,30 +19,33 @@ _BLANKS = re.compile(r"[\x00-\x20\x7f]")
 
 
 def following(url: str, target: URL, location: str) -> URL:
-    """Return where a redirect of `target` leads. Raises OriginError unless it can be followed.
+    """Return the url to which a redirect leads. Raises OriginError unless it can be followed.
 
     Args:
         url: the user's, which errors name.
+        target: the url that was redirected.
         location: the answer's Location header.
     """
     sendable = _BLANKS.sub(lambda blank: quote(blank[0]), location)
     try:
-        found = _with_host(target.join(URL(sendable, encoded=True)))
+        next_target = _with_host(target.join(URL(sendable, encoded=True)))
     except ValueError as exn:
         raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
-    if found.scheme not in WEB or (target.scheme, found.scheme) == ("https", "http"):
+    is_insecure = target.scheme == "https" and next_target.scheme == "http"
+    if next_target.scheme not in WEB or is_insecure:
         raise OriginError(
-            f"redirects from {target.scheme} to {found.scheme} are not followed",
+            f"redirects from {target.scheme} to {next_target.scheme} are not followed",
             url=url,
             remedy="have the server redirect to https, or use the target's url",
         )
-    return found
+    return next_target
 
 
 def parsed(url: str) -> URL:
-    """Return a user's url, encoded only where it could not be sent: it may be signed as it is.
+    """Return a user's url, encoded only where it could not be sent otherwise.
 
-    Raises OriginError for what is not a url.
+    Its other characters stay as they are, as a signature may cover them. Raises OriginError for a
+    text that is not a url.
     """
     try:
         server = _with_host(URL(url))
@@ -53,7 +56,11 @@ def parsed(url: str) -> URL:
 
 
 def verbatim(server: URL, path: str, query: str) -> URL:
-    """Return a url of a server, whose path and query are sent as they are."""
+    """Return a url with this path and query, which are sent without any further encoding.
+
+    Args:
+        server: any url of the server.
+    """
     return URL.build(
         scheme=server.scheme,
         authority=server.host_port_subcomponent or "",
@@ -64,13 +71,14 @@ def verbatim(server: URL, path: str, query: str) -> URL:
 
 
 def _sendable(text: str) -> str:
-    return _UNSENDABLE.sub(lambda found: quote(found[0], safe=""), text)
+    """Return a path or query with the characters encoded that a url cannot have."""
+    return _UNSENDABLE.sub(lambda match: quote(match[0], safe=""), text)
 
 
 def _with_host(url: URL) -> URL:
-    """Return a url that has a host and a port, which yarl checks only on access.
+    """Return the url. Raises ValueError unless it has a host and a port.
 
-    Raises ValueError if it has not.
+    yarl checks them only on access.
     """
     if url.host is None or url.port is None:
         raise ValueError("no host")

@@ -20,7 +20,7 @@ from shardcache.origin.http.http_semantics import (
     Environment,
     Reading,
     content_ranges,
-    judge,
+    raise_unusable,
     range_header,
     send,
     size_of,
@@ -45,8 +45,9 @@ from shardcache.transport.http.http_heads import ECHOED, number_in
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
 _GZIP_OFF = "nginx: gzip off; Apache: SetEnv no-gzip 1"
 _ENCODED_REMEDY = f"turn off on-the-fly compression for these files ({_GZIP_OFF})"
-# A file is dated by a clock that lags by some milliseconds, in whole seconds.
+# Last-Modified has whole seconds, and is of a clock that may lag by some milliseconds.
 _SETTLED_S = 2
+_SIZE_VERSION = "size="  # how a version begins that is only the file's size
 
 
 class HttpOrigin(Origin):
@@ -84,11 +85,11 @@ class HttpOrigin(Origin):
         """
         with translated(url):
             answer = await self._get(url, {"Range": "bytes=0-0"}, first_bytes=first_bytes)
-        assert answer is not None
-        _check(answer, url)
+        assert answer is not None  # only a reading may be refused by its commit
+        _check_answer(answer, url)
         size_bytes = _size_bytes(answer, url)
         version = _version(answer.headers, size_bytes)
-        # Ranges that no version ties together could be of several: without one, the file comes in a
+        # Without a reliable version, ranges could be of several versions: the file then comes in a
         # single answer.
         is_guarded = version == answer.headers.get("etag") or _is_settled(answer.headers)
         return RemoteObject(
@@ -108,16 +109,16 @@ class HttpOrigin(Origin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
-        headers, body = _ask_for(obj, parts, held=commit is not None)
+        headers, body = _headers_and_body(obj, parts, held=commit is not None)
         with translated(obj.url):
             answer = await self._get(obj.url, headers, Reading(body, flow, commit))
         if answer is None:
             return None
         if answer.sums is not None:
             return answer.sums
-        _check(answer, obj.url)
+        _check_answer(answer, obj.url)
         size_bytes = obj.size_bytes if obj.ranges else _size_bytes(answer, obj.url)
-        judge(answer, _version(answer.headers, size_bytes), obj, parts)
+        raise_unusable(answer, _version(answer.headers, size_bytes), obj, parts)
 
     async def ask_tier(
         self,
@@ -128,11 +129,11 @@ class HttpOrigin(Origin):
     ) -> Answer | None:
         """As `Origin.ask_tier`.
 
-        None unless ETags tell versions of the file apart, and for secrets that the tier keeps.
+        None if the version is not a strong ETag, or the url has secrets that the tier would keep.
         """
-        if not obj.ranges or not obj.version.startswith('"'):
+        if not obj.ranges or not _is_strong_etag(obj.version):
             return None
-        headers, body = _ask_for(obj, parts, held=False)
+        headers, body = _headers_and_body(obj, parts, held=False)
         with translated(obj.url):
             request = self._tier_request(route, obj.url, headers)
             if request is None:
@@ -150,7 +151,7 @@ class HttpOrigin(Origin):
             answer = await self._workers.ask(request)
         size_bytes = total_bytes(answer.headers.get("content-range"))
         version = answer.headers.get("etag", "")
-        if answer.status != 206 or size_bytes is None or not version.startswith('"'):
+        if answer.status != 206 or size_bytes is None or not _is_strong_etag(version):
             return None
         return RemoteObject(url, version, size_bytes)
 
@@ -174,10 +175,10 @@ class HttpOrigin(Origin):
     ) -> Answer | None:
         """Return the answer to a GET, after all redirects, which the guard may reject.
 
-        None if the commit of the reading refused.
+        None if the commit of `reading` refused the body.
 
         Args:
-            reading: takes the body; None to take none.
+            reading: how to read the body; None to read none.
             first_bytes: number of the file's first bytes to request ahead.
         """
         home = parsed(url)
@@ -202,13 +203,18 @@ class HttpOrigin(Origin):
         all_headers = {**headers, **route.headers}
         request = self._request(parsed(url), all_headers, at_home=True)
         # The tier leaves AWS's signatures out of what it keeps: they are no reason to avoid it.
+        # Under another name, `redact` leaves them in place.
         without_signature = request.url.replace("X-Amz-", ".")
         if redact(without_signature) != without_signature:
             return None
         return replace(request, via=route.address, proxy=None, far_only=False)
 
     def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
-        """Return a request; `at_home` to send the options to the url's own server."""
+        """Return a GET request.
+
+        Args:
+            at_home: True if `target` is on the url's own server, which is sent the options.
+        """
         own = self._headers if at_home else {}
         if at_home and self._params:
             queries = [target.raw_query_string, urlencode(self._params)]
@@ -226,23 +232,28 @@ class HttpOrigin(Origin):
 
 def _headers(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers that the options give, cookies included; they are sent as UTF-8."""
-    given = _merged("headers", options)
+    headers = _merged("headers", options)
     cookies = SimpleCookie(_merged("cookies", options)).output(header="", sep=";", attrs=[]).strip()
     if cookies:
-        given["Cookie"] = cookies
-    return {name: str(value).encode().decode("latin-1") for name, value in given.items()}
+        headers["Cookie"] = cookies
+    return {name: str(value).encode().decode("latin-1") for name, value in headers.items()}
 
 
 def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return an option's values, given for the session or for each request."""
+    """Return the values of an option, which may be given for the session and for each request."""
     of_session: dict[str, str] = options.get("client_kwargs", {}).get(name, {})
     of_request: dict[str, str] = options.get(name, {})
     return {**of_session, **of_request}
 
 
-def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, str], Body]:
+def _headers_and_body(
+    obj: RemoteObject,
+    parts: Parts,
+    *,
+    held: bool,
+) -> tuple[dict[str, str], Body]:
     """Return the headers that request parts of exactly this version, and the expected body."""
-    headers, expected = _pinned(obj.version)
+    headers, expected = _version_headers(obj.version)
     status = 200
     if obj.ranges:
         status = 206
@@ -251,28 +262,32 @@ def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, 
     return headers, Body(parts, status, expected, held=held, encoded_chunks=False)
 
 
-def _pinned(version: str) -> tuple[dict[str, str], dict[str, Sequence[str | None]]]:
+def _version_headers(version: str) -> tuple[dict[str, str], dict[str, Sequence[str | None]]]:
     """Return the headers that request a version, and those required of its answer."""
-    if version.startswith("size="):
+    if version.startswith(_SIZE_VERSION):
         return {}, {}
-    if version.startswith('"'):
+    if _is_strong_etag(version):
         return {"If-Match": version}, {"etag": (version,)}
-    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1); the answer's own headers are compared
-    # instead.
+    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1): the answer's one is compared instead.
     if version.startswith("W/") or parsedate(version) is None:
         return {}, {"etag": (version,)}
     return {"If-Unmodified-Since": version}, {"last-modified": (version,)}
 
 
-def _check(answer: Answer, url: str) -> None:
+def _is_strong_etag(version: str) -> bool:
+    """Return True for an ETag in quotes, without the mark of a weak one."""
+    return version.startswith('"')
+
+
+def _check_answer(answer: Answer, url: str) -> None:
     """Raise the error for an answer without bytes of the file."""
     # The requested byte is missing from an empty file.
     file_bytes = total_bytes(answer.headers.get("content-range"))
     is_empty_file = answer.status == 416 and file_bytes == 0
     if answer.status >= 300 and not is_empty_file:
         reason = http.client.responses.get(answer.status, "")
-        what = f"the server answered {answer.status} {reason}"
-        raise error_of(answer.status, what, url, answer.headers)
+        problem = f"the server answered {answer.status} {reason}"
+        raise error_of(answer.status, problem, url, answer.headers)
     _check_encoding(answer, url)
 
 
@@ -312,7 +327,7 @@ def _size_bytes(answer: Answer, url: str) -> int:
 def _version(headers: Mapping[str, str], size_bytes: int) -> str:
     """Return the ETag verbatim, else Last-Modified; failing both, the size, which says little.
 
-    A value that cannot be sent back cannot pin a version.
+    A header that cannot be sent back is ignored: requests name the version.
     """
     etag = headers.get("etag", "")
     if ECHOED.fullmatch(etag):
@@ -320,13 +335,13 @@ def _version(headers: Mapping[str, str], size_bytes: int) -> str:
     date = headers.get("last-modified", "")
     if parsedate(date) and ECHOED.fullmatch(date):
         return date
-    return f"size={size_bytes}"
+    return f"{_SIZE_VERSION}{size_bytes}"
 
 
 def _is_settled(headers: Mapping[str, str]) -> bool:
-    """Return whether any later version has another Last-Modified.
+    """Return whether any later version must have another Last-Modified.
 
-    One of the same second may follow a file that is new.
+    A file that was just modified may change again within the same second.
     """
     sent_s = timestamp(headers.get("date"))
     modified_s = timestamp(headers.get("last-modified"))

@@ -13,11 +13,11 @@ from shardcache.shared.lists.shardlist import MAX_SHARDS
 from shardcache.shared.urls.local_urls import local_path
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
-# NeMo's other spellings of braces: a range in brackets, which no glob means, and `_OP_` and `_CL_`.
+# NeMo's other spellings of braces: a range in brackets, which is not a glob, and `_OP_` and `_CL_`.
 _BRACKETED = re.compile(r"\[(-?\d+\.\.-?\d+(?:\.\.-?\d+)?|[A-Za-z]\.\.[A-Za-z])\]")
 _WORDED = re.compile(r"_OP_((?:(?!_OP_|_CL_)[^{}])*)_CL_")
-# Escaped braces and commas, and what stands for them meanwhile: characters that no url has.
-_ESCAPED = {"\\{": "\x00", "\\}": "\x01", "\\,": "\x02"}
+# Escaped braces and commas, with their stand-ins during the expansion: characters that no url has.
+_STAND_INS = {"\\{": "\x00", "\\}": "\x01", "\\,": "\x02"}
 _BRACES_REMEDY = r"write {000..099} or {a,b}; a brace in a name is written \{ or \}"
 _MAX_DIGITS = 18
 # Expansion takes more than linear time in the number of braces, their depth, and the number of
@@ -32,11 +32,12 @@ def in_braces(pattern: str) -> str:
     return _WORDED.sub(_braces_of_words, with_ranges)
 
 
-def _braces_of_words(found: re.Match[str]) -> str:
-    listed = found[1]
-    if ".." in listed or "," in listed:
-        return f"{{{listed}}}"
-    return found[0]
+def _braces_of_words(match: re.Match[str]) -> str:
+    """Return `_OP_…_CL_` in braces if it contains a range or a list, and else as it is."""
+    inside = match[1]
+    if ".." in inside or "," in inside:
+        return f"{{{inside}}}"
+    return match[0]
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -51,7 +52,7 @@ def expand_braces(pattern: str) -> list[str]:
     has_braces = "{" in braced or "}" in braced
     if not has_braces or _is_local_file(pattern):
         return [pattern]
-    for escaped, stand_in in _ESCAPED.items():
+    for escaped, stand_in in _STAND_INS.items():
         braced = braced.replace(escaped, stand_in)
     return [_unescaped(url) for url in _expanded(braced, pattern)]
 
@@ -64,13 +65,14 @@ def _is_local_file(url: str) -> bool:
 
 
 def _unescaped(url: str) -> str:
-    for escaped, stand_in in _ESCAPED.items():
-        url = url.replace(stand_in, escaped[1])
+    """Return a url with the characters that stand-ins stand for, without their backslashes."""
+    for escaped, stand_in in _STAND_INS.items():
+        url = url.replace(stand_in, escaped.removeprefix("\\"))
     return url
 
 
 def _expanded(braced: str, pattern: str) -> list[str]:
-    """Return what unescaped braces expand to; errors name the user's own pattern."""
+    """Return the urls that unescaped braces expand to; errors name the user's own pattern."""
     if braced.count("{") > _MAX_BRACES:
         raise ConfigError(
             f"the pattern has more than {_MAX_BRACES} braces",
@@ -101,15 +103,16 @@ def check_number(shards: int, pattern: str) -> None:
 def _check_cost(braced: str, pattern: str) -> None:
     """Raise ConfigError for a pattern that would take minutes to expand.
 
-    It is judged by its outermost braces.
+    Lists of words are counted by their outermost braces.
     """
     ranges = _RANGE.findall(braced)
-    if any(len(number) > _MAX_DIGITS for numbers in ranges for number in numbers):
-        raise ConfigError("a number in the pattern is too long", url=pattern)
+    for numbers in ranges:
+        if any(len(number) > _MAX_DIGITS for number in numbers):
+            raise ConfigError("a number in the pattern is too long", url=pattern)
 
-    ranged = prod(_range_count(start, stop, step) for start, stop, step in ranges)
-    listed = prod(_word_counts(braced))
-    if ranged > MAX_SHARDS or listed > _MAX_LISTED:
+    by_ranges = prod(_range_count(start, stop, step) for start, stop, step in ranges)
+    by_words = prod(_word_counts(braced))
+    if by_ranges > MAX_SHARDS or by_words > _MAX_LISTED:
         raise ConfigError(
             "the pattern expands to too many shards",
             url=pattern,
@@ -118,13 +121,13 @@ def _check_cost(braced: str, pattern: str) -> None:
 
 
 def _range_count(start: str, stop: str, step: str) -> int:
-    """Return how many numbers a range has; a step that is empty or 0 is 1."""
+    """Return the number of integers in a range; a step that is empty or 0 counts as 1."""
     step_size = int(step or 1) or 1
     return abs(int(stop) - int(start)) // step_size + 1
 
 
 def _word_counts(braced: str) -> list[int]:
-    """Return how many words each pair of outermost braces lists, by its commas."""
+    """Return the number of words that each pair of outermost braces lists, by its commas."""
     counts: list[int] = []
     depth = 0
     for char in braced:

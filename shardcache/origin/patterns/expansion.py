@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -50,47 +51,51 @@ async def expand(
 ) -> Shards:
     """Return the shards that a pattern expands to.
 
-    Braces are expanded first, without a request; each result is then a glob (`*`, `?`, `[...]`,
-    `**`; sorted by url), a prefix that ends in "/" (every shard below it; sorted by url), an index
-    file (.json in wids format, or a list of another program's, `foreign_lists`; in its own order)
-    or a shard's url. A glob that is an object's own url is that object. A prefix of shards whose
-    format lists them in an index.json of its own is this file. Sizes and versions are set where a
-    listing states them.
+    Braces are expanded first, without a request. Each result is then one of these:
+
+    - a glob (`*`, `?`, `[...]`, `**`), sorted by url; or the object with exactly this url, if there
+      is one;
+    - a prefix that ends in "/": every shard below it, sorted by url; or, if their format lists its
+      shards in an index.json, the content of that file;
+    - an index file: .json in wids format, or a list by another program (`foreign_lists`), in the
+      file's order;
+    - a shard's url.
+
+    Sizes and versions are set where a listing states them.
 
     A listed key that is not a valid url, such as one with control characters, is left out, and
-    logged. If "files" or "entries" are wanted, it is listed as well: whoever fetches it is refused.
+    logged. If "files" or "entries" are wanted, it is listed as well, but cannot be fetched.
 
     Args:
         received: called with numbers of objects and bytes as they arrive.
         indexes: index files that are not read again; those that are read are added.
         wanted: with "files", a file that is not an index stands for itself, and a prefix for every
             file below it; with "shards" or "either", only if there is no shard. Below a prefix,
-            files of formats that other programs use as often are shards only if there are no
-            others, and with "either" never. With "entries", the pattern is a folder's own url,
-            whatever its characters, and stands for the files and folders directly below it.
+            files in formats that other programs use as often, such as JSON Lines, are shards only
+            if there are no others, and with "either" never. With "entries", the pattern is a
+            folder's url, taken literally, and stands for the files and folders directly below it.
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the
     origin's errors.
     """
+    expansion = _Expansion(origins, received, {} if indexes is None else indexes, wanted)
     if wanted == "entries":
-        return await _entries(checked(pattern), origins, received)
+        return await expansion.entries(checked(pattern))
 
-    if indexes is None:
-        indexes = {}
-    found: list[Shards] = []
-    urls, key_split = key_split_in(pattern)
-    for url in await asyncio.to_thread(expand_braces, urls):
-        found.append(await _expand_one(url, origins, received, indexes, wanted))
-        check_number(sum(map(len, found)), pattern)
-    shards = await asyncio.to_thread(Shards.joined, found)
+    lists: list[Shards] = []
+    braced, key_split = key_split_in(pattern)
+    for url in await asyncio.to_thread(expand_braces, braced):
+        lists.append(await expansion.shards(url))
+        check_number(sum(map(len, lists)), pattern)
+    shards = await asyncio.to_thread(Shards.joined, lists)
     return await asyncio.to_thread(_with_key_split, shards, key_split, pattern)
 
 
 def named_by_braces(pattern: str) -> Shards | None:
     """Return the shards that braces alone determine; None if the origin has to be asked. Blocks."""
-    named, key_split = key_split_in(pattern)
-    urls = expand_braces(named)
-    if asks_store(named):
+    braced, key_split = key_split_in(pattern)
+    urls = expand_braces(braced)
+    if asks_store(braced):
         return None
     return _with_key_split(Shards.of(map(ShardRef, urls)), key_split, pattern)
 
@@ -136,140 +141,157 @@ def _needs_request(url: str) -> bool:
     return url.endswith("/") or is_index(url) or is_glob(url)
 
 
-async def _expand_one(
-    url: str,
-    origins: Origins,
-    received: Received,
-    indexes: Indexes,
-    wanted: Wanted,
-) -> Shards:
-    """Return the shards of a url without braces."""
-    if is_glob(url):
-        found = await _matching(url, origins, received)
-        return _not_empty(url, _listed(url, found, wanted), wanted)
-    if url.endswith("/"):
-        found = await origins.origin(url).list_prefix(url, received)
-        listed = await _listed_beside(url, found, origins, received, indexes, wanted)
-        if listed is not None:
-            return listed
-        return _not_empty(url, _listed(url, _below(url, found, wanted), wanted), wanted)
-    if is_index(url):
-        return await _indexed(url, origins, received, indexes, wanted)
-    return Shards.of([ShardRef(url)])
+@dataclass(frozen=True, slots=True)
+class _Expansion:
+    """Expansion of the urls of one pattern.
 
-
-async def _listed_beside(
-    prefix: str,
-    found: Sequence[RemoteObject],
-    origins: Origins,
-    received: Received,
-    indexes: Indexes,
-    wanted: Wanted,
-) -> Shards | None:
-    """Return the shards that the index.json of another format lists directly below a prefix.
-
-    None if there is none, or shards that no such file lists.
+    Attributes:
+        origins: origins of the urls.
+        received: called with numbers of objects and bytes as they arrive.
+        indexes: index files that are not read again; those that are read are added.
+        wanted: as of `expand`.
     """
-    index = prefix + _FORMAT_INDEX
-    if wanted not in ("samples", *_SHARDS_OR_FILES) or all(obj.url != index for obj in found):
-        return None
-    shards = _shards_among(found, wanted)
-    if not shards or not all(format_of(obj.url).lists for obj in shards):
-        return None
-    try:
-        return await _indexed(index, origins, received, indexes, "samples")
-    except NotAnIndexError as exn:
-        log.warning("shards are listed without their index.json", url=index, cause=exn.message)
-        return None
 
+    origins: Origins
+    received: Received
+    indexes: Indexes
+    wanted: Wanted
 
-async def _indexed(
-    url: str,
-    origins: Origins,
-    received: Received,
-    indexes: Indexes,
-    wanted: Wanted,
-) -> Shards:
-    """Return the shards that an index file lists."""
-    file, split = split_of(url)
-    obj = await origins.origin(file).stat(file)
-    known = indexes.get((url, obj.version))
-    if known is not None:
-        return known
-    try:
-        data = await _read_list(obj, origins, received)
+    async def shards(self, url: str) -> Shards:
+        """Return the shards of a url without braces. Raises as `expand`."""
+        if is_glob(url):
+            objects = await self._glob_matches(url)
+            return self._not_empty(url, _as_shards(url, objects, self.wanted))
+        if url.endswith("/"):
+            listing = await self.origins.origin(url).list_prefix(url, self.received)
+            shards = await self._from_format_index(url, listing)
+            if shards is not None:
+                return shards
+            objects = _wanted_below(url, listing, self.wanted)
+            return self._not_empty(url, _as_shards(url, objects, self.wanted))
+        if is_index(url):
+            return await self.from_index(url)
+        return Shards.of([ShardRef(url)])
+
+    async def entries(self, folder: str) -> Shards:
+        """Return the files and folders directly below a folder."""
+        origin = self.origins.origin(folder)
+        listing = await origin.list_prefix(folder, self.received, flat=True)
+        inside = [obj for obj in listing if obj.url != folder]
+        return self._not_empty(folder, _as_shards(folder, inside, self.wanted))
+
+    async def from_index(self, url: str) -> Shards:
+        """Return the shards that an index file lists.
+
+        A file that lists none is returned itself, unless samples are wanted.
+        """
+        file, split = split_of(url)
+        obj = await self.origins.origin(file).stat(file)
+        known = self.indexes.get((url, obj.version))
+        if known is not None:
+            return known
         try:
-            shards = await asyncio.to_thread(parse_index, file, data, split)
+            data = await self._read_list(obj)
+            try:
+                shards = await asyncio.to_thread(parse_index, file, data, split)
+            except NotAnIndexError:
+                if self.wanted == "files":  # another program's list is a file like any other then
+                    raise
+                foreign = await self._from_foreign_list(file, data, split)
+                if foreign is None:
+                    raise
+                return self._not_empty(url, foreign)
         except NotAnIndexError:
-            if wanted == "files":  # another program's list is a file like any other then
+            if self.wanted == "samples":
                 raise
-            listed = await _listed_by_others(file, data, split, origins, received)
-            if listed is None:
-                raise
-            return _not_empty(url, listed, wanted)
-    except NotAnIndexError:
-        if wanted == "samples":
-            raise
-        return Shards.of([_ref(obj)])
-    indexes[url, obj.version] = _not_empty(url, shards, wanted)
-    return shards
+            return Shards.of([_ref(obj)])
+        self.indexes[url, obj.version] = self._not_empty(url, shards)
+        return shards
 
+    async def _glob_matches(self, glob: str) -> list[RemoteObject]:
+        """Return the object with exactly this url, if there is one; else all that it matches."""
+        match = glob_regex(glob).fullmatch
+        prefix = glob_prefix(glob)
+        is_flat = "/" not in glob.removeprefix(prefix) and "**" not in glob
+        origin = self.origins.origin(glob)
+        listing = await origin.list_prefix(prefix, self.received, flat=is_flat)
+        literal = [obj for obj in listing if obj.url == glob]
+        return literal or [obj for obj in listing if match(obj.url)]
 
-async def _read_list(obj: RemoteObject, origins: Origins, received: Received) -> bytes:
-    """Return the bytes of an index file. Raises NotAnIndexError for a file that is too large."""
-    if obj.size_bytes > MAX_INDEX_BYTES:
-        raise NotAnIndexError(
-            f"the file is too large for an index ({size(obj.size_bytes)})",
-            url=obj.url,
-        )
-    return await read_object(origins.origin(obj.url), obj, Flow(received))
+    async def _from_format_index(
+        self,
+        prefix: str,
+        listing: Sequence[RemoteObject],
+    ) -> Shards | None:
+        """Return the shards that a format's index.json, directly below a prefix, lists.
 
-
-async def _listed_by_others(
-    url: str,
-    data: bytes,
-    split: str | None,
-    origins: Origins,
-    received: Received,
-) -> Shards | None:
-    """Return the shards of a list that another program has written; None if it is not one."""
-    listed = await asyncio.to_thread(foreign_lists.parse, url, data, split)
-    if listed is None:
-        return None
-    for name in listed.counts_in:
-        beside = join(url, name)
+        None if there is no such file, or there are shards of a format without one.
+        """
+        if self.wanted not in ("samples", *_SHARDS_OR_FILES):
+            return None
+        index = prefix + _FORMAT_INDEX
+        has_index = any(obj.url == index for obj in listing)
+        if not has_index:
+            return None
+        shards = _shards_among(listing, self.wanted)
+        if not shards or not all(format_of(obj.url).lists for obj in shards):
+            return None
+        # An index.json that is not an index is an error here, not a file that may be wanted.
+        of_samples = replace(self, wanted="samples")
         try:
-            obj = await origins.origin(beside).stat(beside)
-        except NotFoundError:
-            continue
-        more = await _read_list(obj, origins, received)
-        counts = await asyncio.to_thread(foreign_lists.parse, beside, more, None)
-        if counts is not None:
-            listed = listed.counted_by(counts)
-            break
-    return await asyncio.to_thread(shards_of, listed)
+            return await of_samples.from_index(index)
+        except NotAnIndexError as exn:
+            log.warning("shards are listed without their index.json", url=index, cause=exn.message)
+            return None
+
+    async def _read_list(self, obj: RemoteObject) -> bytes:
+        """Return the bytes of an index file. Raises NotAnIndexError if it is too large."""
+        if obj.size_bytes > MAX_INDEX_BYTES:
+            raise NotAnIndexError(
+                f"the file is too large for an index ({size(obj.size_bytes)})",
+                url=obj.url,
+            )
+        return await read_object(self.origins.origin(obj.url), obj, Flow(self.received))
+
+    async def _from_foreign_list(self, url: str, data: bytes, split: str | None) -> Shards | None:
+        """Return the shards of a list that another program has written; None if it is not one."""
+        listed = await asyncio.to_thread(foreign_lists.parse, url, data, split)
+        if listed is None:
+            return None
+        for name in listed.counts_in:
+            counts_url = join(url, name)
+            try:
+                obj = await self.origins.origin(counts_url).stat(counts_url)
+            except NotFoundError:
+                continue
+            counts_data = await self._read_list(obj)
+            counts = await asyncio.to_thread(foreign_lists.parse, counts_url, counts_data, None)
+            if counts is not None:
+                listed = listed.counted_by(counts)
+                break
+        return await asyncio.to_thread(shards_of, listed)
+
+    def _not_empty(self, pattern: str, shards: Shards) -> Shards:
+        """Return the shards. Raises NotFoundError if there are none."""
+        if shards:
+            return shards
+        remedy = "check it for typos"
+        if is_glob(pattern):
+            remedy += "; in a name, `[` is written `[[]`, `*` is `[*]`, and `?` is `[?]`"
+        elif self.wanted == "samples":
+            suffixes = ", ".join(plain_suffixes())
+            remedy += f"; a prefix matches only {suffixes}, plain or compressed"
+        kind = "shard" if self.wanted == "samples" else "file"
+        raise NotFoundError(f"no {kind} matches", url=pattern, remedy=remedy)
 
 
-async def _entries(folder: str, origins: Origins, received: Received) -> Shards:
-    """Return the files and folders directly below a folder."""
-    found = await origins.origin(folder).list_prefix(folder, received, flat=True)
-    inside = [obj for obj in found if obj.url != folder]
-    return _not_empty(folder, _listed(folder, inside, "entries"), "entries")
-
-
-async def _matching(glob: str, origins: Origins, received: Received) -> list[RemoteObject]:
-    """Return the object whose own url this is, else all that the glob matches."""
-    match = glob_regex(glob).fullmatch
-    prefix = glob_prefix(glob)
-    is_flat = "/" not in glob.removeprefix(prefix) and "**" not in glob
-    found = await origins.origin(glob).list_prefix(prefix, received, flat=is_flat)
-    literal = [obj for obj in found if obj.url == glob]
-    return literal or [obj for obj in found if match(obj.url)]
-
-
-def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
-    """Return the shards or files among what lies below a prefix."""
-    files = [obj for obj in found if not obj.url.endswith("/")]
+def _wanted_below(
+    prefix: str,
+    listing: Sequence[RemoteObject],
+    wanted: Wanted,
+) -> list[RemoteObject]:
+    """Return the objects below a prefix that are wanted: shards or files."""
+    files = [obj for obj in listing if not obj.url.endswith("/")]
     shards = _shards_among(files, wanted)
     if wanted == "files" or (wanted in _SHARDS_OR_FILES and not shards):
         return files
@@ -287,10 +309,9 @@ def _below(prefix: str, found: Sequence[RemoteObject], wanted: Wanted) -> list[R
 
 
 def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
-    """Return the shards below a prefix.
+    """Return the shards among the files below a prefix.
 
-    A manifest in JSON Lines or parquet beside tars is no shard, but in a folder of such files alone
-    each is one.
+    A file in JSON Lines or parquet is a manifest if there are tars as well, and else a shard.
     """
     shards = [obj for obj in files if is_shard_or_file(obj.url)]
     if shards or wanted == "either":
@@ -298,28 +319,28 @@ def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteO
     return [obj for obj in files if is_shard(obj.url)]
 
 
-def _listed(pattern: str, found: Sequence[RemoteObject], wanted: Wanted) -> Shards:
-    """Return what a listing names.
+def _as_shards(pattern: str, objects: Sequence[RemoteObject], wanted: Wanted) -> Shards:
+    """Return listed objects as shards.
 
-    Keys that are not valid urls are left out, unless files are wanted: each of those is refused
-    when it is requested.
+    Keys that are not valid urls are left out, unless files are wanted: such a file is refused when
+    it is requested.
     """
-    odd = [obj for obj in found if not is_sound(obj.url)]
-    if not odd:
-        return Shards.of(map(_ref, found))
+    invalid = [obj for obj in objects if not is_sound(obj.url)]
+    if not invalid:
+        return Shards.of(map(_ref, objects))
 
     log.warning(
         "keys below the prefix that are not valid urls cannot be fetched",
         url=pattern,
-        files=len(odd),
-        first=_printable(odd[0].url),
+        files=len(invalid),
+        first=_printable(invalid[0].url),
     )
     if wanted in ("files", "entries"):
         return Shards.of(
-            ShardRef(_printable(obj.url), obj.version, obj.size_bytes) for obj in found
+            ShardRef(_printable(obj.url), obj.version, obj.size_bytes) for obj in objects
         )
-    left_out = {obj.url for obj in odd}
-    return Shards.of(_ref(obj) for obj in found if obj.url not in left_out)
+    left_out = {obj.url for obj in invalid}
+    return Shards.of(_ref(obj) for obj in objects if obj.url not in left_out)
 
 
 def _printable(url: str) -> str:
@@ -327,18 +348,6 @@ def _printable(url: str) -> str:
     return url.encode(errors="backslashreplace").decode()
 
 
-def _not_empty(pattern: str, shards: Shards, wanted: Wanted) -> Shards:
-    """Return the shards. Raises NotFoundError if there are none."""
-    if shards:
-        return shards
-    remedy = "check it for typos"
-    if is_glob(pattern):
-        remedy += "; in a name, `[` is written `[[]`, `*` is `[*]`, and `?` is `[?]`"
-    elif wanted == "samples":
-        remedy += f"; a prefix matches only {', '.join(plain_suffixes())}, plain or compressed"
-    kind = "shard" if wanted == "samples" else "file"
-    raise NotFoundError(f"no {kind} matches", url=pattern, remedy=remedy)
-
-
 def _ref(obj: RemoteObject) -> ShardRef:
+    """Return an object as a shard. Raises ConfigError if its url is invalid."""
     return ShardRef(checked(obj.url), obj.version, obj.size_bytes)

@@ -25,10 +25,11 @@ from shardcache.origin.patterns.braces import expand_braces
 from shardcache.origin.patterns.list_content import lines_of, parsed_json
 from shardcache.shared.urls.url_names import is_shard, is_yaml
 
-# A list of a million shards has 30 MB; parsed, it takes some times as much memory.
+# A list of a million shards has 30 MB; parsed, it takes several times as much memory.
 _MAX_BYTES = 64 * 1024 * 1024
 _MAX_COUNT = 2**63
-_ROOT = "../list"  # beside which the names in Energon's lists are
+# Names in Energon's lists are relative to the folder above the list's, hence to this file of it.
+_ROOT = "../list"
 _ENERGON_COUNTS = (".info.json", ".info.yaml")
 
 
@@ -37,9 +38,9 @@ class NamedShards:
     """Shards of a list.
 
     Attributes:
-        urls: of the shards.
-        counts: of the samples of each; None where the list states none.
-        counts_in: names of the lists that may state the counts, if they are others.
+        urls: urls of the shards.
+        counts: each shard's number of samples; None where the list does not state it.
+        counts_in: names of other lists that may state the counts.
     """
 
     urls: Sequence[str]
@@ -56,12 +57,12 @@ def parse(url: str, data: bytes, split: str | None) -> NamedShards | None:
     """Return the shards of a list that another program has written; None for anything else.
 
     Args:
-        url: of the list.
-        data: its content.
-        split: the name of the one of its splits that is wanted.
+        url: the list's.
+        data: the list's content.
+        split: name of the split to take; None for the only one, or a list without splits.
 
-    Raises NotAnIndexError for a list that makes no sense, ConfigError for a split that it has not,
-    MissingPackageError for YAML where PyYAML is not installed.
+    Raises NotAnIndexError for a list that makes no sense, ConfigError for a split that it does not
+    have, MissingPackageError for YAML where PyYAML is not installed.
     """
     if len(data) > _MAX_BYTES:
         return None
@@ -69,22 +70,23 @@ def parse(url: str, data: bytes, split: str | None) -> NamedShards | None:
     try:
         match content:
             case {"splits": {**splits}}:
-                return _of_timm(url, _chosen(url, splits, split))
+                return _of_timm(url, _chosen_split(url, splits, split))
             case {"split_parts": {**parts}}:
-                return _of_energon(url, _chosen(url, parts, split), content.get("exclude") or ())
+                patterns = _chosen_split(url, parts, split)
+                return _of_energon(url, patterns, content.get("exclude") or ())
             case {"shard_counts": {**counts}}:
-                found = _counted(join(url, _ROOT), [*counts], [*counts.values()])
+                shards = _counted(join(url, _ROOT), [*counts], [*counts.values()])
             case [*names] if names and all(map(_is_shards_name, names)):
-                found = _counted(url, names, [None] * len(names))
+                shards = _counted(url, names, [None] * len(names))
             case {**counts} if counts and all(map(_is_shards_name, counts)):
-                found = _counted(url, [*counts], [*counts.values()])
+                shards = _counted(url, [*counts], [*counts.values()])
             case _:
                 return None
     except ValueError as exn:
         raise NotAnIndexError(f"not a list of shards ({exn})", url=url) from exn
     if split is not None:
         raise ConfigError(f"the list has no splits, so none called {split!r}", url=url)
-    return found
+    return shards
 
 
 def _content(url: str, data: bytes) -> Any:
@@ -102,6 +104,7 @@ def _content(url: str, data: bytes) -> Any:
 
 
 def _yaml(url: str, data: bytes) -> Any:
+    """Return the content of a YAML file. Raises MissingPackageError, NotAnIndexError."""
     try:
         import yaml
     except ImportError as exn:
@@ -120,8 +123,8 @@ def _is_shards_name(name: object) -> bool:
     return isinstance(name, str) and is_shard(name)
 
 
-def _chosen(url: str, splits: Mapping[Any, Any], split: str | None) -> Any:
-    """Return the split of a name, or the only one."""
+def _chosen_split(url: str, splits: Mapping[Any, Any], split: str | None) -> Any:
+    """Return the content of the split that is named, or of the only one. Raises ConfigError."""
     if split in splits:
         return splits[split]
     if split is None and len(splits) == 1:
@@ -138,6 +141,7 @@ def _chosen(url: str, splits: Mapping[Any, Any], split: str | None) -> Any:
 
 
 def _of_timm(url: str, split: Any) -> NamedShards:
+    """Return the shards of a split in timm's `_info.json`. Raises ValueError."""
     match split:
         case {"filenames": [*names], "shard_lengths": [*lengths]}:
             return _counted(url, names, lengths)
@@ -147,23 +151,28 @@ def _of_timm(url: str, split: Any) -> NamedShards:
 
 
 def _of_energon(url: str, patterns: Any, excluded: Any) -> NamedShards:
+    """Return the shards of a split in Energon's `split.json`, without those that it excludes."""
     root = join(url, _ROOT)
     left_out = set(_expanded(root, excluded))
-    sample = next((each for each in left_out if not is_shard(each)), None)
+    sample = next((name for name in left_out if not is_shard(name)), None)
     if sample is not None:
         raise ConfigError(
             f"the split leaves out single samples, such as {sample}, which is not supported",
             url=url,
             remedy='choose samples with ShardDataset(…).select(), and omit them from "exclude"',
         )
-    urls = [each for each in _expanded(root, patterns) if each not in left_out]
+    urls = [shard for shard in _expanded(root, patterns) if shard not in left_out]
     return NamedShards(urls, [None] * len(urls), _ENERGON_COUNTS)
 
 
-def _expanded(folder: str, patterns: Any) -> list[str]:
+def _expanded(base: str, patterns: Any) -> list[str]:
+    """Return the urls that patterns relative to `base` expand to. Raises ValueError."""
     if not isinstance(patterns, list | tuple):
         raise ValueError("a split is not a list")  # noqa: TRY004  # as for any other content
-    return [url for pattern in patterns for url in expand_braces(join(folder, str(pattern)))]
+    urls: list[str] = []
+    for pattern in patterns:
+        urls += expand_braces(join(base, str(pattern)))
+    return urls
 
 
 def _counted(base: str, names: Sequence[Any], counts: Sequence[Any]) -> NamedShards:

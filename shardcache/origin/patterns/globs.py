@@ -22,9 +22,10 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     As in a shell, `*`, `?` and `[...]` stay within one folder, `**` crosses folders and `**/` may
     match no folder.
 
-    A plain translation backtracks: with seven stars in a pattern, one url takes minutes. Where a
-    star is followed by another that matches everything it does, the first match of the text between
-    them is as good as any later one: an atomic group says so, as in the standard library's fnmatch.
+    A plain translation backtracks: with seven stars in a pattern, one url takes minutes. If a later
+    star matches everything that an earlier one does, the first match of the text between them is as
+    good as any later one: an atomic group has the regular expression try no other, as in the
+    standard library's fnmatch.
 
     Raises ConfigError for a bracket range that runs backwards, and for a glob that would take too
     long.
@@ -34,7 +35,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
         raise ConfigError(f"the glob has more than {_MAX_GLOB_CHARS} characters", url=shown)
 
     tokens = _TOKEN.findall(pattern)
-    stars = [at for at, token in enumerate(tokens) if token in _STARS]
+    stars = [index for index, token in enumerate(tokens) if token in _STARS]
     atomic = _atomic_groups(tokens, stars)
     if len(stars) - len(atomic) > _MAX_BACKTRACKING:
         raise ConfigError("the glob has too many `**`", url=shown, remedy="split it into several")
@@ -45,21 +46,25 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _atomic_groups(tokens: Sequence[str], stars: Sequence[int]) -> dict[int, int]:
-    """Return where groups begin and end in which the first match is as good as any."""
+    """Return the atomic groups: by the index of the star that begins one, that of its end.
+
+    Args:
+        stars: indices of the tokens that are stars.
+    """
     groups: dict[int, int] = {}
-    for at in stars:
-        end = _settled_at(tokens, stars, at)
+    for star in stars:
+        end = _group_end(tokens, stars, star)
         if end is not None:
-            groups[at] = end
+            groups[star] = end
     return groups
 
 
-def _settled_at(tokens: Sequence[str], stars: Sequence[int], at: int) -> int | None:
-    """Return the later star up to which the first match is as good as any; None without one."""
-    later = [star for star in stars if star > at]
-    if tokens[at] != "*":
+def _group_end(tokens: Sequence[str], stars: Sequence[int], star: int) -> int | None:
+    """Return the next star that matches everything that `star` does; None if there is none."""
+    later = [other for other in stars if other > star]
+    if tokens[star] != "*":
         # A "*" does not match everything that "**" does.
-        later = [star for star in later if tokens[star] != "*"]
+        later = [other for other in later if tokens[other] != "*"]
     if not later:
         return None
 
@@ -67,20 +72,24 @@ def _settled_at(tokens: Sequence[str], stars: Sequence[int], at: int) -> int | N
     if tokens[next_star] != "**/":
         return next_star
     # "**/" begins only after a "/".
-    absorbs_all = tokens[at] != "*" and tokens[next_star - 1] == "/"
-    return next_star if absorbs_all else None
+    matches_all = tokens[star] != "*" and tokens[next_star - 1] == "/"
+    return next_star if matches_all else None
 
 
 def _translated(tokens: Sequence[str], atomic: dict[int, int]) -> list[str]:
     """Return the regular expression of each token, with the parentheses of atomic groups."""
-    parts = [_LAZY[token] if at in atomic else _translate(token) for at, token in enumerate(tokens)]
-    for at, end in reversed(atomic.items()):  # a group that ends where the next begins closes first
-        parts[at] = "(?>" + parts[at]
+    parts: list[str] = []
+    for index, token in enumerate(tokens):
+        parts.append(_LAZY[token] if index in atomic else _translated_token(token))
+    # From the last group to the first: one that ends where the next begins is closed before that.
+    for begin, end in reversed(atomic.items()):
+        parts[begin] = "(?>" + parts[begin]
         parts[end] = ")" + parts[end]
     return parts
 
 
-def _translate(token: str) -> str:
+def _translated_token(token: str) -> str:
+    """Return the regular expression of a token; that of a star is greedy."""
     if token in _STARS:
         return _STARS[token]
     if token == "?":

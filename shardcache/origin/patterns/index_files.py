@@ -15,27 +15,32 @@ from shardcache.shared.lists.shard_columns import ShardColumns, Shards
 from shardcache.shared.protocol import ShardRef
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
-"""Size up to which a file may be an index: one of a million shards with long urls has 250 MB."""
+"""Maximum size of an index file: an index of a million shards with long urls has 250 MB."""
 
 _FORMAT = '{"shardlist": [{"url": "a.tar", "nsamples": 1000}]}'
 
 
 def parse_index(url: str, data: bytes, split: str | None = None) -> Shards:
-    """Parse the index file at `url`: in the format that `shardlist` describes, or another's own.
+    """Parse an index file: in the format that `shardlist` describes, or in that of MDS and others.
 
-    Raises NotAnIndexError for any other content, and ConfigError for a split, of which it has none.
+    Args:
+        url: the file's.
+        split: the split that the user named, if any.
+
+    Raises NotAnIndexError for any other content, and ConfigError for any split, as index files have
+    none.
     """
     try:
         shards = Shards.of_columns(_resolved(url, *columns) for columns in shardlist.read(data))
     except ValueError as exn:
-        found = _of_another_format(url, data)
-        if found is None:
+        foreign = _from_another_format(url, data)
+        if foreign is None:
             raise NotAnIndexError(
                 f"not an index of shards ({exn})",
                 url=url,
                 remedy=f"create one with `shardcache index`; format: {_FORMAT}",
             ) from exn
-        shards = found
+        shards = foreign
     if split is not None:
         raise ConfigError(f"the index has no splits, so none called {split!r}", url=url)
     return shards
@@ -49,10 +54,10 @@ def shards_of(listed: NamedShards) -> Shards:
     )
 
 
-def _of_another_format(url: str, data: bytes) -> Shards | None:
-    """Return the shards of an index file that the writer of another format has made.
+def _from_another_format(url: str, data: bytes) -> Shards | None:
+    """Return the shards of the index file of another format, such as MDS; None for other files.
 
-    None for any other file. Raises NotAnIndexError if such shards cannot be read.
+    Raises NotAnIndexError if its shards are of a variant that cannot be read.
     """
     try:
         index = parsed_json(data)
@@ -75,7 +80,7 @@ def _of_another_format(url: str, data: bytes) -> Shards | None:
 
 
 def _listed_shards(index: str, listed: Iterable[ListedShard]) -> Shards:
-    """Return the shards of an index file. Raises ValueError for too many."""
+    """Return shards that an index file lists relative to itself. Raises ValueError for too many."""
     refs: list[ShardRef] = []
     for shard in listed:
         url = checked(join(index, shard.name))
@@ -91,7 +96,7 @@ def _resolved(
     etags: Sequence[str | None],
     *counts: Sequence[int | None],
 ) -> ShardColumns:
-    """Return an index's columns with urls for names, and versions for ETags."""
+    """Return an index's columns with names resolved to urls, and ETags to versions."""
     urls = [checked(join(index, name)) for name in names]
     versions = [_version(url, etag) for url, etag in zip(urls, etags, strict=True)]
     return urls, versions, *counts

@@ -1,8 +1,8 @@
-"""Programs that print AWS credentials, `credential_process` in the user's config, on a leash.
+"""Programs that print AWS credentials: `credential_process` in the user's config.
 
-Such a program, of a profile or of a role's source profile, ends with the request that waits for it,
-and with the daemon. What it prints to its standard error may hold a secret and is dropped; what it
-prints instead of credentials is never quoted.
+Such a program, of a profile or of a role's source profile, is leashed: it ends with the request
+that waits for it, and with the daemon. Its standard error may hold a secret and is dropped, and if
+it prints something else than credentials, no error quotes that.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _REQUIRED = ("AccessKeyId", "SecretAccessKey")
 class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
     """The SDK's providers for a profile's credentials.
 
-    The one that runs a program has it on a leash.
+    A program that one of them runs is leashed.
     """
 
     def __init__(self, session: AioSession, region: str | None) -> None:
@@ -42,8 +42,8 @@ class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
 
     def providers(self, profile_name: str, disable_env_vars: bool = False) -> list[Any]:
         """Return the providers in the order of the SDK."""
-        usual = super().providers(profile_name, disable_env_vars)
-        return _replaced(usual, self.process_provider(profile_name))
+        providers = super().providers(profile_name, disable_env_vars)
+        return _replaced(providers, self.process_provider(profile_name))
 
     def process_provider(self, profile_name: str) -> AioProcessProvider:
         """Return the provider that runs a profile's program."""
@@ -55,7 +55,7 @@ class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
 
 
 def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolver:
-    """Return the SDK's chain of credentials, in which every `credential_process` is on a leash."""
+    """Return the SDK's chain of credential providers; every `credential_process` is leashed."""
     resolver = create_credential_resolver(session, region_name=region)
     profiles = LeashedProfiles(session, region)
     for role in resolver.providers:
@@ -87,7 +87,7 @@ async def start(*command: str, **_options: Any) -> "CredentialProcess":
             preexec_fn=die_with_daemon,
         )
     except OSError as exn:
-        raise _failed(f"it cannot be started: {exn.strerror}") from None
+        raise _error(f"it cannot be started: {exn.strerror}") from None
     return CredentialProcess(process)
 
 
@@ -111,26 +111,27 @@ class CredentialProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             raise
         if self._process.returncode:
-            raise _failed(f"it ended with status {self._process.returncode}")
-        _check(printed)
+            raise _error(f"it ended with status {self._process.returncode}")
+        _check_printed(printed)
         return printed, b""
 
 
-def _check(printed: bytes) -> None:
+def _check_printed(printed: bytes) -> None:
     """Raise CredentialRetrievalError unless a program printed credentials."""
     try:
-        found = json.loads(printed)
+        credentials = json.loads(printed)
     except ValueError:
-        raise _failed("it printed no JSON") from None
-    if not isinstance(found, dict) or found.get("Version") != 1:
-        raise _failed('it printed no JSON object with "Version": 1')
-    missing = [name for name in _REQUIRED if not isinstance(found.get(name), str)]
+        raise _error("it printed no JSON") from None
+    if not isinstance(credentials, dict) or credentials.get("Version") != 1:
+        raise _error('it printed no JSON object with "Version": 1')
+    missing = [name for name in _REQUIRED if not isinstance(credentials.get(name), str)]
     if missing:
-        raise _failed(f"it printed no {' and no '.join(missing)}")
+        raise _error(f"it printed no {' and no '.join(missing)}")
 
 
-def _failed(what: str) -> CredentialRetrievalError:
+def _error(problem: str) -> CredentialRetrievalError:
+    """Return the SDK's error for a program that gave no credentials."""
     return CredentialRetrievalError(
         provider=NAME,
-        error_msg=f"{what}; run the command of your AWS config to see why",
+        error_msg=f"{problem}; run the command of your AWS config to see why",
     )

@@ -44,8 +44,8 @@ _EXPIRED = frozenset(
 _REFUSED = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "RequestTimeTooSkewed"},
 )
-# Of them, those that other credentials may cure.
-_WRONG_CREDENTIALS = _EXPIRED | _REFUSED - {"AccessDenied"}
+# Codes that do not occur with other, valid credentials.
+_WRONG_CREDENTIALS = _EXPIRED | (_REFUSED - {"AccessDenied"})
 _BUSY = frozenset(
     {
         "SlowDown",
@@ -66,8 +66,8 @@ _NO_CREDENTIALS = (
     boto.TokenRetrievalError,
     boto.RefreshWithMFAUnsupportedError,
 )
-# Codes of answers to requests for a version: there is none with its id, there cannot be any, or it
-# says that the object was deleted.
+# Codes of answers to requests for a version: there is none with this id, the id is invalid, or the
+# version is a mark that the object was deleted.
 _NO_VERSION = frozenset({"NoSuchVersion", "InvalidArgument", "MethodNotAllowed"})
 _NO_VERSION_REMEDY = (
     "list the versions: aws s3api list-object-versions --bucket BUCKET --prefix KEY; or leave "
@@ -87,7 +87,7 @@ class LedAwayError(OSError):
     """
 
 
-def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
+def translation(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
     """Return the error for one of `FOREIGN`, and True if reloading the credentials may help.
 
     A RuntimeError that is not about credentials is a bug, and raised again.
@@ -105,15 +105,18 @@ def judge(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
     return _client_error(cause, url), False
 
 
-def judge_temporary(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
-    """Return the same as `judge`, for a request with temporary keys.
+def translation_with_temporary_keys(
+    exn: Exception,
+    url: str,
+) -> tuple[errors.ShardcacheError, bool]:
+    """Return the same as `translation`, for a request with temporary keys.
 
     S3 answers a HEAD with expired keys by status 400 alone: other keys may help then.
     """
     cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
     if isinstance(cause, boto.ClientError) and _code(cause) == "400":
         return _expired("the request was refused, as with credentials that have expired", url), True
-    return judge(exn, url)
+    return translation(exn, url)
 
 
 def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
@@ -156,6 +159,7 @@ def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
 
 
 def _code(exn: boto.ClientError) -> str:
+    """Return the code that S3's answer states; empty without one."""
     return str(exn.response.get("Error", {}).get("Code", ""))
 
 
@@ -181,7 +185,7 @@ def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
         return errors.OriginUnavailableError(message, url=url)
     if code == "NoSuchBucket":
         message = "the bucket does not exist"
-        return errors.NotFoundError(message, url=url, remedy=_no_bucket(url))
+        return errors.NotFoundError(message, url=url, remedy=_no_bucket_remedy(url))
     if code in _NO_VERSION and version_in(url)[1]:
         message = f"the object has no such version: {text}"
         return errors.NotFoundError(message, url=url, remedy=_NO_VERSION_REMEDY)
@@ -190,7 +194,7 @@ def _answer_error(exn: boto.ClientError, url: str) -> errors.ShardcacheError:
     return error_of(status, f"the origin answered: {text}", url)
 
 
-def _no_bucket(url: str) -> str:
+def _no_bucket_remedy(url: str) -> str:
     bucket = url.partition("://")[2].partition("/")[0]
     return (
         "correct the bucket's name; or name the store that has it, by AWS_ENDPOINT_URL or "
@@ -199,6 +203,7 @@ def _no_bucket(url: str) -> str:
 
 
 def _expired(message: str, url: str) -> errors.ShardcacheError:
+    """Return the error for credentials that have expired."""
     remedy = "renew the daemon's credentials; it reloads them by itself"
     error = errors.OriginUnavailableError(message, url=url, remedy=remedy)
     error.has_expired = True

@@ -62,20 +62,23 @@ def presumed_md5(head: Headers) -> Checksum | None:
 
 
 def modified_s(field: str | None) -> float | None:
-    """Return when an object was stored, in seconds since the Unix epoch; None if it says no time.
+    """Return the time in Last-Modified, in seconds since the Unix epoch; None without a valid one.
 
-    Nothing depends on it but what clients show.
+    It is only shown by clients.
     """
+    if field is None:
+        return None
     try:
-        return None if field is None else parsedate_to_datetime(field).timestamp()
+        return parsedate_to_datetime(field).timestamp()
     except (ValueError, OverflowError):
         return None
 
 
 def part_in(head: Headers, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-    """Return start and end of the part that the answer to a HEAD with its number is about.
+    """Return start and end of a part, from the answer to a HEAD with its number.
 
-    None if the object has no such part. A store that knows no parts describes the whole object.
+    None if the object has no such part. A store that does not support part numbers describes the
+    whole object.
     """
     span = span_in(head.get("content-range"))
     if span is not None:

@@ -1,4 +1,4 @@
-"""HTTP session of the S3 SDK: no redirects, no large heads, no trust in silent connections."""
+"""HTTP session of the S3 SDK: no redirects, no large heads, new connections for silent ones."""
 
 import asyncio
 import math
@@ -18,18 +18,19 @@ _REPEATABLE = ("GET", "HEAD")
 _POOLED = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
 
 
-class _StayingSession(AIOHTTPSession):  # type: ignore[misc]
+class _SessionWithoutRedirects(AIOHTTPSession):  # type: ignore[misc]
     """aiobotocore session that does not follow redirects."""
 
-    async def _get_session(self, proxy_url: str | None) -> "_Staying":
-        return _Staying(await super()._get_session(proxy_url))
+    async def _get_session(self, proxy_url: str | None) -> "_ClientWithoutRedirects":
+        """As aiobotocore's own: return the aiohttp session for a proxy."""
+        return _ClientWithoutRedirects(await super()._get_session(proxy_url))
 
 
-class StoreSession(_StayingSession):
+class StoreSession(_SessionWithoutRedirects):
     """Session that reuses connections, with a second one that does not.
 
-    For `AioConfig(http_session_cls=…)`. After one connection stayed silent, idle ones are
-    distrusted for `IDLE_S`: by then, those that were idle together with it are closed.
+    For `AioConfig(http_session_cls=…)`. After one connection stayed silent, idle ones are not used
+    for `IDLE_S`: by then, those that were idle together with it are closed.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class StoreSession(_StayingSession):
         fresh = pooled | {"force_close": True}
         del fresh["keepalive_timeout"]
         super().__init__(*args, connector_args=pooled, **options)
-        self._fresh = _StayingSession(*args, connector_args=fresh, **options)
+        self._fresh = _SessionWithoutRedirects(*args, connector_args=fresh, **options)
+        # Times by the event loop's clock: from which pooled connections are used, and of the latest
+        # answer over one.
         self._trusted_from_s = -math.inf
-        # Time of the latest answer over a pooled connection.
         self._answered_s = -math.inf
 
     async def __aenter__(self) -> "StoreSession":
@@ -72,9 +74,9 @@ class StoreSession(_StayingSession):
         return answer
 
     async def _send_twice(self, request: Any) -> Any:
-        """Send a request over a pooled connection, unless those are distrusted, or over a new one.
+        """Send a request over a pooled connection; over a new one if that stays silent.
 
-        Over a new one also if the pooled one stays silent.
+        Over a new one at once while pooled connections are not trusted.
         """
         is_trusted = asyncio.get_running_loop().time() >= self._trusted_from_s
         if is_trusted:
@@ -88,10 +90,10 @@ class StoreSession(_StayingSession):
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
-            async with asyncio.timeout(SILENCE_S) as patience:
+            async with asyncio.timeout(SILENCE_S) as silence_limit:
                 answer = await super().send(request)
         except TimeoutError:
-            if not patience.expired():
+            if not silence_limit.expired():
                 raise
             self._trusted_from_s = loop.time() + IDLE_S
             return None
@@ -105,25 +107,26 @@ class StoreSession(_StayingSession):
         return answer
 
 
-class _Staying:
-    """aiohttp session, as aiobotocore uses one, that does not follow redirects."""
+class _ClientWithoutRedirects:
+    """aiohttp session that does not follow redirects; it has the one method aiobotocore calls."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def request(self, *args: Any, **options: Any) -> aiohttp.ClientResponse:
+        """As `ClientSession.request`; headers are re-encoded. Raises HeadError for large ones."""
         answer = await self._session.request(*args, **options, allow_redirects=False)
         head_bytes = sum(len(name) + len(value) for name, value in answer.raw_headers)
         if head_bytes > MAX_HEAD_BYTES:
             answer.close()
             raise HeadError
-        # aiobotocore takes headers for UTF-8. As Latin-1, each character is a byte, as in the
-        # transport workers' answers. aiohttp has no public way to replace them.
+        # aiobotocore decodes headers as UTF-8. So that each character stands for a byte, as in the
+        # answers of transport workers, they are re-encoded. aiohttp has no public way to do so.
         pairs = answer.raw_headers
-        reencoded = tuple((_reencoded(name), _reencoded(value)) for name, value in pairs)
+        reencoded = tuple((_latin_as_utf8(name), _latin_as_utf8(value)) for name, value in pairs)
         answer._raw_headers = reencoded  # noqa: SLF001
         return answer
 
 
-def _reencoded(raw: bytes) -> bytes:
+def _latin_as_utf8(raw: bytes) -> bytes:
     return raw.decode("latin-1").encode()

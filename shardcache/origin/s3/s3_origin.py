@@ -24,8 +24,8 @@ from shardcache.origin.breaker import Breaker
 from shardcache.origin.http.http_errors import error_of
 from shardcache.origin.http.http_semantics import (
     content_ranges,
-    judge,
     proxy_of,
+    raise_unusable,
     range_header,
     size_of,
     total_bytes,
@@ -40,7 +40,7 @@ from shardcache.origin.s3.s3_headers import (
     part_in,
     presumed_md5,
 )
-from shardcache.origin.s3.s3_sdk_requests import call, head_by_sdk, place_of, read_by_sdk
+from shardcache.origin.s3.s3_sdk_requests import call, head_by_sdk, object_params, read_by_sdk
 from shardcache.origin.s3.s3_sessions import SdkSessions, descriptions
 from shardcache.origin.s3.s3_signing import BEHIND_TIER, DIRECT, SIGNED_FOR_S, Signer
 from shardcache.origin.s3.s3_uploads import Uploads
@@ -57,13 +57,14 @@ log = SharedLogger()
 _CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
 # Statuses by which a presigned url may be refused: the SDK finds out the reason.
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404, 405}
-# After so many in a row, the SDK serves a bucket for this time.
+# After this number of refusals in a row, the SDK serves a bucket for this time.
 _MAX_REFUSALS = 3
 _REFUSED_S = 60.0
 _MAX_SIGNED = 64  # presigned urls that are kept
-_MAX_HOSTS = 256  # whose proxies are remembered
+_MAX_HOSTS = 256  # for which the proxy is remembered
 
-# Descriptions of botocore's words for where it has found credentials; other words stay as they are.
+# Descriptions for botocore's names of the places where it finds credentials; other names are shown
+# as they are.
 _SOURCES = {
     "env": "AWS_ACCESS_KEY_ID in the environment",
     "explicit": "AWS_ACCESS_KEY_ID in the environment of a reader",
@@ -74,7 +75,10 @@ T = TypeVar("T", bound=Answer | None)
 
 
 def load() -> None:
-    """Load what the first request needs, which takes a second with this module's import. Blocks."""
+    """Load botocore's descriptions of S3 before the first request needs them.
+
+    Blocks; together with the import of this module, it takes a second.
+    """
     descriptions()
 
 
@@ -85,7 +89,7 @@ class SdkNeededError(Exception):
 class RefusedError(SdkNeededError):
     """A presigned url was refused.
 
-    The SDK's answer states the reason, or only the url was not accepted.
+    The SDK then makes the same request: its answer states the reason, or it succeeds.
     """
 
 
@@ -118,35 +122,21 @@ class S3Origin(CredentialedOrigin):
         self._uploads = Uploads(table, setup.max_connections)
         self._verify_etag = table.verify_etag
         signed_options = row_of(setup.protocol).signed_options or frozenset()
+        # True if presigned urls can express all options of the table.
         self._is_plain = signed_options.issuperset(table.storage_options)
         self._workers = setup.workers
         new_breaker = partial(Breaker, _MAX_REFUSALS, refused_s)
-        self._presigned = defaultdict[str, Breaker](new_breaker)  # by bucket
+        self._breakers = defaultdict[str, Breaker](new_breaker)  # by bucket
         self._signer = Signer(DIRECT if table.tier is None else BEHIND_TIER)
         # Presigned urls and the times at which they were signed, by url.
-        self._signed: dict[str, tuple[str, float]] = {}
-        self._signed_by: Any = None  # the filesystem whose credentials they have
+        self._signed_urls: dict[str, tuple[str, float]] = {}
+        self._signed_by_fs: Any = None  # the filesystem with these urls' credentials
         self._proxy_of = lru_cache(_MAX_HOSTS)(proxy_of)
         self._ca_file = lru_cache(1)(_ca_file)
 
-    def _keys(self, setup: Setup) -> AwsKeys | None:
-        """Return the keys with which to read; None for the table's, or what botocore finds.
-
-        botocore would read temporary keys of the environment again once they have expired, though
-        nobody renews them there.
-        """
-        if isinstance(setup.credentials, AwsKeys):
-            return setup.credentials
-        table = setup.table
-        has_own = not self.secrets.isdisjoint(table.storage_options)
-        if table.anon or table.profile or has_own:
-            return None
-        keys = AwsKeys.of(os.environ)
-        return keys if keys is not None and keys.is_temporary else None
-
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
-        where = place_of(url)
+        where = object_params(url)
         if not where["Key"]:
             raise NotFoundError(
                 "this is a bucket",
@@ -165,19 +155,19 @@ class S3Origin(CredentialedOrigin):
             return self._object(url, head, size_bytes, joinable=is_joinable)
 
     async def credentials(self, url: str) -> str:
-        """As `Origin.credentials`: the link of botocore's chain, never the credentials."""
+        """As `Origin.credentials`: the place where botocore found them, never the keys."""
         async with self._sessions.use(url) as fs:
             if fs.anon:
                 return "none: the [[origin]] table sets anon"
             if fs.key:
                 return "storage_options of the [[origin]] table"
-            found = await fs.session.get_credentials()
-            if found is None:
+            in_use = await fs.session.get_credentials()
+            if in_use is None:
                 raise _NoneFoundError
-            is_temporary = (await found.get_frozen_credentials()).token
+            is_temporary = bool((await in_use.get_frozen_credentials()).token)
             profile = fs.session.get_config_variable("profile")
 
-        kind: str = _SOURCES.get(found.method, found.method.replace("-", " "))
+        kind: str = _SOURCES.get(in_use.method, in_use.method.replace("-", " "))
         if profile:
             kind += f", profile {profile}"
         if is_temporary:
@@ -192,7 +182,7 @@ class S3Origin(CredentialedOrigin):
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET with If-Match."""
-        where = place_of(obj.url)
+        where = object_params(obj.url)
         bucket = where["Bucket"]
         async with self._sessions.use(obj.url) as fs:
 
@@ -200,8 +190,8 @@ class S3Origin(CredentialedOrigin):
                 return await self._signed_url(fs, where, obj.url)
 
             async def ask(signed: str) -> Answer | None:
-                request = self._request(fs, "GET", signed, _of_version(obj, parts))
-                body = _body(obj, parts, held=commit is not None)
+                request = self._request(fs, "GET", signed, _version_headers(obj, parts))
+                body = _version_body(obj, parts, held=commit is not None)
                 return await self._workers.fetch(request, body, flow, commit)
 
             try:
@@ -217,8 +207,8 @@ class S3Origin(CredentialedOrigin):
             return None
         if answer.sums is None:
             version = answer.headers.get("etag", "").strip('"')
-            judge(answer, version, obj, parts)
-        self._presigned[bucket].succeeded()
+            raise_unusable(answer, version, obj, parts)
+        self._breakers[bucket].succeeded()
         return answer.sums
 
     async def ask_tier(
@@ -229,20 +219,21 @@ class S3Origin(CredentialedOrigin):
         flow: Flow | None,
     ) -> Answer | None:
         """As `Origin.ask_tier`."""
-        where = place_of(obj.url)
+        where = object_params(obj.url)
         async with self._sessions.use(obj.url) as fs:
             if not self._is_usable(where["Bucket"]):
                 return None
             signed = await self._signed_url(fs, where, obj.url)
-            headers = {**_of_version(obj, parts), **route.headers}
+            headers = {**_version_headers(obj, parts), **route.headers}
             request = Request("GET", signed, headers, via=route.address)
             if flow is None:
                 return await self._workers.ask(request)
-            return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
+            body = _version_body(obj, parts, held=False)
+            return await self._workers.fetch(request, body, flow)
 
     async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
         """As `Origin.permitted_lately`."""
-        where = place_of(url)
+        where = object_params(url)
         async with self._sessions.use(url) as fs:
             if not self._is_usable(where["Bucket"]):
                 return None
@@ -262,24 +253,24 @@ class S3Origin(CredentialedOrigin):
         flat: bool = False,
     ) -> list[RemoteObject]:
         """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
-        where = place_of(prefix)
+        where = object_params(prefix)
         root = prefix.removesuffix(where["Key"])
         options = {"Bucket": where["Bucket"], "Prefix": where["Key"]}
         if flat:
             options["Delimiter"] = "/"
 
-        found: list[RemoteObject] = []
+        objects: list[RemoteObject] = []
         token = None  # of the next page
         async with self._sessions.use(prefix) as fs:
             while True:
                 page = await call(fs, "list_objects_v2", **options)
                 entries = page.get("Contents", [])
                 folders = page.get("CommonPrefixes", [])
-                found += [_listed(root + entry["Key"], entry) for entry in entries]
-                found += [RemoteObject(root + folder["Prefix"], "", 0) for folder in folders]
+                objects += [_listed_object(root + entry["Key"], entry) for entry in entries]
+                objects += [RemoteObject(root + folder["Prefix"], "", 0) for folder in folders]
                 received(len(entries) + len(folders))
                 if not page["IsTruncated"]:
-                    return sorted(found, key=lambda obj: obj.url)
+                    return sorted(objects, key=lambda obj: obj.url)
 
                 next_token = page["NextContinuationToken"]
                 if next_token == token:
@@ -292,7 +283,7 @@ class S3Origin(CredentialedOrigin):
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
         """As `Origin.list_page`; one request."""
-        where = place_of(wanted.prefix)
+        where = object_params(wanted.prefix)
         root = wanted.prefix.removesuffix(where["Key"])
         options: dict[str, Any] = {
             "Bucket": where["Bucket"],
@@ -309,15 +300,18 @@ class S3Origin(CredentialedOrigin):
             page = await call(fs, "list_objects_v2", **options)
         entries = page.get("Contents", [])
         folders = page.get("CommonPrefixes", [])
+        next_token = ""
+        if page["IsTruncated"]:
+            next_token = page.get("NextContinuationToken", "")
         return ListedPage(
-            [_listed(root + entry["Key"], entry) for entry in entries],
-            [root + folder["Prefix"] for folder in folders],
-            page.get("NextContinuationToken", "") if page["IsTruncated"] else "",
+            objects=[_listed_object(root + entry["Key"], entry) for entry in entries],
+            folders=[root + folder["Prefix"] for folder in folders],
+            next_token=next_token,
         )
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
         """As `Origin.part_span`; one HEAD."""
-        where = place_of(obj.url)
+        where = object_params(obj.url)
         async with self._sessions.use(obj.url) as fs:
             head = await head_by_sdk(fs, {**where, "PartNumber": number})
         return part_in(head, obj, number)
@@ -330,6 +324,21 @@ class S3Origin(CredentialedOrigin):
         """As `Origin.close`."""
         await self._sessions.close()
         await self._uploads.close()
+
+    def _keys(self, setup: Setup) -> AwsKeys | None:
+        """Return the keys with which to read; None for the table's, or those that botocore finds.
+
+        Temporary keys of the environment are not left to botocore: once they have expired, it would
+        read the same ones again, as nobody renews them there.
+        """
+        if isinstance(setup.credentials, AwsKeys):
+            return setup.credentials
+        table = setup.table
+        has_own = not self.secrets.isdisjoint(table.storage_options)
+        if table.anon or table.profile or has_own:
+            return None
+        keys = AwsKeys.of(os.environ)
+        return keys if keys is not None and keys.is_temporary else None
 
     async def _head(self, fs: Any, where: dict[str, str], url: str, first_bytes: int) -> Headers:
         """Return the headers of the answer to a HEAD. Raises SdkNeededError."""
@@ -352,8 +361,8 @@ class S3Origin(CredentialedOrigin):
         if ENDPOINT_HEADER in answer.headers:
             raise ConfigError(OWN_ENDPOINT, url=url, remedy=OWN_ENDPOINT_REMEDY)
         if answer.status >= 300:
-            what = f"the origin answered a HEAD with status {answer.status}"
-            raise error_of(answer.status, what, url, answer.headers)
+            problem = f"the origin answered a HEAD with status {answer.status}"
+            raise error_of(answer.status, problem, url, answer.headers)
         return answer.headers
 
     def _object(self, url: str, head: Headers, size_bytes: int, *, joinable: bool) -> RemoteObject:
@@ -374,15 +383,15 @@ class S3Origin(CredentialedOrigin):
     # Presigned urls
 
     def _is_usable(self, bucket: str) -> bool:
-        """Return whether the bucket accepts presigned urls, for all that is known."""
-        return self._is_plain and not self._presigned[bucket].is_open
+        """Return whether requests for a bucket may use presigned urls, without a new try."""
+        return self._is_plain and not self._breakers[bucket].is_open
 
     def _admits(self, bucket: str) -> bool:
         """Return whether to read by a presigned url now.
 
-        Where they are refused, this read may be the one of its minute that tries them again.
+        In a bucket that refuses them, this may be the one read of the minute that tries them again.
         """
-        return self._is_plain and self._presigned[bucket].admits(time.monotonic())
+        return self._is_plain and self._breakers[bucket].admits(time.monotonic())
 
     async def _answer(
         self,
@@ -390,7 +399,9 @@ class S3Origin(CredentialedOrigin):
         sign: Callable[[], Awaitable[str]],
         ask: Callable[[str], Awaitable[T]],
     ) -> T:
-        """Return the answer from the bucket's own region. Raises SdkNeededError.
+        """Return the answer to a presigned url, from the bucket's own region.
+
+        Raises SdkNeededError.
 
         Args:
             sign: returns the presigned url.
@@ -400,7 +411,7 @@ class S3Origin(CredentialedOrigin):
             answer = await ask(await sign())
             if answer is None or answer.status not in _REFUSALS:
                 return answer
-            self._signed.clear()
+            self._signed_urls.clear()
             region = answer.headers.get("x-amz-bucket-region", "")
             has_moved = self._signer.move(bucket, region)
             if not has_moved:
@@ -417,33 +428,37 @@ class S3Origin(CredentialedOrigin):
 
     async def _signed_url(self, fs: Any, where: dict[str, str], url: str) -> str:
         """Return a presigned url, reused for all parts of an object during half of its validity."""
-        if fs is not self._signed_by:
-            self._signed_by = fs
-            self._signed.clear()
+        if fs is not self._signed_by_fs:
+            self._signed_by_fs = fs
+            self._signed_urls.clear()
         now_s = time.monotonic()
-        signed, signed_at_s = self._signed.get(url, ("", 0.0))
+        signed, signed_at_s = self._signed_urls.get(url, ("", 0.0))
         if signed and now_s - signed_at_s <= SIGNED_FOR_S / 2:
             return signed
 
         signed = await self._signer.url(fs, "get_object", where, {})
-        if len(self._signed) >= _MAX_SIGNED:
-            self._signed.clear()
-        self._signed[url] = (signed, now_s)
+        if len(self._signed_urls) >= _MAX_SIGNED:
+            self._signed_urls.clear()
+        self._signed_urls[url] = (signed, now_s)
         return signed
 
     def _record_refusal(self, cause: SdkNeededError, url: str, bucket: str) -> None:
-        """Record that the SDK was given what was refused by a presigned url, if it was."""
+        """Count the refusal of a presigned url, after the SDK's request has succeeded.
+
+        No-op for another cause of the SDK's request.
+        """
         if not isinstance(cause, RefusedError):
             return
-        breaker = self._presigned[bucket]
+        breaker = self._breakers[bucket]
         was_open = breaker.is_open
         breaker.failed(time.monotonic())
         if breaker.is_open and not was_open:
             log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
 
 
-def _listed(url: str, entry: Mapping[str, Any]) -> RemoteObject:
-    """Return an object of a listing, whose XML is in UTF-8; in headers, a byte is a character."""
+def _listed_object(url: str, entry: Mapping[str, Any]) -> RemoteObject:
+    """Return an object of a listing."""
+    # A listing is in UTF-8, but in the headers of other answers each byte is a character.
     etag = entry.get("ETag", "").encode(errors="surrogateescape").decode("latin-1")
     modified = entry.get("LastModified")
     return RemoteObject(
@@ -454,14 +469,14 @@ def _listed(url: str, entry: Mapping[str, Any]) -> RemoteObject:
     )
 
 
-def _of_version(obj: RemoteObject, parts: Parts) -> dict[str, str]:
+def _version_headers(obj: RemoteObject, parts: Parts) -> dict[str, str]:
     """Return the headers that request parts of exactly this version."""
     span = range_header(parts.start, parts.stop)
     return {"Range": span, "If-Match": f'"{obj.version}"'}
 
 
-def _body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
-    """Return the expected body of parts of exactly this version."""
+def _version_body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
+    """Return the expected body of parts of exactly this version; see `Body`."""
     expected = {
         "content-range": content_ranges(obj, parts.start, parts.stop),
         "etag": (f'"{obj.version}"', obj.version),
@@ -471,5 +486,5 @@ def _body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
 
 def _ca_file(fs: Any) -> str | None:
     """Return the path of the certificates that the SDK trusts."""
-    path: str | None = fs.session.get_config_variable("ca_bundle") or get_cert_path(True)
+    path: str | None = fs.session.get_config_variable("ca_bundle") or get_cert_path(verify=True)
     return path

@@ -14,8 +14,8 @@ from shardcache.transport.between.flow import Flow
 from shardcache.transport.between.parts import Parts
 
 
-def place_of(url: str) -> dict[str, str]:
-    """Return `Bucket` and `Key` of a url, and `VersionId` if it names one.
+def object_params(url: str) -> dict[str, str]:
+    """Return a url's parameters for the SDK: `Bucket`, `Key`, and `VersionId` if it names one.
 
     An access point's ARN counts as the bucket. Raises OriginError without a bucket.
     """
@@ -26,20 +26,20 @@ def place_of(url: str) -> dict[str, str]:
         bucket += f"/{name}"
     if not bucket:
         raise OriginError("no bucket in the url", url=url, remedy="write s3://bucket/key")
-    where = {"Bucket": bucket, "Key": key}
+    params = {"Bucket": bucket, "Key": key}
     if version:
-        where["VersionId"] = version
-    return where
+        params["VersionId"] = version
+    return params
 
 
 async def call(fs: Any, operation: str, **params: Any) -> Any:
     """Return the SDK's answer to one request.
 
     Args:
-        fs: an s3fs filesystem, whose asynchronous methods begin with an underscore, as fsspec has
-            it.
-        operation: botocore's name of it.
+        fs: an s3fs filesystem.
+        operation: the request's name in botocore.
     """
+    # fsspec's asynchronous methods begin with an underscore.
     return await fs._call_s3(operation, **params)  # noqa: SLF001
 
 

@@ -16,7 +16,11 @@ from s3fs import S3FileSystem
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
 from shardcache.origin.s3.credential_process import resolver_of
-from shardcache.origin.s3.s3_errors import FOREIGN, judge, judge_temporary
+from shardcache.origin.s3.s3_errors import (
+    FOREIGN,
+    translation,
+    translation_with_temporary_keys,
+)
 from shardcache.origin.s3.s3_http_session import StoreSession
 from shardcache.shared.credentials.aws_keys import AwsKeys
 from shardcache.shared.own_endpoint import DAEMON_AGENT
@@ -29,7 +33,7 @@ class _OpenSession:
     """A filesystem and its client.
 
     Attributes:
-        users: requests that use it at present.
+        users: number of requests that use it at present.
         retired: True once it is to be closed after the last of them.
     """
 
@@ -40,15 +44,15 @@ class _OpenSession:
 
 
 class SdkSessions:
-    """Provides the current filesystem, and closes retired ones when their last user is done.
+    """Provides the current filesystem, and closes retired ones after their last request.
 
     botocore renews the credentials of roles and tokens by itself. Those that it reads only once,
     such as keys in a file, are read again by a new session after the origin has refused the old
     ones.
 
     Args:
-        keys: those with which alone to read; None for the table's, or what botocore finds.
-        attempts: attempts of each request by the SDK itself.
+        keys: the only keys to read with; None for the table's, or those that botocore finds.
+        attempts: number of times that the SDK itself makes a request.
         read_timeout_s: silence after which a request has failed; None if the caller notices it.
     """
 
@@ -66,9 +70,9 @@ class SdkSessions:
         self._profile = self._options.pop("profile", table.profile)
         self._keys = keys
         is_temporary = keys is not None and keys.is_temporary
-        self._judge = judge_temporary if is_temporary else judge
-        self._starting = asyncio.Lock()
-        self._present: _OpenSession | None = None
+        self._translation = translation_with_temporary_keys if is_temporary else translation
+        self._opening = asyncio.Lock()
+        self._current: _OpenSession | None = None
 
     @asynccontextmanager
     async def use(self, url: str) -> AsyncIterator[S3FileSystem]:
@@ -81,9 +85,9 @@ class SdkSessions:
             exn.url = exn.url or url
             raise
         except FOREIGN as exn:
-            error, may_help_to_reload = self._judge(exn, url)
-            if may_help_to_reload and session is self._present:
-                self._retire()
+            error, may_help_to_reload = self._translation(exn, url)
+            if may_help_to_reload and session is self._current:
+                self._retire_current()
             raise error from exn
         finally:
             if session is not None:
@@ -91,22 +95,24 @@ class SdkSessions:
 
     async def close(self) -> None:
         """Close the current session as soon as it is unused."""
-        session = self._present
+        session = self._current
         if session is not None:
-            self._retire()
-            session.users += 1  # this call is its last user, unless there are others
+            self._retire_current()
+            session.users += 1  # given back at once: if there are no other users, that closes it
             await self._give_back(session)
 
     async def _borrow(self) -> _OpenSession:
-        async with self._starting:
-            session = self._present
+        """Return the current session, which is opened if necessary, for one more user."""
+        async with self._opening:
+            session = self._current
             if session is None:
                 session = await self._open()
-                self._present = session
+                self._current = session
         session.users += 1
         return session
 
     async def _open(self) -> _OpenSession:
+        """Return a new session, with credentials as they are now."""
         region = self._options["client_kwargs"].get("region_name")
         boto_session = await asyncio.to_thread(_boto_session, self._profile, region)
         keys = self._keys
@@ -121,17 +127,19 @@ class SdkSessions:
         return _OpenSession(fs, client)
 
     async def _give_back(self, session: _OpenSession) -> None:
+        """Count one user less; after the last one, close a retired session."""
         session.users -= 1
         if session.retired and not session.users:
             await session.client.close()
 
-    def _retire(self) -> None:
-        if self._present is not None:
-            self._present.retired = True
-            self._present = None
+    def _retire_current(self) -> None:
+        """Have the next request open a new session."""
+        if self._current is not None:
+            self._current.retired = True
+            self._current = None
 
 
-_describing = threading.Lock()
+_loading_descriptions = threading.Lock()
 
 
 def descriptions() -> Loader:
@@ -139,14 +147,15 @@ def descriptions() -> Loader:
 
     Blocks for some 0.3 s the first time.
     """
-    with _describing:  # else two threads that need them at the same time would both load them
-        return _descriptions()
+    with _loading_descriptions:  # else two threads could both load them
+        return _loaded_descriptions()
 
 
 @cache
-def _descriptions() -> Loader:
-    # Not by a session's own setting: that of a profile which does not exist would raise, and
-    # descriptions need none.
+def _loaded_descriptions() -> Loader:
+    """Return the descriptions; not safe if several threads call it."""
+    # A session would look for this path in its profile, too, and raise an error for one that does
+    # not exist. Descriptions need no profile.
     loader: Loader = create_loader(os.environ.get("AWS_DATA_PATH"))
     for description in ("service-2", "endpoint-rule-set-1", "paginators-1"):
         loader.load_service_model("s3", description)
@@ -156,6 +165,7 @@ def _descriptions() -> Loader:
 
 
 def _boto_session(profile: str | None, region: str | None) -> aiobotocore.session.AioSession:
+    """Return a session of the SDK, with the shared descriptions and leashed programs. Blocks."""
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", descriptions())
     session.lazy_register_component("credential_provider", lambda: resolver_of(session, region))
@@ -171,7 +181,7 @@ def _options(
 
     The storage options of the table replace any but the last three.
     """
-    given = dict(table.storage_options)
+    storage_options = dict(table.storage_options)
     client = {"region_name": table.region} if table.region else {}
     config = {
         "max_pool_connections": max_connections,
@@ -185,9 +195,9 @@ def _options(
     return {
         "anon": table.anon,
         "endpoint_url": table.endpoint_url,
-        **given,
-        "client_kwargs": client | given.get("client_kwargs", {}),
-        "config_kwargs": config | given.get("config_kwargs", {}),
+        **storage_options,
+        "client_kwargs": client | storage_options.get("client_kwargs", {}),
+        "config_kwargs": config | storage_options.get("config_kwargs", {}),
         "asynchronous": True,
         "skip_instance_cache": True,
         "use_listings_cache": False,

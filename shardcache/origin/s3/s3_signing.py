@@ -38,20 +38,22 @@ _AWS_HOST = re.compile(rf"^({_AWS_SERVICE})(?:\.[a-z0-9-]+)?({_AWS_DOMAIN})")
 
 
 class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
-    """Signs as of the beginning of the hour, so that all nodes with one set of credentials agree.
+    """Signs as of the beginning of the hour: all nodes with the same credentials make the same url.
 
-    They make the same url then. A cluster's tier asks the object store once whether it grants a
-    url, and recognises it by its signature.
+    A cluster's tier asks the object store once whether it grants a url, and recognises the url by
+    its signature.
     """
 
     def _modify_request_before_signing(self, request: AWSRequest) -> None:
-        request.context["timestamp"] = f"{request.context['timestamp'][:11]}0000Z"
+        """As botocore's own, with an earlier time."""
+        to_the_hour = request.context["timestamp"][: len("YYYYMMDDTHH")]
+        request.context["timestamp"] = f"{to_the_hour}0000Z"
         super()._modify_request_before_signing(request)
 
 
 Auth = Callable[[ReadOnlyCredentials | None, str, str], S3SigV4QueryAuth]
-# For requests to the store itself, and for those by way of a tier, which are signed as of up to an
-# hour ago.
+# For requests to the store itself, and for those by way of a tier, with signatures that may be
+# dated up to an hour ago.
 DIRECT: Auth = partial(S3SigV4QueryAuth, expires=SIGNED_FOR_S)
 BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
 
@@ -96,11 +98,11 @@ class _UrlForm:
 
 
 class Signer:
-    """Makes presigned urls for the current s3fs filesystem; its successor has other credentials.
+    """Makes presigned urls for the current s3fs filesystem; the next one has other credentials.
 
-    The SDK makes the first one for each bucket; the others are modelled on it: the SDK signs for
-    its client's region alone, and takes 0.25 ms for each instead of 0.08. If its first url has
-    unusual features, it makes all of them.
+    The SDK makes the first url for each bucket, and the others are modelled on it: the SDK signs
+    only for its client's region, and takes 0.25 ms for a url instead of 0.08. If its first url has
+    unusual features, the SDK makes all of them.
     """
 
     def __init__(self, auth: Auth = DIRECT) -> None:
@@ -120,8 +122,7 @@ class Signer:
         Args:
             operation: "get_object" or "head_object".
             params: bucket, key and other parameters of the operation in the SDK.
-            headers: those other parameters as HTTP headers, which will be sent and have to be
-                signed.
+            headers: HTTP headers for those other parameters: they will be sent, so they are signed.
         """
         if fs is not self._fs:
             self._fs = fs
@@ -167,7 +168,7 @@ class Signer:
 
 
 def _fits(form: _UrlForm | None, credentials: ReadOnlyCredentials | None) -> bool:
-    """Return whether urls of a form can be made: they are signed if there are credentials."""
+    """Return whether a form is known, and is of signed urls if there are credentials."""
     if form is None:
         return False
     is_signed = form.region is not None
@@ -202,7 +203,7 @@ async def _credentials(fs: Any) -> ReadOnlyCredentials | None:
         return None
     if fs.key:
         return ReadOnlyCredentials(fs.key, fs.secret, fs.token)
-    found = await fs.session.get_credentials()
-    if found is None:
+    credentials = await fs.session.get_credentials()
+    if credentials is None:
         return None
-    return await found.get_frozen_credentials()
+    return await credentials.get_frozen_credentials()

@@ -11,26 +11,23 @@ from shardcache.errors import ConfigError
 from shardcache.origin.http.http_semantics import size_of
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.s3.s3_headers import etag_in
-from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, place_of
+from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, object_params
 from shardcache.origin.s3.s3_sessions import SdkSessions
 
 # Parts are in memory while they are sent. S3 takes 10,000 of them: shards of up to 160 GB.
 _PART_BYTES = 16 * 1024**2
 _CONCURRENT_PARTS = 4
-# Larger than any file: it is sent whole.
+# A size of parts that is larger than any file with a condition, which is then sent whole.
 _NO_PARTS_BYTES = 2**32
 _ATTEMPTS = 5
 _SILENCE_S = 60
 
-# Answers of a store, and of a botocore, that know no conditions of uploads.
+# Errors of a store, and of a release of botocore, that do not support conditions for uploads.
 _NO_CONDITIONS = re.compile(r"\(NotImplemented\)|Unknown parameter in input")
 
 
 class Uploads:
-    """Uploads with sessions of their own.
-
-    The SDK retries them and notices their stalls.
-    """
+    """Uploads by sessions of the SDK that retry requests and notice stalls."""
 
     def __init__(self, table: OriginTable, max_connections: int) -> None:
         self._sessions = SdkSessions(
@@ -43,10 +40,10 @@ class Uploads:
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`.
 
-        A large file is sent in parts, which become an object only after the last. One that replaces
-        a certain version is sent whole: parts have no conditions.
+        A large file is sent in parts, which become an object only after the last. A file that
+        replaces a certain version is sent whole: parts cannot have conditions.
         """
-        where = place_of(url)
+        where = object_params(url)
         if "VersionId" in where:
             raise ConfigError(
                 "a version of an object cannot be written",

@@ -1,9 +1,16 @@
 """Owners of the tier's parts that are left out for a while.
 
-Of three nodes of which one has a link of 1 Mbit/s, the two others fetch a dataset in 15 s and with
-1.3 copies from the store; without that node in 5 s. If it is not left out, they take 75 s and 1.5
-copies. If its parts are then requested from the store, not by a detour from the next owner, they
-take 16 s and 1.55 copies.
+Measured with three nodes, one of which has a link of 1 Mbit/s: the time in which the two others
+fetch a dataset, and the number of copies that the store sends.
+
+=================================================  =====  ======
+the slow owner                                      time  copies
+=================================================  =====  ======
+is left out; the next owner sends its parts         15 s  1.3
+is left out; the store sends its parts              16 s  1.55
+is not left out                                     75 s  1.5
+does not exist                                       5 s
+=================================================  =====  ======
 """
 
 import math

@@ -20,13 +20,13 @@ log = SharedLogger()
 OWNER = "x-shardcache-owner"
 """Header of a question about a part's owner in the tier, and of the answer.
 
-The answer's is the owner's address.
+In the answer, it is the owner's address.
 """
 
 QUESTION = 0.25
-"""Share of the stall time-out after which the owner of a part that sends nothing is asked.
+"""Share of the stall time-out after which a silent owner of a part is asked whether it is alive.
 
-It is asked whether it lives, and has as long to answer.
+The owner has the same time to answer.
 """
 
 # Interval at which the status that this node's nginx publishes is read.
@@ -43,8 +43,8 @@ class Route:
 
     Attributes:
         address: path of the socket to connect to.
-        refreshes: True to fetch the part past the tier's cache, and replace what it has cached.
-        detours: True to be led to another owner.
+        refreshes: True to fetch the part past the tier's cache, and replace its copy there.
+        detours: True to be sent to another owner.
         question: "name" or "alive" to ask about the owner, in place of the parts; empty for the
             parts.
         asks_version: True to ask which version of the object the store permitted lately, in place
@@ -105,23 +105,24 @@ class TierState:
 
     def _count(self, name: str) -> int:
         """Return a number that this node's nginx publishes; 0 if it does not."""
-        found = self._published.get(name)
-        return found if isinstance(found, int) else 0
+        count = self._published.get(name)
+        return count if isinstance(count, int) else 0
 
     async def watch(self) -> None:
-        """Keep up with what `shardcache cluster run` publishes on this node.
+        """Read the status that `shardcache cluster run` publishes on this node, again and again.
 
         Runs until it is cancelled.
         """
         while True:
             try:
                 async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                    self._published = await self._status() or {}
+                    self._published = await self._read_status() or {}
             except (OSError, ValueError):
                 self._published = {}
             await asyncio.sleep(_STATUS_INTERVAL_S)
 
-    async def _status(self) -> dict[str, Any] | None:
+    async def _read_status(self) -> dict[str, Any] | None:
+        """Return the status that this node's nginx serves; None if it serves none."""
         reader, writer = await asyncio.open_unix_connection(self.address)
         try:
             front.check_listener(writer.get_extra_info("socket"))
@@ -158,7 +159,8 @@ class TierState:
 
         Args:
             cause: for the log.
-            stalled: True if this node's nginx was silent: for a lost owner, it answers with 504.
+            stalled: True if this node's nginx was silent. It is not at fault if only an owner is
+                lost: it then answers with 504.
         """
         was_open = self._breaker.is_open
         self._breaker.failed(time.monotonic(), stalled=stalled)
@@ -171,9 +173,9 @@ class TierState:
             )
 
     def suspect(self, obj: RemoteObject, starts: Iterable[int]) -> None:
-        """Request the parts at `starts` past the tier's cache the next time.
+        """Have the parts at `starts` requested past the tier's cache the next time.
 
-        Its bytes may be damaged.
+        Their bytes in the cache may be damaged.
         """
         for start in starts:
             self._suspects[obj.url, obj.version, start] = None
