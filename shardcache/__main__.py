@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; if its packages are missing, print how to install them and exit 2."""
+    """Run the command line. If its packages are missing, print a remedy and exit with status 2."""
     try:
         from shardcache.cli.main import app
 

@@ -27,7 +27,7 @@ class ShardcacheError(Exception):
     """Base class of all shardcache exceptions.
 
     Attributes:
-        message: one sentence without a full stop, an `excerpt` of what it is made with.
+        message: one sentence without a full stop, shortened by `excerpt` if it is long.
         url: the affected shard, pattern or file, if any, with secrets redacted.
         remedy: advice on what to do, or an empty string.
         code: stable machine-readable name of the class, also used on the wire.
@@ -51,7 +51,7 @@ class ShardcacheError(Exception):
     def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
         self.yielded = 0
         self.worker_traceback = ""
-        # As torch rebuilds the error of a DataLoader worker: from its traceback alone.
+        # torch rebuilds the error of a DataLoader worker from nothing but its formatted traceback.
         sent = sent_by_worker(message)
         if sent is not None:
             self.worker_traceback = sent.traceback
@@ -101,8 +101,7 @@ class ShardcacheError(Exception):
     def _by_code(cls) -> dict[str, type[Self]]:
         """Return this class and all below it, by their codes."""
         classes = {}
-        # Ray derives classes from those of the errors that its tasks raise; what has no code of its
-        # own is not ours.
+        # Ray derives further classes from those of errors in its tasks, without a code.
         if "code" in vars(cls):
             classes[cls.code] = cls
         for child in cls.__subclasses__():
@@ -465,8 +464,8 @@ def codes(kind: type[ShardcacheError]) -> frozenset[str]:
 def from_json(data: dict[str, Any]) -> ShardcacheError:
     """Rebuild an error from `to_json`; an unknown code becomes its nearest known parent class.
 
-    A newer daemon may have more codes than this client: class to catch and message still arrive.
-    Malformed fields are dropped, since getting an error across matters more than its details.
+    A newer daemon may send codes that this client does not know: the message still arrives, and a
+    class to catch. Malformed fields are dropped: the error matters more than its details.
     """
     error = _nearest_class(data)(
         str(data.get("message", "")),
@@ -478,6 +477,7 @@ def from_json(data: dict[str, Any]) -> ShardcacheError:
 
 
 def _nearest_class(data: dict[str, Any]) -> type[ShardcacheError]:
+    """Return the class of an error's code, else that of its nearest known parent."""
     nearest_first = [data.get("code")]
     parents = data.get("parents")
     if isinstance(parents, list | tuple):
@@ -490,11 +490,11 @@ def _nearest_class(data: dict[str, Any]) -> type[ShardcacheError]:
 
 
 def _yielded(data: dict[str, Any]) -> int:
+    """Return the field `yielded` of an error's JSON; 0 if it is missing or malformed."""
     yielded = data.get("yielded")
     return yielded if isinstance(yielded, int) else 0
 
 
 def _text(value: object) -> str | None:
-    if not isinstance(value, str):
-        return None
-    return value
+    """Return the value if it is a text; None for any other."""
+    return value if isinstance(value, str) else None

@@ -12,19 +12,20 @@ HIDDEN = "REDACTED"
 # Query parameters of AWS (versions 4 and 2), Google, Azure (SAS), CloudFront, and common names for
 # secrets.
 _NAMES = (
-    r"x-(?:amz|goog|ms|oss|cos)-(?:signature|credential|security-token)|ossaccesskeyid|awsaccesskeyid|googleaccessid"
+    r"x-(?:amz|goog|ms|oss|cos)-(?:signature|credential|security-token)"
+    r"|ossaccesskeyid|awsaccesskeyid|googleaccessid"
     r"|signature|sig|policy|(?:\w+[-_])?(?:token|secret|password|passwd|pwd)|auth"
     r"|(?:api|access|account|secret|subscription)[-_]?key"
 )
 # A parameter ends at the next one, at the end of the url, or at a quotation mark.
 _PARAMETER = re.compile(rf"([?&;#](?:{_NAMES})=)[^\s&;#'\"<>]+", re.IGNORECASE)
-# Of a longer text, only the beginning is looked at: more is never shown.
+# Only the beginning of a longer text is processed: more is never shown.
 _MAX_READ_CHARS = 8192
 # C0 and C1 controls, line separators, and bidirectional overrides.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Passwords may contain slashes, as AWS's often do; ports, IPv6 addresses, ARNs and github's
-# org:repo@ref are not passwords. A match ends before the next "://": scanning further from each one
-# takes minutes on a text full of them.
+# Passwords may contain slashes, as AWS's often do; ports, IPv6 addresses, ARNs and GitHub's
+# org:repo@ref are not passwords. A match ends before the next "://": to scan further from each of
+# them would take minutes on a text with thousands.
 _USERINFO = re.compile(
     r"(?<!github)(://)(?!arn:)[^\s/@:\[{'\"]*:(?!\d{0,5}(?:[/?#\s'\"]|$))(?:(?!://)[^\s@'\"])*@"
 )
@@ -41,7 +42,7 @@ def redact(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return untrusted text, such as a job's name, on one line: control characters are escaped."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda control: ascii(control[0]).strip("'"), text)
 
 
 def excerpt(text: str, max_chars: int = 500) -> str:
@@ -54,6 +55,6 @@ def excerpt(text: str, max_chars: int = 500) -> str:
     shown = printable(redact(encodable))
     if len(shown) <= max_chars:
         return shown
-    tail = max_chars // 5
-    head = max_chars - tail - 1
-    return f"{shown[:head]}…{shown[-tail:]}"
+    tail_chars = max_chars // 5
+    head_chars = max_chars - tail_chars - 1
+    return f"{shown[:head_chars]}…{shown[-tail_chars:]}"

@@ -1,4 +1,4 @@
-"""Words that may have been meant, for the remedies of errors."""
+"""Suggestions of names that the user may have meant, for the remedies of errors."""
 
 from collections.abc import Iterable
 
@@ -7,17 +7,17 @@ _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "
 
 def member_remedy(
     extension: str,
-    has: list[str],
+    present: list[str],
     unread: list[str],
     *,
     is_named: bool,
 ) -> str:
-    """Return what to do about a sample without a member.
+    """Return the remedy for a sample that lacks a member.
 
     Args:
-        extension: of the member.
-        has: the members that the sample has.
-        unread: those in its shard that were not read.
+        extension: extension of the missing member.
+        present: extensions of the members that the sample has.
+        unread: extensions of the members in its shard that were not read.
         is_named: True if the dataset names the member.
     """
     fill = (
@@ -27,38 +27,38 @@ def member_remedy(
     if is_named:
         remedy = f"pass {fill}"
     else:
-        remedy = f"name the members, members={(*has, extension)!r}, with {fill}; "
-        remedy += f"or read members={tuple(has)!r} alone"
-    meant = _kin_of(extension, [*has, *unread])
-    if not meant:
+        remedy = f"name the members, members={(*present, extension)!r}, with {fill}; "
+        remedy += f"or read members={tuple(present)!r} alone"
+    advice = _advice_to_name_another(extension, [*present, *unread])
+    if not advice:
         return remedy
-    return f"{meant}; else {remedy}"
+    return f"{advice}; else {remedy}"
 
 
-def _kin_of(extension: str, members: list[str]) -> str:
-    """Return the advice to name another member, which may have been meant; "" if none is alike."""
+def _advice_to_name_another(extension: str, members: list[str]) -> str:
+    """Return the advice to name a similar member; "" if none is similar."""
     dotted = [name for name in members if name.endswith(f".{extension}")]
     if dotted:
         return f'name "*.{extension}", which fits {dotted[0]!r}'
     images = [name for name in members if name in _IMAGES]
     if extension in _IMAGES and images:
         return f'name {images[0]!r}; "{extension};{images[0]}" takes either'
-    meant = did_you_mean(extension, members)
+    question = did_you_mean(extension, members)
     is_misspelt_image = bool(did_you_mean(extension, _IMAGES))
-    if not meant and is_misspelt_image:
-        meant = did_you_mean(extension, images, 0)
-    return meant.strip("; ?")
+    if not question and is_misspelt_image:
+        question = did_you_mean(extension, images, cutoff=0)  # any image will do
+    return question.strip("; ?")
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `; did you mean 'capacity'?` for the closest known name; "" if none is close.
 
     Args:
-        cutoff: the least similarity, 0 to 1, of names that count as close.
+        cutoff: minimum similarity, 0 to 1, of names that count as close.
     """
-    import difflib  # for an error alone; every command and trainer imports this module
+    import difflib  # only errors need it, and every command and trainer imports this module
 
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=cutoff)
-    if not near:
+    closest = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=cutoff)
+    if not closest:
         return ""
-    return f"; did you mean {near[0]!r}?"
+    return f"; did you mean {closest[0]!r}?"

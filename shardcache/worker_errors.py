@@ -14,11 +14,11 @@ TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
 
 
 class SentError(NamedTuple):
-    """An error as torch has sent it.
+    """An error that torch has sent.
 
     Attributes:
-        traceback: formatted, after a line that says which worker raised the error.
-        fields: of the error's JSON.
+        traceback: the formatted traceback, after a line that says which worker raised the error.
+        fields: the fields of the error's JSON.
     """
 
     traceback: str
@@ -31,8 +31,8 @@ class SentError(NamedTuple):
 
 
 def is_formatted_for_trainer() -> bool:
-    """Return True if `__str__` was called in a DataLoader worker, for its trainer."""
-    # None if the interpreter itself prints the error that ended the program.
+    """Return True if `__str__`, which calls this, was called in a DataLoader worker by torch."""
+    # The caller of `__str__`; None if the interpreter prints the error that ended the program.
     frame = sys._getframe(1).f_back
     while frame is not None and frame.f_globals.get("__name__") == "traceback":
         frame = frame.f_back
@@ -47,9 +47,9 @@ def sent_by_worker(text: str) -> SentError | None:
     if not (text.startswith("Caught ") and TRAILER in text):
         return None
     traceback, _, trailer = text.rpartition(TRAILER)
-    line, _, _ = trailer.partition("\n")
+    error_json, _, _ = trailer.partition("\n")
     try:
-        fields = json.loads(line)
+        fields = json.loads(error_json)
     except ValueError:
         return None
     if not isinstance(fields, dict) or "code" not in fields:

@@ -1,1 +1,1 @@
-"""The daemon's options: which there are, where each can be set, and where it was."""
+"""The daemon's options: their definitions, and the flags, variables and files that set them."""

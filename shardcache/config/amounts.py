@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 
 # Overhead of the smallest shard: sidecar, journal and index.
 MIN_CAPACITY_BYTES = 64 * 1024
-_BLOCK_BYTES = 4096  # of a disk
+_BLOCK_BYTES = 4096  # size of a disk's block
 _BYTES = pydantic.TypeAdapter(ByteSize)
 
 
@@ -50,24 +50,24 @@ class DiskAmount:
         return f"the capacity of {capacity} exceeds the size of its filesystem ({filesystem})"
 
 
-def _holds_a_shard(capacity: DiskAmount) -> DiskAmount:
-    """Return a capacity. Raises ValueError if it cannot hold a shard, as without its unit."""
+def _checked_capacity(capacity: DiskAmount) -> DiskAmount:
+    """Return the capacity. Raises ValueError if it cannot hold a shard, as without its unit."""
     is_too_small = capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES
     if is_too_small or capacity.fraction == 0:
-        found = size(capacity.value_bytes)
-        raise ValueError(f"{found} cannot hold a single shard; add a unit, such as 500GB or 80%")
+        amount = size(capacity.value_bytes)
+        raise ValueError(f"{amount} cannot hold a single shard; add a unit, such as 500GB or 80%")
     return capacity
 
 
 Size = Annotated[DiskAmount, BeforeValidator(DiskAmount.parse)]
 """A size on disk."""
 
-Capacity = Annotated[Size, AfterValidator(_holds_a_shard)]
+Capacity = Annotated[Size, AfterValidator(_checked_capacity)]
 """A size on disk that holds a shard."""
 
 
 def _whole_blocks(value: ByteSize) -> ByteSize:
-    """Round to whole disk blocks, so that 8MB is as good as 8MiB."""
+    """Round to the nearest number of whole disk blocks, so that 8MB can be used as well as 8MiB."""
     return ByteSize((value + _BLOCK_BYTES // 2) // _BLOCK_BYTES * _BLOCK_BYTES)
 
 
@@ -82,4 +82,4 @@ PartSize = Annotated[ByteSize, AfterValidator(_whole_blocks)]
 """A number of bytes, in whole blocks."""
 
 Rate = BeforeValidator(_without_per_second)
-"""Bytes per second: `500MB/s` is as good as `500MB`."""
+"""Bytes per second: `500MB/s` means the same as `500MB`."""

@@ -20,21 +20,21 @@ class Sources:
     file: Path
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values that are set, as they are written. The file's may have any name.
+        """Return the values that are set, as they are written; the file may have any keys.
 
         Args:
             names: the options that environment variables may set.
 
         Raises OSError or ValueError if the file is unusable.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if self.file.exists():
-            found |= tomllib.loads(self.file.read_text())
+            values |= tomllib.loads(self.file.read_text())
         for name in names:
             variable = self._variable(name)
             if variable is not None:
-                found[name] = self.env[variable]
-        return found | dict(self.flags)
+                values[name] = self.env[variable]
+        return values | dict(self.flags)
 
     def kind(self, name: str) -> str:
         """Return `flag`, `environment` or `file` for an option that is set."""
@@ -45,12 +45,13 @@ class Sources:
         return "file"
 
     def place(self, loc: tuple[int | str, ...]) -> str:
-        """Return where an option, or a part of one, is set, for errors.
+        """Return the source of an option, or of a part of one, for errors.
 
-        It is `--capacity`, `$SHARDCACHE_CAPACITY`, or a line of the file.
+        It is a flag such as `--capacity`, a variable such as `$SHARDCACHE_CAPACITY`, or a line of
+        the file.
 
         Args:
-            loc: pydantic's location: the option, then keys, numbers of tables, and names of
+            loc: pydantic's location: the option, followed by keys, numbers of tables, and names of
                 validators.
         """
         name = str(loc[0])

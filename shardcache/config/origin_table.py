@@ -12,10 +12,11 @@ from shardcache.access.urls import protocol_of
 from shardcache.shared.front import FRONT
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
-_MAX_PRICE = 1e15  # so that no cost is beyond the numbers of JSON
+_MAX_PRICE = 1e15  # so that every cost is a finite number
 
 
-def _front(text: str | None) -> str | None:
+def _checked_front(text: str | None) -> str | None:
+    """Return the path of a tier's socket. Raises ValueError if it cannot be one."""
     if text is None:
         return None
     is_socket_path = text.startswith("/") and len(os.fsencode(text)) <= MAX_SOCKET_BYTES
@@ -40,7 +41,7 @@ class OriginTable(pydantic.BaseModel):
         False,
         description="send unsigned requests to these object stores, without credentials",
     )
-    tier: Annotated[str | None, AfterValidator(_front)] = Field(
+    tier: Annotated[str | None, AfterValidator(_checked_front)] = Field(
         None,
         description="socket of this node's nginx in the cluster's tier, which is asked before "
         "the origin",
@@ -86,7 +87,7 @@ class OriginTable(pydantic.BaseModel):
 
     @pydantic.field_validator("endpoint_url", "region", "profile", "anon")
     @classmethod
-    def _of_its_protocol(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+    def _reject_without_effect(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """Reject a setting that the protocol of `match` does not have: it would be ignored."""
         match = info.data.get("match", "")
         if "://" not in match:  # it may be a prefix of urls of several protocols

@@ -24,14 +24,14 @@ from shardcache.shared.socket_paths import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_EN
 from shardcache.shared.units import size
 from shardcache.suggestions import did_you_mean
 
-# Known ones that are not options: the client and the command line read them.
+# Known variables that are not options: the client and the command line read them.
 _OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}
 # Kubernetes sets these in every pod if there is a service named shardcache.
 _SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
 
 def _tables(value: object) -> object:
-    """Return the tables of the config file as they are, those of the environment parsed."""
+    """Return the tables of a config file as they are; parse those of the environment."""
     if not isinstance(value, str):
         return value
     try:
@@ -41,17 +41,17 @@ def _tables(value: object) -> object:
         raise ValueError(f"write the tables as a JSON list: {example}") from None
 
 
-def config_file(given: Path | None = None) -> Path:
-    """Return the config file given, else that of `$SHARDCACHE_CONFIG`, else the node's."""
-    return given or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+def config_file(path: Path | None = None) -> Path:
+    """Return `path`, else the config file that `$SHARDCACHE_CONFIG` names, else the node's."""
+    return path or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
 
 
 def default_cache_dir() -> Path:
     """Return root's cache folder, or one in the user's own cache directory."""
     if os.getuid() == 0:
         return Path("/var/cache/shardcache")
-    given = os.environ.get("XDG_CACHE_HOME")
-    base = Path(given) if given else Path.home() / ".cache"
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    base = Path(cache_home) if cache_home else Path.home() / ".cache"
     return base / "shardcache"
 
 
@@ -225,7 +225,7 @@ class Settings(pydantic.BaseModel):
     @pydantic.field_validator("allow", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
-        """Return a list as it is; one of the environment has commas between its prefixes."""
+        """Return a list of prefixes as it is; split one of the environment at its commas."""
         if not isinstance(value, str):
             return value
         return tuple(prefix for prefix in value.split(",") if prefix)
@@ -238,7 +238,7 @@ class Settings(pydantic.BaseModel):
         """
         path = config_file(config)
         is_named = config is not None or bool(os.environ.get(CONFIG_ENV))
-        if is_named:  # the node's, if none is named, is optional
+        if is_named:  # the node's is optional
             _must_be_file(path)
         return _from_sources(Sources(flags, os.environ, path))
 
@@ -264,11 +264,12 @@ def unknown_variables() -> Iterator[tuple[str, str | None]]:
 
 
 def _from_sources(sources: Sources) -> Settings:
+    """Return the settings that flags, environment and file make up. Raises ConfigError."""
     try:
         return Settings(**sources.values(Settings.model_fields))
     except pydantic.ValidationError as exn:
-        wrong = [f"{sources.place(error['loc'])}: {_reason(error)}" for error in exn.errors()]
-        raise ConfigError("; ".join(wrong), remedy="see `shardcache serve --help`") from None
+        problems = [f"{sources.place(error['loc'])}: {_reason(error)}" for error in exn.errors()]
+        raise ConfigError("; ".join(problems), remedy="see `shardcache serve --help`") from None
     except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
         remedy = f"correct the file; check it with: shardcache config check {sources.file}"
         raise ConfigError(f"cannot read {sources.file}: {exn}", remedy=remedy) from None
@@ -298,7 +299,7 @@ def _reason(error: Mapping[str, Any]) -> str:
         return f"unknown option{did_you_mean(str(name), known)}"
     if error["type"] == "tuple_type" and name in ("origin", "allow"):
         return f"write [[{name}]], once per table"
-    # pydantic's own text would give the bound of a size in bytes.
+    # pydantic's text would give the bound of a size as a number of bytes.
     field = Settings.model_fields.get(str(name))
     is_size = field is not None and "ByteSize" in str(field.annotation)
     bounds = error.get("ctx", {})

@@ -1,7 +1,7 @@
 """Lines of a TOML file on which options are set, for errors and for `shardcache config show`.
 
-tomllib keeps no lines. Without them, an option is hard to find: pydantic numbers the tables of a
-name from 0, and does not name the wrong key of a rule (`allow.3`).
+tomllib does not keep them. Without a line, an option is hard to find: pydantic numbers the tables
+of one name from 0, and does not name the wrong key of a rule (`allow.3`).
 """
 
 import re

@@ -1,1 +1,1 @@
-"""Code that the daemon and its clients share: standard library only, for both import it."""
+"""Code that the daemon and its clients share; it uses the standard library alone."""

@@ -1,6 +1,6 @@
 """The front of a cluster's tier: the Unix socket at which nginx serves the daemon of its node.
 
-In the standard library alone: a probe runs every few seconds on each node.
+Uses the standard library alone, as a probe runs every few seconds on each node.
 """
 
 import json
@@ -12,27 +12,26 @@ from typing import Any
 from shardcache.shared.unix_socket import connected, credentials
 
 FRONT = "/run/shardcache-tier/front.sock"
-"""Default path."""
+"""Default path of the socket."""
 
 WAITING = "waiting"
-"""File beside the front with the reason for which its nginx has not been started yet.
-
-It is there while `cluster run` waits.
-"""
+"""Name of a file beside the front: the reason why `cluster run` has not started nginx yet."""
 
 PEERS = "/.shardcache/peers"
 STATUS = "/.shardcache/status"
+_READ_BYTES = 64 * 1024
 
 
 class StrangerError(OSError):
-    """A front's listener is neither root nor the user whose daemon asks."""
+    """A front's listener is neither root nor the expected user."""
 
 
 def connected_front(path: str, timeout_s: float, uid: int | None = None) -> socket.socket:
     """Return a connection to a front; `timeout_s` limits each step.
 
     Args:
-        uid: user whose front it has to be; None for this process's.
+        path: path of the front.
+        uid: user who has to listen there, unless it is root; None for this process's user.
 
     Raises OSError, such as StrangerError.
     """
@@ -61,27 +60,31 @@ def check_listener(sock: socket.socket, uid: int | None = None) -> None:
 def page(path: str, target: str, timeout_s: float, uid: int | None = None) -> dict[str, Any] | None:
     """Return a page of the front at `path`; None if it has no page of this name.
 
-    Arguments as of `connected_front`. Raises OSError, and ValueError if what answers is not a tier.
+    Other arguments as of `connected_front`. Raises OSError, and ValueError if something other than
+    a tier answers.
+
+    Args:
+        target: name of the page.
     """
     with connected_front(path, timeout_s, uid) as sock:
         sock.sendall(page_request(target))
-        return page_of(b"".join(iter(lambda: sock.recv(65536), b"")))
+        return page_of(b"".join(iter(lambda: sock.recv(_READ_BYTES), b"")))
 
 
 def page_request(target: str) -> bytes:
-    """Return the request for a page, after whose answer the front closes the connection."""
+    """Return the request for a page; the front closes the connection after its answer."""
     return f"GET {target} HTTP/1.0\r\nHost: tier\r\n\r\n".encode()
 
 
 def page_of(answer: bytes) -> dict[str, Any] | None:
     """Return the page in an answer to `page_request`, as `page` does."""
     head, _, body = answer.partition(b"\r\n\r\n")
-    version, _, rest = head.partition(b" ")
-    status = rest[:3]
+    version, _, after_version = head.partition(b" ")
+    status = after_version[: len("200")]
     if version.startswith(b"HTTP/1.") and status == b"404":
         return None
     if status == b"200":
-        found = json.loads(body)
-        if isinstance(found, dict):
-            return found
+        fields = json.loads(body)
+        if isinstance(fields, dict):
+            return fields
     raise ValueError(f"status {status.decode('latin-1') or 'unknown'}: not this tier")

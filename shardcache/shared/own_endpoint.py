@@ -1,10 +1,10 @@
 """Marks by which a daemon recognises a daemon's S3 endpoint, which is not an object store."""
 
 DAEMON_AGENT = "shardcache-daemon"
-"""Part of the User-Agent of requests that a daemon's SDK sends."""
+"""Part of the User-Agent in requests that the SDK of a daemon sends."""
 
 ENDPOINT_HEADER = "x-shardcache-endpoint"
-"""Header of each answer of a daemon's S3 endpoint."""
+"""Header of every answer of a daemon's S3 endpoint."""
 
 OWN_ENDPOINT = "the origin is the S3 endpoint of a shardcache daemon, and no object store"
 OWN_ENDPOINT_REMEDY = (

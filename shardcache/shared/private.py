@@ -1,11 +1,11 @@
-"""This user's private daemons: whether one is wanted here, its place, and its credentials.
+"""This user's private daemons: whether this node needs one, its place, and its credentials.
 
 Where nobody set up a daemon for the node, a reader starts one for its user. All its files are in a
 folder that only this user may enter. A daemon uses the credentials and the Python of the
-environment that started it: the name of its socket is a hash of both, so a process with others
-finds no such socket, and gets another daemon. So does a process that does not see the daemon's
-cache. Secrets of AWS, Azure, Google and the Hub are left out of the hash: the daemon gets them from
-its sessions (`credentials`). The standard library alone.
+environment that started it. The name of its socket is a hash of both, so a process with other
+credentials or another Python finds no such socket, and gets another daemon. So does a process that
+does not see the daemon's cache. Secrets of AWS, Azure, Google and the Hub are left out of the hash:
+the daemon gets them from its sessions (`credentials`). Uses the standard library alone.
 """
 
 import errno
@@ -38,11 +38,12 @@ from shardcache.shared.socket_paths import (
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, credentials
 
 _KEY_BYTES = 32  # of the key with which names are hashed
-_MAX_PLACES = 16  # of daemons of one environment that do not see each other's caches
+_MAX_PLACES = 16  # for daemons of one environment that do not see each other's caches
 _NAME_CHARS = 16
 _SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS
 _LOCK_POLL_S = 0.02
 _CONNECT_S = 2.0
+_GROUP_AND_OTHERS = 0o077  # all rights of users other than the owner
 
 
 def node_has_daemon() -> bool:
@@ -63,7 +64,8 @@ def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool
     """Return the socket for a command: a private daemon's where nobody set up one for the node.
 
     A command of the admin API starts no daemon. It uses the one with the credentials of its
-    environment; if it fetches nothing, else the user's only one.
+    environment. A command that fetches nothing needs no credentials: if the user has only one
+    daemon, it uses that.
 
     Args:
         explicit: the socket that the user named, if any.
@@ -87,11 +89,11 @@ class PrivatePlace:
     have numbers after that name.
 
     Attributes:
-        folder: of all private daemons of this user; nobody else may enter it.
-        socket: at which the daemon listens.
-        log: to which it logs.
-        lock: locked while it starts.
-        turn: of all private daemons of this user; locked by the process that has one started.
+        folder: the folder of all private daemons of this user; nobody else may enter it.
+        socket: the socket at which the daemon listens.
+        log: the file to which it logs.
+        lock: a file that is locked while the daemon starts.
+        turn: a file that is locked by a process that starts any private daemon of this user.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -104,12 +106,13 @@ class PrivatePlace:
 
     @classmethod
     def in_cache(cls, folder: Path, base: Path) -> "PrivatePlace":
-        """Return the second place of the daemon that has a cache folder.
+        """Return the second place of a daemon, in its cache folder.
 
-        It stays when a logout removes the first, and is seen by whoever sees the cache.
+        It stays when a logout removes the first, and every process that sees the cache finds it.
 
         Args:
-            base: the folder of all private caches, which has a key of its own for names.
+            folder: the daemon's cache folder.
+            base: the folder of all private caches, with the key by which the names here are hashed.
         """
         return cls(folder, digest(base, _python()))
 
@@ -117,8 +120,8 @@ class PrivatePlace:
     def find(cls) -> "PrivatePlace":
         """Return the place for this process's environment; its folder is created if it is missing.
 
-        The daemon that listens there, if one does, has its cache where this process sees it. Raises
-        DaemonError if the folder could be another user's, or cannot be created.
+        If a daemon listens there, this process sees the daemon's cache. Raises DaemonError if the
+        folder could be another user's, or cannot be created.
         """
         folder = secured(_folder())
         name = digest(folder, _python())
@@ -153,8 +156,8 @@ class PrivatePlace:
 
     def record_cache(self, cache: Path) -> None:
         """Record the cache folder of the daemon that is about to start. Raises DaemonError."""
-        found = cache.stat()
-        record = json.dumps([str(cache), found.st_dev, found.st_ino])
+        info = cache.stat()
+        record = json.dumps([str(cache), info.st_dev, info.st_ino])
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with os.fdopen(os.open(self._record, flags, 0o600), "w") as file:
@@ -165,19 +168,19 @@ class PrivatePlace:
     def shows_cache(self) -> bool:
         """Return True if this process sees the cache folder of the daemon last started here.
 
-        In a mount namespace of its own, its path may be missing or lead to another folder.
+        In another mount namespace, its path may be missing or lead to another folder.
         """
         try:
             path, device, inode = json.loads(self._record.read_text())
-        except FileNotFoundError:  # that of an earlier release
+        except FileNotFoundError:  # daemons of earlier releases have no record
             return True
-        except ValueError:  # it is being written
+        except ValueError:  # the record is being written
             return False
         try:
-            found = os.stat(path)  # noqa: PTH116
+            info = os.stat(path)  # noqa: PTH116
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == (device, inode)
+        return (info.st_dev, info.st_ino) == (device, inode)
 
     def running(self) -> list[Path]:
         """Return the sockets of all of this user's private daemons that listen."""
@@ -199,27 +202,28 @@ def is_listening(path: Path) -> bool:
         return True  # whoever connects next gets the error
 
 
-def secured(folder: Path, denied: int = 0o077) -> Path:
-    """Return a folder of this user's own, created if it is missing.
-
-    Others have none of the rights `denied`, which are bits of a mode, on it.
+def secured(folder: Path, denied: int = _GROUP_AND_OTHERS) -> Path:
+    """Return a folder that belongs to this user, created if it is missing.
 
     Raises DaemonError if it is a link, another user's, or open to others: in a folder such as /tmp,
     anyone could have created it.
+
+    Args:
+        denied: bits of a mode: rights that others must not have on the folder.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        info = folder.lstat()
     except OSError as exn:
         raise _unusable(folder, exn) from exn
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         elsewhere = "export XDG_RUNTIME_DIR=…, a folder of mode 0700 of your own"
         raise DaemonError(
             f"{folder} is a link or belongs to another user, who could pose as your daemon",
             remedy=f"remove it, or choose another place: {elsewhere}",
         )
-    if found.st_mode & denied:
-        mode = f"mode {stat.S_IMODE(found.st_mode):04o}"
+    if info.st_mode & denied:
+        mode = f"mode {stat.S_IMODE(info.st_mode):04o}"
         raise DaemonError(
             f"other users have access to {folder} ({mode}), where they could pose as your daemon",
             remedy=f"chmod 700 {shlex.quote(str(folder))}",
@@ -228,6 +232,7 @@ def secured(folder: Path, denied: int = 0o077) -> Path:
 
 
 def _unusable(folder: Path, exn: OSError) -> DaemonError:
+    """Return the error for a folder whose files cannot be read or written."""
     if is_file_limit(exn):
         return DaemonError(
             f"this process may write no files, such as one in {folder} ({exn.strerror})",
@@ -249,8 +254,8 @@ def digest(folder: Path, python: str = "") -> str:
     credentials.
 
     Args:
-        folder: one of this user's own, in which the key is kept.
-        python: another fact by which daemons differ, to be hashed as well.
+        folder: a folder of this user's, in which the key is kept.
+        python: the daemon's Python, to be hashed as well; empty to leave it out.
 
     Raises DaemonError if the key can be neither read nor created, as on a full disk.
     """
@@ -260,6 +265,7 @@ def digest(folder: Path, python: str = "") -> str:
         raise _unusable(folder, exn) from exn
     names = {name for name in os.environ if _is_credential(name)}
     facts = []
+    # Sessions hand over the values of these variables: only their kind is hashed.
     for kind, variables in handed_kinds(os.environ).items():
         names.difference_update(variables)
         facts.append(kind)
@@ -277,9 +283,9 @@ def _is_credential(variable: str) -> bool:
 
 
 def _python() -> str:
-    """Return the identity of the environment whose packages a daemon has.
+    """Return the identity of this process's Python environment, which its daemon runs in, too.
 
-    One made again at its path is another.
+    An environment that was created again at the same path is another one.
     """
     prefix = os.path.realpath(sys.prefix)
     try:
@@ -294,11 +300,11 @@ def is_digest(name: str) -> bool:
 
 
 def _key(folder: Path) -> bytes:
-    """Return the key in a folder, which is created if it is missing. Raises OSError."""
+    """Return a folder's key, which is created if it is missing. Raises OSError."""
     path = folder / "key"
     with suppress(FileNotFoundError):
         return path.read_bytes()
-    with locked(folder):  # two processes must not each use a key of their own
+    with locked(folder):  # two processes must not use two keys
         if not path.exists():
             fd, draft = tempfile.mkstemp(dir=folder)
             with os.fdopen(fd, "wb") as file:
@@ -311,7 +317,7 @@ def _key(folder: Path) -> bytes:
 def locked(path: Path, limit_s: float = 60.0, *, is_inherited: bool = False) -> Iterator[int]:
     """Hold the lock of a file, which is created, or of a folder; yield its descriptor.
 
-    A folder is locked for moments only: the folders of sockets and of caches may be the same one.
+    Lock a folder for moments only: the folder of sockets and that of caches may be the same.
 
     The lock ends with the block, even if another thread has forked a process that has the
     descriptor as well, such as a worker of a DataLoader. Raises DaemonError if another process
@@ -356,7 +362,7 @@ def try_lock(fd: int) -> bool:
 def _folder() -> Path:
     """Return the folder of the sockets.
 
-    The same for all jobs of a user, so not in a job's own temporary directory.
+    It is the same for all jobs of a user, so it is not in a job's temporary directory.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and _is_own(Path(runtime)):
@@ -371,7 +377,7 @@ def _folder() -> Path:
 def _is_own(folder: Path) -> bool:
     """Return True for a folder of this user's that nobody else may enter."""
     try:
-        found = folder.lstat()
+        info = folder.lstat()
     except OSError:
         return False
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return info.st_uid == os.geteuid() and not info.st_mode & _GROUP_AND_OTHERS

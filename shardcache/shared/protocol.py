@@ -1,19 +1,19 @@
 """The protocol between daemon and client: the messages of a session.
 
-Control is JSON over a Unix socket: a WebSocket at `SESSION_PATH` for each reader, whose plan and
-leases live exactly as long as it does, and plain HTTP for tools. The messages of a session are
-`REQUESTS` and `ANSWERS`. An answer repeats the `id` of its request; instead of it, there may be an
-`error`. A request without an `id` gets no answer, except `hello`.
+Control is JSON over a Unix socket. Each reader has a WebSocket at `SESSION_PATH`; its plan and
+leases end with this connection. Tools use plain HTTP. The messages of a session are `REQUESTS` and
+`ANSWERS`. An answer repeats the `id` of its request, and so does an `error` in its place. A request
+without an `id` gets no answer, except `hello`.
 
 A dataset's shards are sent once: `manifest` has them `packed` (`shard_columns`), in a binary frame,
 behind its JSON and a newline. A plan's `shards` are the fingerprints of such lists; its `order`
 numbers the shards of all of them, in reading order: first the `reads` positions of this epoch, then
 those of later epochs as far as they are determined. `extend` appends to the order, so that a plan
 of any length can be sent in pieces. A lease's `position` counts through the whole order. The answer
-is `unknown` if this user has not had the lists from this daemon, or long ago, or if they take too
-much memory: the client then sends the shards itself, in lists of a limited size, and the plan anew.
-`shards` without `packed` asks for each list whether this client has to send it: only one of a
-user's clients has to.
+to a plan is `unknown` if the daemon no longer has the lists, never sent them to this user, or would
+need too much memory for them. The client then sends the shards itself, in lists of a limited size,
+and the plan again. `shards` without `packed` asks for a list whether this client has to send it:
+only one of a user's clients has to.
 
 A reader may have thousands of leases: on the shards it is reading, and on others that it requested
 ahead. Requesting a lease does not protect a shard: until it is needed, a `leased` shard may be
@@ -21,12 +21,13 @@ evicted in favour of a reader that has nothing to read. `need` says that the rea
 shard of the request `of`, and has nothing to read until it arrives. From then on, or from its grant
 if that comes later, the shard is in use and stays in place until `release`. A reader that finds no
 file, because the shard was evicted before it was needed, releases the lease with `read` false and
-requests it again. Samples that could not be joined with those of other shards are counted as
-`unmatched`. A reader that finds a published file damaged releases the lease with `damage`, the
-error's message, and requests it again: before the daemon grants that shard to anybody, it checks
-it, and makes its index again or fetches it. If a shard has been replaced in the object store, a
-reader that may read another version than the plan's requests the `latest`. With `named`, a cached
-shard has a `named_path` as well, which ends with the object's own name.
+requests it again. A release states how many of the shard's samples were `unmatched`: they could not
+be joined with those of other shards. A reader that finds a published file damaged releases the
+lease with `damage`, the error's message, and requests it again: before the daemon grants that shard
+to anybody, it checks the shard, and indexes or fetches it again if necessary. If a shard has been
+replaced in the object store, a reader that may read another version than the plan's requests the
+`latest`. With `named`, the grant of a cached shard also has a `named_path`, which ends with the
+object's own name.
 
 With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its
 final size, and its first `ready_bytes` are valid, each part verified. `more` waits until there are
@@ -49,27 +50,28 @@ be wrong.
 
 A plan's `wanted` says what is read of its shards: `samples`, which is the default, or `files`, any
 objects' own bytes. With `either`, an object with a shard's name is a shard, and any other a file.
-A file has no samples, and may be arriving whatever it holds.
+A file has no samples, and a file of any format may be granted while it is `arriving`.
 
-`resolve` takes the same word, and with it finds only shards, or all files. With `objects`, or
-`entries` for those of a folder, its urls are not patterns. With `max_age_ms`, it uses nothing that
-the daemon has found out longer ago.
+`resolve` has the same field, and finds only shards, or all files, accordingly. With `objects`, or
+`entries` for those of a folder, its urls are not patterns. `max_age_ms` limits the age of listings
+and versions that the daemon may answer from.
 
-With a plan of `ranges`, only the bytes from `start` to `beyond` of each `lease` are fetched. Its
-grant is `arriving`, of no `ready_bytes`; the bytes that it names may be read until `release`. It is
-`leased` where all of the file is cached anyway. The bytes may be read from the grant on, whether or
-not they are `needed`. With `ahead_to`, a `needed` lease is also on what is cached of the bytes that
-follow, up to there: `ready_bytes` is then where the bytes end that may be read. They are not waited
-for.
+With a plan of `ranges`, only the bytes from `start` to `beyond` of each `lease` are fetched. The
+grant is `arriving`: the requested bytes may be read from then on until `release`, whether or not
+they are `needed`, and whatever `ready_bytes` is. It is `leased` if the whole file is cached anyway.
+With `ahead_to`, a `needed` lease also covers the bytes that follow its range, up to there, as far
+as they are cached: `ready_bytes` is then the end of the bytes that may be read. The grant does not
+wait for them.
 
 Readers of many small ranges would spend most of their time on messages. If `hello` and `welcome`
 have `bundles`, a `bundle` in either direction stands for all of its `messages`, in their order; and
-a `lease` that is `needed` stands for itself and its `need`.
+a `lease` that is `needed` implies its `need`.
 
 `remembered` is the number of sample counts in the manifest that only this daemon knows; the others
 come from an index file.
 
-To a private daemon, `hello` names `credentials` of its process, by their variables.
+To a private daemon, `hello` hands over the `credentials` of the reader's environment: the values of
+variables, by their names.
 
 The workers of a data loader send its name and batch size in `hello`: the loader takes one batch
 from each worker in turn, so a worker that waits for cache space keeps the others from releasing
@@ -108,7 +110,7 @@ from shardcache.errors import ProtocolError
 T = TypeVar("T")
 Json = dict[str, Any]
 Wanted: TypeAlias = Literal["samples", "shards", "either", "files", "ranges", "objects", "entries"]
-Fields = Mapping[str, Any]
+Fields = Mapping[str, Any]  # types of a message's fields, by name
 
 SESSION_PATH = "/v1/session"
 
@@ -117,6 +119,7 @@ MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 _MAX_BUNDLED = 4096  # each may take a task
 MAX_JOB_CHARS = 255  # a longer name would crowd everything else off the status page
+_SHOWN_CHARS = 100  # of a wrong value, in an error
 
 # The largest integer that SQLite and the kernel accept; JSON can hold sums of such numbers.
 _MAX_INT = 2**63 - 1
@@ -152,6 +155,8 @@ def check_indices(values: Sequence[object], count: int) -> None:
 
 
 class _Granted(TypedDict):
+    """Fields of every answer that grants a lease."""
+
     type: str
     id: int
     lease: int
@@ -162,7 +167,7 @@ class _Granted(TypedDict):
 
 
 class Arriving(_Granted):
-    """A shard whose first `ready_bytes` can be read at `path`; its other bytes are not valid yet.
+    """A shard that is being fetched: only its first `ready_bytes` can be read at `path`.
 
     If `path` has another `inode`, the download was restarted: do not read any bytes of that file.
     """
@@ -172,15 +177,16 @@ class Arriving(_Granted):
 
 
 class _Whole(_Granted):
+    """Fields of a grant whose shard is complete and indexed."""
+
     index_path: str
     samples: int
 
 
 class Leased(_Whole, total=False):
-    """A cached shard that stays in place once it is needed.
+    """A cached shard, which stays in place from its `need` until `release` or disconnection.
 
-    It does until `release {lease}`, or the end of the connection. With an `inode`, its files are
-    not published yet: do not read a tar of another inode.
+    With an `inode`, its files are not published yet: do not read a tar of another inode.
     """
 
     inode: _Inode
@@ -241,19 +247,20 @@ def take(message: Json, name: str, kind: type[T]) -> T:
 
 
 def wanted_of(message: Json) -> Wanted:
-    """Return what a plan or a list of urls is wanted for. Raises ProtocolError."""
+    """Return the field `wanted` of a plan or `resolve`. Raises ProtocolError."""
     wanted = message.get("wanted", "samples")
     if wanted not in get_args(Wanted):
         raise ProtocolError(
-            f"'wanted' is {wanted[:100]!r}; it is one of {', '.join(get_args(Wanted))}"
+            f"'wanted' is {wanted[:_SHOWN_CHARS]!r}; it is one of {', '.join(get_args(Wanted))}"
         )
     return cast(Wanted, wanted)
 
 
 def _unsound(message: Json, name: str, kind: object) -> ProtocolError:
-    which = str(message.get("type", "message"))[:100]
-    needed = "list of strings" if kind == list[str] else formatannotation(kind)
-    return ProtocolError(f"{which!r} needs {name!r}: {needed}")
+    """Return the error for a field that is missing or has a wrong value; `kind` is its type."""
+    message_type = str(message.get("type", "message"))[:_SHOWN_CHARS]
+    expected = "list of strings" if kind == list[str] else formatannotation(kind)
+    return ProtocolError(f"{message_type!r} needs {name!r}: {expected}")
 
 
 def _is_count(value: object) -> bool:
@@ -286,7 +293,7 @@ class MessageKind:
     """One kind of message, and the answers to it if it is a request.
 
     Attributes:
-        fields: that it must have besides `type`, with their types.
+        fields: fields that it must have besides `type`.
         optional: fields that it may have.
         answers: types of the answers besides `error`.
     """
@@ -316,7 +323,7 @@ class MessageKind:
 
 
 _GRANTS = ("leased", "arriving")
-_PIECE = {"id": int, "order": list}
+_PIECE = {"id": int, "order": list}  # of a plan's order
 _READER = dict.fromkeys(("rank", "world_size", "worker", "workers", "pid", "batch_size"), int)
 
 REQUESTS = {
@@ -368,7 +375,7 @@ REQUESTS = {
 }
 """Messages of the client.
 
-Numbers in an order are checked as they are used: there may be millions.
+The numbers in an `order` are checked by `check_indices`, in pieces: there may be millions.
 """
 
 ANSWERS = {

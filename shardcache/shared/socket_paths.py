@@ -1,4 +1,4 @@
-"""Path of the daemon's socket, and what says that a daemon is set up for the node."""
+"""Path of the daemon's socket, and the signs that a daemon is set up for the node."""
 
 import os
 import tempfile
@@ -17,15 +17,15 @@ def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
 
     In order of precedence: the explicit path; `$SHARDCACHE_SOCKET`;
     `/run/shardcache/shardcache.sock` if it exists or this user could create it;
-    `$XDG_RUNTIME_DIR/shardcache/`, unless that is another user's, as after `su`; a folder of the
-    user's own in the temporary directory.
+    `$XDG_RUNTIME_DIR/shardcache/`, unless that is another user's; a folder of this user's in the
+    temporary directory.
     """
     if explicit is not None:
         return Path(explicit)
-    chosen = os.environ.get(SOCKET_ENV)
-    if chosen:
-        return Path(chosen)
-    if may_exist(SYSTEM_SOCKET) or _may_make(SYSTEM_SOCKET.parent):
+    text = os.environ.get(SOCKET_ENV)
+    if text:
+        return Path(text)
+    if may_exist(SYSTEM_SOCKET) or _may_create_in(SYSTEM_SOCKET.parent):
         return SYSTEM_SOCKET
     runtime = runtime_folder()
     base = _user_tmp() if runtime is None else runtime / "shardcache"
@@ -33,29 +33,26 @@ def socket_path(explicit: str | os.PathLike[str] | None = None) -> Path:
 
 
 def runtime_folder() -> Path | None:
-    """Return `$XDG_RUNTIME_DIR`; None if it is unset, or another user's.
-
-    `su` leaves that of the user before.
-    """
-    named = os.environ.get("XDG_RUNTIME_DIR")
-    if not named:
+    """Return `$XDG_RUNTIME_DIR`; None if it is unset, or another user's, as after `su`."""
+    text = os.environ.get("XDG_RUNTIME_DIR")
+    if not text:
         return None
-    folder = Path(named)
+    folder = Path(text)
     try:
         is_own = folder.stat().st_uid == os.geteuid()
     except PermissionError:
         return None
     except OSError:
-        return folder  # whoever uses it gets the error
+        return folder  # a later use of it raises the error
     if not is_own:
         return None
     return folder
 
 
 def may_exist(path: Path) -> bool:
-    """Return True if the file exists, or its folder denies this user access.
+    """Return True if the file exists, or if its folder denies this user access.
 
-    Whoever connects then gets the reason.
+    An attempt to use it then raises the error.
     """
     try:
         return path.exists()
@@ -63,12 +60,17 @@ def may_exist(path: Path) -> bool:
         return True
 
 
-def _may_make(folder: Path) -> bool:
+def _may_create_in(folder: Path) -> bool:
+    """Return whether this user may create files in a folder, which need not exist yet."""
     nearest = folder if folder.exists() else folder.parent
     return os.access(nearest, os.W_OK | os.X_OK)
 
 
 def _user_tmp() -> Path:
+    """Return this user's folder in the temporary directory, which need not exist yet.
+
+    Raises DaemonError.
+    """
     folder = Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"
     # Anyone can create a folder there; trust only one that this user owns.
     if folder.exists() and folder.stat().st_uid != os.getuid():

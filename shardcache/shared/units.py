@@ -30,7 +30,7 @@ def duration(value_s: float) -> str:
     if value_s < 60:
         return f"{value_s:.1f} s"
 
-    # Whole ones: six days and some hours until a certificate expires are not seven.
+    # Rounded down: a certificate with six days and some hours left does not last for seven days.
     minutes = int(value_s // 60)
     hours = int(value_s // 3600)
     days = int(value_s // 86_400)
@@ -42,7 +42,7 @@ def duration(value_s: float) -> str:
 
 
 def age(value_s: float) -> str:
-    """Return in human-readable form how long ago something was: `now`, `3.2 s ago`, `a day ago`."""
+    """Return the time since an event in human-readable form: `now`, `3.2 s ago`, `a day ago`."""
     if value_s < 1:
         return "now"
     return f"{duration(value_s)} ago"

@@ -1,6 +1,6 @@
-"""The daemon's socket seen from outside, in the standard library alone.
+"""The daemon's socket seen from outside.
 
-Probes run every few seconds on each node.
+Uses the standard library alone, as probes run every few seconds on each node.
 """
 
 import json
@@ -14,7 +14,8 @@ from typing import Any
 MAX_SOCKET_BYTES = 107
 """Longest path of a Unix socket."""
 
-_UCRED = struct.Struct("iII")  # of C: process, user and group id
+_READ_BYTES = 64 * 1024
+_UCRED = struct.Struct("iII")  # C's struct ucred: process, user and group id
 _REQUEST = b"GET %s HTTP/1.0\r\nHost: shardcache\r\n\r\n"
 
 
@@ -33,7 +34,8 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
     """Return the process, user and group ids at the other end of a Unix socket.
 
-    They are as of its connect or listen. The process id is 0 if it is in another PID namespace.
+    They are those at the time of its connect or listen. The process id is 0 if the process is in
+    another PID namespace.
     """
     pid, uid, gid = _UCRED.unpack(
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -42,10 +44,13 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def served_lately(path: Path, within_s: float) -> bool:
-    """Return whether a daemon may have listened at a socket within the last `within_s`.
+    """Return whether a daemon may have listened lately at a socket where none listens now.
 
-    For a socket at which none listens now. A daemon that was killed leaves its socket; one that
-    stopped has removed it, which changed the folder.
+    A daemon that was killed leaves its socket; one that stopped has removed it, which changed the
+    folder.
+
+    Args:
+        within_s: time for which a change of the folder counts.
     """
     try:
         return path.is_socket() or time.time() - path.parent.stat().st_mtime < within_s
@@ -59,10 +64,10 @@ def health(path: Path, timeout_s: float) -> dict[str, Any]:
     Raises OSError if nothing answers (TimeoutError included), ValueError if something other than a
     daemon does.
     """
-    found: dict[str, Any] = json.loads(_get(path, b"/v1/health", timeout_s))
-    match found:
+    report: dict[str, Any] = json.loads(_get(path, b"/v1/health", timeout_s))
+    match report:
         case {"status": str()}:
-            return found
+            return report
     raise ValueError("not a daemon's health")
 
 
@@ -80,7 +85,9 @@ def cached_urls(path: Path, timeout_s: float) -> list[str]:
 
 
 def _get(path: Path, target: bytes, timeout_s: float) -> bytes:
+    """Return the body of the daemon's answer to a GET, whatever its status. Raises OSError."""
     with connected(path, timeout_s) as sock:
         sock.sendall(_REQUEST % target)
-        answer = b"".join(iter(lambda: sock.recv(65536), b""))
-    return answer.partition(b"\r\n\r\n")[2]
+        answer = b"".join(iter(lambda: sock.recv(_READ_BYTES), b""))
+    _head, _, body = answer.partition(b"\r\n\r\n")
+    return body

@@ -56,13 +56,14 @@ def agree(*, daemon: Release, client: Release) -> int:
     newest = min(daemon.spoken.newest, client.spoken.newest)
     if newest >= max(daemon.spoken.oldest, client.spoken.oldest):
         return newest
-    if client.spoken.newest == newest:
-        behind = "in the training image"
-        ahead = daemon
+    is_client_older = client.spoken.newest == newest
+    if is_client_older:
+        place = "in the training image"
+        newer = daemon
     else:
-        behind = "on the node"
-        ahead = client
+        place = "on the node"
+        newer = client
     remedy = (
-        f"install shardcache {ahead.version} {behind}, or any release that speaks {ahead.spoken}"
+        f"install shardcache {newer.version} {place}, or any release that speaks {newer.spoken}"
     )
     raise VersionMismatchError(f"the daemon is {daemon}, the client {client}", remedy=remedy)

@@ -1,1 +1,1 @@
-"""The daemon's log and its figures."""
+"""The daemon's log, its counters and its histograms."""

@@ -44,7 +44,7 @@ def configure(level: str, form: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    rendering = _json() if form == "json" else _text()
+    rendering = _json_processors() if form == "json" else _text_processors()
     rendering.append(_redacted)
     structlog.configure(
         processors=[*shared, *rendering],
@@ -52,8 +52,8 @@ def configure(level: str, form: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
-    # Library messages below warning are of no use to a node's operator; some libraries log whole
-    # requests.
+    # Messages of libraries below "warning" are of no use to a node's operator, and some contain
+    # whole requests.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -67,12 +67,12 @@ def configure(level: str, form: str) -> None:
     logging.captureWarnings(capture=True)
 
 
-def _json() -> list[Processor]:
+def _json_processors() -> list[Processor]:
     tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
     return [tracebacks, structlog.processors.JSONRenderer()]
 
 
-def _text() -> list[Processor]:
+def _text_processors() -> list[Processor]:
     formatter = structlog.dev.plain_traceback  # the default formatter shows local variables
     return [
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=formatter)
@@ -80,32 +80,31 @@ def _text() -> list[Processor]:
 
 
 def _on_one_line(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Return an event with the control characters in its texts escaped; a structlog processor."""
     return {
         name: printable(value) if isinstance(value, str) else value for name, value in event.items()
     }
 
 
 def _redacted(_logger: Any, _method: str, line: Any) -> str:
+    """Return a rendered line without secrets; a structlog processor."""
     return redact(str(line))
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Return False for the errors of malformed HTTP requests, which are answered with status 400.
+    """Return False for errors of malformed HTTP requests, which get status 400.
 
     Anyone who can reach the port could fill the disk with them.
     """
     if record.exc_info is None:
         return True
-    from aiohttp.http import HttpProcessingError  # loaded by then, if there is a server
+    from aiohttp.http import HttpProcessingError  # already loaded if there is a server
 
     return not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 class _Stderr:
-    """Standard error that drops lines it cannot write.
-
-    A full disk under the log must not end the daemon.
-    """
+    """Standard error, without the errors of writing to it: a full disk must not end the daemon."""
 
     def write(self, text: str) -> None:
         """Write a line, ignoring errors."""
@@ -129,13 +128,13 @@ class SharedLogger:
     def __getattr__(self, method: str) -> Any:
         if structlog.is_configured():
             return getattr(structlog.get_logger(), method)
-        own = logging.getLogger("shardcache")
-        logger = structlog.wrap_logger(own, [_sentence], structlog.stdlib.BoundLogger)
+        client_logger = logging.getLogger("shardcache")
+        logger = structlog.wrap_logger(client_logger, [_sentence], structlog.stdlib.BoundLogger)
         return getattr(logger, method)
 
 
 def _sentence(_logger: Any, _method: str, event: EventDict) -> str:
-    """Return an event as plain text, with its facts in parentheses."""
+    """Return an event as plain text, with its facts in parentheses; a structlog processor."""
     text = redact(str(event.pop("event")))
     facts = ", ".join(f"{name}={redact(str(value))}" for name, value in event.items())
     return f"{text} ({facts})" if facts else text

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from shardcache.shared.units import size
 
-# A site has a few origins; a client that asks for ever new ones must not make the metrics page grow
-# without bound.
+# A site has a few origins. The metrics page must not grow without bound if a client requests ever
+# new ones.
 _MAX_LABELS = 64
 OTHERS = "others"
 
@@ -55,9 +55,9 @@ class Histograms:
 
     def of(self, label: str) -> Histogram:
         """Return the histogram for a label, creating it if necessary."""
-        found = self._by_label.get(label)
-        if found is not None:
-            return found
+        histogram = self._by_label.get(label)
+        if histogram is not None:
+            return histogram
         if len(self._by_label) >= _MAX_LABELS:
             label = OTHERS
         return self._by_label.setdefault(label, Histogram(self._bounds))
@@ -69,9 +69,18 @@ class Histograms:
 
 @dataclass(slots=True)
 class Measures:
-    """Histograms, in seconds, and labelled counters: see server/metrics/prometheus.py."""
+    """Histograms, in seconds, and labelled counters: see server/metrics/prometheus.py.
 
-    # By origin or tier; pauses excluded.
+    Attributes:
+        first_byte: from a request for parts to its first byte, without pauses; by origin or tier.
+        part: from a request for parts to its last byte, without pauses; by origin or tier.
+        stage: time of a transfer in each stage; by stage.
+        transfer: from a transfer's first request to publication.
+        wait: each wait of a reader for data.
+        given_up: requests to origins that failed permanently; by code of the error.
+        failed: shards that could not be fetched; by code of the error.
+    """
+
     first_byte: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
     part: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
     stage: Histograms = field(default_factory=lambda: Histograms(_SHARD_S))
@@ -89,8 +98,8 @@ class Charge:
     """Bytes, requests and their cost: a part of a bill.
 
     Attributes:
-        size_bytes: as they are at the origin.
-        requests: to the origin.
+        size_bytes: as stored at the origin.
+        requests: number of requests to the origin.
         cost: in the currency of the prices; None without a price.
     """
 
@@ -110,7 +119,7 @@ class Charge:
         return replace(self, cost=self.cost or 0)
 
     def less(self, other: "Charge") -> "Charge":
-        """Return the difference to an amount that is priced if this one is."""
+        """Return the difference to another amount; its cost is None unless both have one."""
         cost = None
         if self.cost is not None and other.cost is not None:
             cost = self.cost - other.cost
@@ -126,7 +135,8 @@ class Charge:
 
     def in_words(self, kind: str) -> str:
         """Return bytes, requests, and the cost if there is one, in one line."""
-        # What is saved: a shard may take several requests to fetch, and is one to read.
+        # Of an amount saved, this may be negative: reading a shard counts as one request, fetching
+        # it may take several.
         requests = max(0, self.requests)
         text = f"{kind} {size(self.size_bytes)} in {requests:,} requests"
         if self.cost is not None:
@@ -154,8 +164,8 @@ class Bill:
     def to_json(self) -> dict[str, Any]:
         """Return the amounts, what the cache saved, and all of them in words.
 
-        Costs are None without a price. What is fetched ahead is saved once it is read: until then,
-        `saved_bytes` is negative, and the words leave it out.
+        Costs are None without a price. While shards are fetched that were not read yet,
+        `saved_bytes` may be negative; the words leave it out then.
         """
         fetched = self.fetched
         read = self.read
@@ -209,10 +219,16 @@ class Bills:
         self._add("read", url, size_bytes, 1, client)
 
     def _add(
-        self, kind: ChargeKind, url: str, size_bytes: int, requests: int, client: Hashable
+        self,
+        kind: ChargeKind,
+        url: str,
+        size_bytes: int,
+        requests: int,
+        client: Hashable,
     ) -> None:
+        """Add to the bills of the node and, unless it is None, of a client."""
         cost = self.cost(url, size_bytes, requests)
-        for payer in {None, client}:  # the node, and the client if there is one
+        for payer in {None, client}:  # None stands for the node
             self._by_client[payer].add(kind, size_bytes, requests, cost)
 
     def forget(self, client: Hashable) -> None:
@@ -233,7 +249,7 @@ class Counters:
     tier_bytes: int = 0
     tier_requests: int = 0
     tier_failures: int = 0
-    past_tier_bytes: int = 0  # included in `origin_bytes`: of origins behind a tier
+    past_tier_bytes: int = 0  # of origins behind a tier; included in `origin_bytes`
     hits: int = 0
     hit_bytes: int = 0
     misses: int = 0

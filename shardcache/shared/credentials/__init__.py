@@ -1,1 +1,1 @@
-"""Credentials in the environment: which each session hands over, and which reach object stores."""
+"""Credentials in the environment: those that a session hands over, and others for object stores."""

@@ -1,6 +1,7 @@
 """AWS's keys in the environment, which a private daemon gets from each session.
 
-A program renews temporary ones by other values of the same variables. The standard library alone.
+A program renews temporary keys by other values of the same variables. Uses the standard library
+alone.
 """
 
 from collections.abc import Mapping
@@ -16,14 +17,14 @@ _TOKEN = "AWS_SESSION_TOKEN"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AwsKeys:
-    """Keys of a user, or temporary ones of a role; their `repr` shows none of them.
+    """Keys of a user, or temporary ones of a role; the `repr` shows no secret.
 
     Attributes:
         names: variables that have other values for other keys.
-        kind: stands for their values in the name of a daemon.
-        access_key: their id.
+        kind: stands for these values when a daemon's name is hashed.
+        access_key: id of the keys.
         secret: signs requests.
-        token: proves that temporary keys are valid; empty for a user's.
+        token: proves that temporary keys are valid; empty for a user's keys.
     """
 
     names: ClassVar[tuple[str, ...]] = (
@@ -45,9 +46,9 @@ class AwsKeys:
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
-        """Return the keys in an environment, or in a message with its names.
+        """Return the keys in an environment, or in a message with the same names.
 
-        None without any, and for keys that no request can have.
+        None without any, and for keys that no request can carry.
         """
         access_key = variables.get(_ACCESS_KEY) or ""
         secret = variables.get(_SECRET) or ""
@@ -67,7 +68,7 @@ class AwsKeys:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The keys by the names of their variables."""
+        """The keys by variable."""
         variables = {_ACCESS_KEY: self.access_key, _SECRET: self.secret}
         if self.token:
             variables[_TOKEN] = self.token

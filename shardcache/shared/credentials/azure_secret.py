@@ -1,6 +1,6 @@
 """Azure's secrets in the environment, which a private daemon gets from each session.
 
-The standard library alone.
+Uses the standard library alone.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from shardcache.shared.credentials.sendable import is_sendable
 
 _CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
-# In connection strings; all of their other fields say where the account is.
+# Secrets in connection strings; all of their other fields say where the account is.
 _SECRET_FIELDS = ("accountkey", "sharedaccesssignature")
 
 
@@ -18,11 +18,11 @@ _SECRET_FIELDS = ("accountkey", "sharedaccesssignature")
 class AzureSecret:
     """A connection string, an account key, a shared access signature, or a client secret.
 
-    An environment may have several; adlfs chooses among them. The `repr` shows none.
+    An environment may have several of these; adlfs chooses among them. The `repr` shows no secret.
 
     Attributes:
         names: variables that have other values for another secret.
-        values: by variable, in the order of `names`.
+        values: the variables that are set and their values, in the order of `names`.
     """
 
     names: ClassVar[tuple[str, ...]] = (
@@ -40,9 +40,9 @@ class AzureSecret:
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
-        """Return the secret in an environment, or in a message with its names.
+        """Return the secret in an environment, or in a message with the same names.
 
-        None without one, and for one that no request can have.
+        None without one, and for one that no request can carry.
         """
         values: list[tuple[str, str]] = []
         for name in cls.names:
@@ -55,12 +55,12 @@ class AzureSecret:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The secret by the names of its variables."""
+        """The secret by variable."""
         return dict(self.values)
 
     @property
     def kind(self) -> str:
-        """Their stand-in in the name of a daemon: which of them there are, and the account."""
+        """Stands for the values when a daemon's name is hashed: the variables, and the account."""
         facts = [name for name, _ in self.values]
         facts += _account(self.variables.get(_CONNECTION_STRING, ""))
         return f"secret of Azure: {';'.join(facts)}"
@@ -69,9 +69,11 @@ class AzureSecret:
 def _account(connection_string: str) -> list[str]:
     """Return the fields of a connection string that say where the account is."""
     fields = [field.strip() for field in connection_string.split(";")]
-    places = [field for field in fields if _name_of(field) not in _SECRET_FIELDS]
-    return sorted(filter(None, places))
+    public = [field for field in fields if _name_of(field) not in _SECRET_FIELDS]
+    return sorted(filter(None, public))
 
 
 def _name_of(field: str) -> str:
-    return field.partition("=")[0].strip().lower()
+    """Return the name in `Name=value`, in lower case."""
+    name, _, _ = field.partition("=")
+    return name.strip().lower()

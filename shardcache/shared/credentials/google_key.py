@@ -1,6 +1,6 @@
 """The key file of Google in the environment, which a private daemon gets from each session.
 
-The standard library alone.
+Uses the standard library alone.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Self
 
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _MAX_BYTES = 64 * 1024
-# Files of these types hold a secret. Those of others say where one comes from, so their path counts
-# as an endpoint does.
+# Key files of these types contain a secret. Those of others only say where to get one, so their
+# path is part of a daemon's identity, like an endpoint.
 _TYPES = ("service_account", "authorized_user")
 
 
@@ -23,7 +23,7 @@ class GoogleKey:
 
     Attributes:
         names: variables that have other values for another key.
-        kind: stands for their values in the name of a daemon.
+        kind: stands for these values when a daemon's name is hashed.
         text: the file's JSON.
     """
 
@@ -37,10 +37,11 @@ class GoogleKey:
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
-        """Return the key in an environment, or in a message with its name.
+        """Return the key in an environment, or in a message with the same name.
 
-        An environment names a file, which may be visible to its process alone, so a message has the
-        file's content. None without a key, and for a file that cannot be read. Blocks.
+        The variable of an environment names a file. Other processes may not see the file, so the
+        field of a message is its content. None without a key, and for a file that cannot be read.
+        Blocks.
         """
         value = variables.get(_FILE)
         if not isinstance(value, str):
@@ -49,14 +50,14 @@ class GoogleKey:
         if not value.startswith("{"):
             text = _content(value)
         with suppress(ValueError):
-            found = json.loads(text)
-            if isinstance(found, dict) and found.get("type") in _TYPES:
-                return cls(json.dumps(found, sort_keys=True))
+            fields = json.loads(text)
+            if isinstance(fields, dict) and fields.get("type") in _TYPES:
+                return cls(json.dumps(fields, sort_keys=True))
         return None
 
     @property
     def variables(self) -> dict[str, str]:
-        """The key by the name of its variable."""
+        """The key by variable."""
         return {_FILE: self.text}
 
     @property

@@ -1,6 +1,6 @@
 """Credentials in the environment that each session hands over to its user's private daemon.
 
-Their values do not name the daemon. The standard library alone.
+The name of the daemon's socket does not depend on their values. Uses the standard library alone.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,17 @@ def handed_over(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the credentials that a process with this environment hands over, by variable."""
     variables: dict[str, str] = {}
     for kind in KINDS:
-        found = kind.of(environment)
-        if found is not None:
-            variables |= found.variables
+        credentials = kind.of(environment)
+        if credentials is not None:
+            variables |= credentials.variables
     return variables
 
 
 def handed_kinds(environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of these credentials, with all variables that may differ between them."""
-    found = [kind.of(environment) for kind in KINDS]
-    return {each.kind: each.names for each in found if each is not None}
+    """Return the `kind` of each of these credentials, with all variables that may belong to it."""
+    names: dict[str, tuple[str, ...]] = {}
+    for kind in KINDS:
+        credentials = kind.of(environment)
+        if credentials is not None:
+            names[credentials.kind] = credentials.names
+    return names

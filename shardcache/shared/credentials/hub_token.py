@@ -1,6 +1,6 @@
 """The Hugging Face Hub's token in the environment, which a private daemon gets from each session.
 
-The standard library alone.
+Uses the standard library alone.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ class HubToken:
 
     Attributes:
         names: variables that have other values for another token.
-        kind: stands for their values in the name of a daemon.
-        value: as requests send it.
+        kind: stands for these values when a daemon's name is hashed.
+        value: the token, as requests send it.
     """
 
     names: ClassVar[tuple[str, ...]] = (_TOKEN, _OLDER_NAME)
@@ -35,10 +35,10 @@ class HubToken:
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> Self | None:
-        """Return the token in an environment, or in a message with its names.
+        """Return the token in an environment, or in a message with the same names.
 
-        None without one, for one that no request can have, and where the user has forbidden that
-        it is sent.
+        None without one, for one that no request can carry, and if the user has disabled that
+        tokens are sent.
         """
         if str(variables.get(_IS_NOT_SENT, "")).upper() in _TRUE:
             return None
@@ -46,9 +46,11 @@ class HubToken:
         if not isinstance(value, str):
             return None
         cleaned = value.replace("\r", "").replace("\n", "").strip()  # as huggingface_hub does
-        return cls(cleaned) if cleaned and is_sendable(cleaned) else None
+        if not cleaned or not is_sendable(cleaned):
+            return None
+        return cls(cleaned)
 
     @property
     def variables(self) -> dict[str, str]:
-        """The token by the name of its variable."""
+        """The token by variable."""
         return {_TOKEN: self.value}

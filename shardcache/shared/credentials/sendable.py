@@ -1,14 +1,15 @@
-"""Secrets that a request to an object store can have. The standard library alone."""
+"""Secrets that a request to an object store can carry. Uses the standard library alone."""
 
-# Of a temporary key's token, the longest there is, at most half; servers take no longer headers.
+# Servers accept no longer headers. The longest secret, the token of temporary keys, has at most
+# half as many characters.
 _MAX_CHARS = 8192
 
 
 def is_sendable(secret: str) -> bool:
-    """Return True if a header can have the secret.
+    """Return True if a header can carry the secret.
 
-    With any other, such as one that ends with a line break, each request fails before or after it
-    is sent, and its error does not say that the secret is the cause. So sessions of other secrets
-    must not be served with it.
+    Any other secret, such as one that ends with a line break, makes each request fail, before or
+    after it is sent, and the error does not name the cause. It must not be tried for the sessions
+    of others.
     """
     return secret.isascii() and secret.isprintable() and len(secret) <= _MAX_CHARS

@@ -1,4 +1,7 @@
-"""Environment variables by which a process reaches object stores. The standard library alone."""
+"""Environment variables by which a process reaches object stores.
+
+Uses the standard library alone.
+"""
 
 import re
 
@@ -21,7 +24,7 @@ _STORE_VARIABLES = re.compile(
     ),
     re.IGNORECASE,
 )
-# Of these, the ones that say which job a process belongs to, that only the client reads, or that
+# Exceptions: variables that say to which job a process belongs, that only the client reads, or that
 # are keys of models and other services.
 _OTHERS = re.compile(
     r"AWS_(?:BATCH|EXECUTION|LAMBDA|BEARER_TOKEN)_\w+|SHARDCACHE_(?:SOCKET|JOB|TUNE_MALLOC)"
@@ -30,7 +33,7 @@ _OTHERS = re.compile(
 
 
 def reaches_stores(variable: str) -> bool:
-    """Return True for a variable that decides which stores a process reaches, and as whom."""
+    """Return True for a variable that decides which stores a process reaches, or as which user."""
     if _OTHERS.fullmatch(variable):
         return False
     return _STORE_VARIABLES.fullmatch(variable) is not None

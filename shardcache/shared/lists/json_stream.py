@@ -1,4 +1,4 @@
-"""Parser of a JSON object that holds a part of its text at a time."""
+"""Incremental parser of a large JSON object, with a part of the text in memory at a time."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 _WINDOW_CHARS = 256 * 1024
-# Number of a list's values from which they are yielded.
+# Values of a list are collected up to this number before they are yielded.
 _MIN_ITEMS = 1_000
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
@@ -25,11 +25,11 @@ class JsonText:
         self._at = 0  # position in the window
         self._window = ""
         self._is_last = False  # True if the text ends with the window
-        self._was_tried = False  # True once `_values` has tried to read the window as a whole
+        self._was_tried = False  # True once `_objects` has tried to read all of this window
         self._slide()
 
     def begins(self, mark: str) -> bool:
-        """Return True if the rest of the text, after whitespace, begins with `mark`."""
+        """Return True if `mark` comes next, after whitespace."""
         self._skip()
         return self._window.startswith(mark, self._at)
 
@@ -44,33 +44,15 @@ class JsonText:
             raise self._error("unexpected text after the end")
 
     def items(self) -> Iterator[list[Any]]:
-        """Yield the values of a list, some at a time."""
-        some: list[Any] = []
+        """Yield the values of a list, about a thousand at a time."""
+        values: list[Any] = []
         for _ in self._list("[", "]"):
-            some += self._values() or [self.value()]
-            if len(some) >= _MIN_ITEMS:
-                yield some
-                some = []
-        if some:
-            yield some
-
-    def _values(self) -> list[Any]:
-        """Read all objects that the window holds as a whole; return none if it holds anything else.
-
-        This is much faster than to read them one by one.
-        """
-        stop = None
-        if self._is_last and "]" in self._window:
-            stop = self._window.rfind("]")  # of the list, most likely
-        end = self._window.rfind("}", self._at, stop) + 1
-        if self._was_tried or end <= self._at:
-            return []
-        self._was_tried = True
-        with suppress(ValueError, RecursionError):
-            values: list[Any] = json.loads(f"[{self._window[self._at : end]}]")
-            self._at = end
-            return values
-        return []
+            values += self._objects() or [self.value()]
+            if len(values) >= _MIN_ITEMS:
+                yield values
+                values = []
+        if values:
+            yield values
 
     def value(self) -> Any:
         """Read one value."""
@@ -88,20 +70,39 @@ class JsonText:
                 self._at = end
                 return value
 
-        # The value continues after the window: move that to the value's beginning.
+        # The value continues after the window: move the window to the value's beginning.
         if not self._at:
             reason = f"invalid JSON, or a value longer than {_WINDOW_CHARS:,} characters"
             raise self._error(reason, 0)
         self._slide()
         return self.value()
 
+    def _objects(self) -> list[Any]:
+        """Read all complete objects of the window together, up to its last brace.
+
+        Returns no values if there are others among them. This is much faster than to read them one
+        by one.
+        """
+        stop = None
+        if self._is_last and "]" in self._window:
+            stop = self._window.rfind("]")  # most likely the end of the list
+        end = self._window.rfind("}", self._at, stop) + 1
+        if self._was_tried or end <= self._at:
+            return []
+        self._was_tried = True
+        with suppress(ValueError, RecursionError):
+            values: list[Any] = json.loads(f"[{self._window[self._at : end]}]")
+            self._at = end
+            return values
+        return []
+
     def _slide(self) -> None:
         """Move the window so that it begins at the present position."""
-        rest = self._window[self._at :]
-        more = self._source.read(_WINDOW_CHARS - len(rest))
+        unread = self._window[self._at :]
+        more = self._source.read(_WINDOW_CHARS - len(unread))
         self._start += self._at
         self._at = 0
-        self._window = rest + more
+        self._window = unread + more
         self._was_tried = False
         self._is_last = len(self._window) < _WINDOW_CHARS
 
@@ -132,11 +133,13 @@ class JsonText:
             self._at = self._after_space()
 
     def _after_space(self) -> int:
+        """Return the position in the window after whitespace."""
         space = _SPACE.match(self._window, self._at)
         assert space is not None  # it also matches ""
         return space.end()
 
     def _error(self, reason: str, at: int | None = None) -> ValueError:
+        """Return the error for text at a position in the window, by default the present one."""
         if at is None:
             at = self._at
         return ValueError(f"{reason}, at character {self._start + at:,}")

@@ -18,8 +18,9 @@ from shardcache.errors import ProtocolError
 from shardcache.shared.protocol import MAX_MESSAGE_BYTES, ShardRef
 
 _HEAD = struct.Struct("<3Q")  # number of shards, bytes of their urls and of their versions
-_ROW_BYTES = 2 * 4 + 3 * 8  # of a packed shard, besides its texts
-_AT_ONCE = 1_000  # shards of which there are objects at the same time
+# Of a packed shard, besides its texts: their two lengths of 4 bytes, and three numbers of 8 bytes.
+_ROW_BYTES = 2 * 4 + 3 * 8
+_CHUNK_SHARDS = 1_000  # shards that exist as objects at the same time
 _PIECE_SHARDS = 20_000  # packed, they are far below the size of a request that the daemon accepts
 
 ShardColumns: TypeAlias = Sequence[Sequence[Any]]
@@ -58,14 +59,14 @@ class Texts:
         return texts
 
     @classmethod
-    def joined(cls, some: Sequence[Self]) -> Self:
+    def joined(cls, sequences: Sequence[Self]) -> Self:
         """Return the texts of several sequences, one after another."""
-        lengths = chain.from_iterable(each.lengths for each in some)
-        return cls.of(lengths, b"".join(each.text for each in some))
+        lengths = chain.from_iterable(texts.lengths for texts in sequences)
+        return cls.of(lengths, b"".join(texts.text for texts in sequences))
 
-    def cut(self, some: slice) -> "Texts":
-        """Return some of the texts."""
-        ends = self.ends[some.start : some.stop + 1]
+    def cut(self, span: slice) -> "Texts":
+        """Return the texts with the numbers of a slice, which has a start and a stop."""
+        ends = self.ends[span.start : span.stop + 1]
         first = ends[0]
         return Texts(array("Q", (end - first for end in ends)), self.text[first : ends[-1]])
 
@@ -109,11 +110,11 @@ class Shards(Sequence[ShardRef]):
         urls = _GrowingTexts()
         versions = _GrowingTexts()
         numbers = [array("q"), array("q"), array("q")]
-        for some_urls, some_versions, *counts in columns:
-            urls.extend(some_urls)
-            versions.extend(some_versions)
-            for column, some in zip(numbers, counts, strict=True):
-                column.extend(-1 if count is None else count for count in some)
+        for more_urls, more_versions, *more_numbers in columns:
+            urls.extend(more_urls)
+            versions.extend(more_versions)
+            for column, values in zip(numbers, more_numbers, strict=True):
+                column.extend(-1 if value is None else value for value in values)
         return cls(urls.texts(), versions.texts(), *numbers)
 
     @classmethod
@@ -137,7 +138,7 @@ class Shards(Sequence[ShardRef]):
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
-        number = range(len(self))[index]
+        number = range(len(self))[index]  # raises IndexError, and counts from the end if negative
         size_bytes = self.sizes[number]
         samples = self.samples[number]
         tokens = self.tokens[number]
@@ -168,7 +169,7 @@ class Shards(Sequence[ShardRef]):
 
     @cached_property
     def packed(self) -> bytes:
-        """The list as it travels: its columns, compressed. Blocks."""
+        """The list in the form that messages carry: its columns, compressed. Blocks."""
         packer = zlib.compressobj(1)  # the fastest level
         pieces = [packer.compress(column) for column in self._columns()]
         pieces.append(packer.flush())
@@ -177,13 +178,13 @@ class Shards(Sequence[ShardRef]):
     def pieces(self) -> Iterator["Shards"]:
         """Yield the list in pieces, each small enough for a request."""
         for first in range(0, max(1, len(self)), _PIECE_SHARDS):
-            some = slice(first, first + _PIECE_SHARDS)
+            span = slice(first, first + _PIECE_SHARDS)
             yield Shards(
-                self.urls.cut(some),
-                self.versions.cut(some),
-                self.sizes[some],
-                self.samples[some],
-                self.tokens[some],
+                self.urls.cut(span),
+                self.versions.cut(span),
+                self.sizes[span],
+                self.samples[span],
+                self.tokens[span],
             )
 
     @classmethod
@@ -192,32 +193,38 @@ class Shards(Sequence[ShardRef]):
 
         Raises ProtocolError. Blocks.
         """
-        unpacker = zlib.decompressobj()
-        rest = packed
-
-        def take(size_bytes: int) -> bytes:
-            nonlocal rest
-            if size_bytes == 0:  # which would mean without a limit
-                return b""
-            data = unpacker.decompress(rest, size_bytes)
-            rest = unpacker.unconsumed_tail
-            return data
-
+        unpacker = _Unpacker(packed)
         try:
-            count, urls_bytes, versions_bytes = _HEAD.unpack(take(_HEAD.size))
+            count, urls_bytes, versions_bytes = _HEAD.unpack(unpacker.take(_HEAD.size))
             if urls_bytes + versions_bytes + _ROW_BYTES * count > max_bytes:
                 raise ValueError("it is too large")
-            urls = Texts.of(array("I", take(4 * count)), take(urls_bytes))
-            versions = Texts.of(array("I", take(4 * count)), take(versions_bytes))
-            sizes = array("q", take(8 * count))
-            samples = array("q", take(8 * count))
-            tokens = array("q", take(8 * count))
+            urls = Texts.of(array("I", unpacker.take(4 * count)), unpacker.take(urls_bytes))
+            versions = Texts.of(array("I", unpacker.take(4 * count)), unpacker.take(versions_bytes))
+            sizes = array("q", unpacker.take(8 * count))
+            samples = array("q", unpacker.take(8 * count))
+            tokens = array("q", unpacker.take(8 * count))
             for column in (sizes, samples, tokens):
-                if len(column) != count or min(column, default=-2) < -1:
+                if not column or len(column) != count or min(column) < -1:
                     raise ValueError("it is empty or cut off, or has negative numbers")
         except (ValueError, struct.error, zlib.error) as exn:
             raise ProtocolError(f"not a list of shards: {exn}") from None
         return cls(urls, versions, sizes, samples, tokens)
+
+
+class _Unpacker:
+    """Decompresses a packed list, column by column."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._decompressor = zlib.decompressobj()
+        self._compressed = packed  # the part that is not decompressed yet
+
+    def take(self, size_bytes: int) -> bytes:
+        """Return the next bytes, fewer at the end. Raises zlib.error."""
+        if size_bytes == 0:  # to zlib, 0 means no limit
+            return b""
+        data = self._decompressor.decompress(self._compressed, size_bytes)
+        self._compressed = self._decompressor.unconsumed_tail
+        return data
 
 
 class _GrowingTexts:
@@ -227,9 +234,9 @@ class _GrowingTexts:
         self._ends = array("Q", [0])
         self._text = bytearray()
 
-    def extend(self, some: Sequence[str | None]) -> None:
+    def extend(self, texts: Sequence[str | None]) -> None:
         """Add texts; None is an empty one."""
-        encoded = [(each or "").encode() for each in some]
+        encoded = [(text or "").encode() for text in texts]
         ends = accumulate(map(len, encoded), initial=len(self._text))
         self._ends.extend(islice(ends, 1, None))
         self._text += b"".join(encoded)
@@ -241,9 +248,9 @@ class _GrowingTexts:
 
 def _columns_of(refs: Iterable[ShardRef]) -> Iterator[ShardColumns]:
     """Yield the columns of some shards after those of others."""
-    rest = iter(refs)
-    while some := list(islice(rest, _AT_ONCE)):
-        *columns, _is_file = zip(*some, strict=True)
+    remaining = iter(refs)
+    while chunk := list(islice(remaining, _CHUNK_SHARDS)):
+        *columns, _is_file = zip(*chunk, strict=True)
         yield columns
 
 
@@ -254,7 +261,7 @@ def _joined(columns: Sequence["array[int]"]) -> "array[int]":
 
 def digest(pieces: Iterable[bytes]) -> str:
     """Return 32 hexadecimal digits (BLAKE2b, RFC 7693) of pieces put end to end."""
-    found = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for piece in pieces:
-        found.update(piece)
-    return found.hexdigest()
+        hasher.update(piece)
+    return hasher.hexdigest()

@@ -1,11 +1,9 @@
-"""Reader and writer for index files in wids format.
-
-They list every shard of a dataset with its number of samples.
+"""Reader and writer of index files in wids format: every shard with its number of samples.
 
 The format is that of webdataset 0.2's `wids` package: `{"wids_version": 1, "shardlist": [{"url",
-"nsamples", "filesize"}, ...]}`, with urls absolute or relative to the file. Extra fields, which
-wids ignores: `etag` is the shard version in the object store that the numbers belong to, and
-`ntokens` the number of tokens in the shard, if it has any.
+"nsamples", "filesize"}, ...]}`, with urls absolute or relative to the file. There are two more
+fields, which wids ignores: `etag`, the shard's version in the object store to which the numbers
+belong, and `ntokens`, the number of tokens in the shard, if it has any.
 """
 
 import io
@@ -27,12 +25,15 @@ MAX_SHARDS = 2_000_000
 _COUNTS = ("filesize", "nsamples", "ntokens")
 _TYPES_OF_ETAGS = {str, type(None)}
 _MAX_COUNT = 2**63
+_SHOWN_CHARS = 100  # of a wrong row, in an error
 
 
 def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
-    """Return an index of completely known shards, one per line.
+    """Return an index, with one shard per line.
 
-    Urls are relative to that of a folder, if one is given.
+    Args:
+        shards: shards with all of their numbers known.
+        relative_to: url of a folder; urls below it are written relative to it.
     """
     rows = ",\n".join("  " + _row(shard, relative_to) for shard in shards)
     lines = (
@@ -48,6 +49,7 @@ def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
 
 
 def _row(shard: ShardRef, relative_to: str | None) -> str:
+    """Return a shard's row as JSON; arguments as of `write`."""
     url = shard.url
     if relative_to is not None:
         url = _relative(url, relative_to.rstrip("/") + "/")
@@ -63,6 +65,7 @@ def _row(shard: ShardRef, relative_to: str | None) -> str:
 
 
 def _relative(url: str, folder: str) -> str:
+    """Return a url relative to a folder's, which ends in "/"; unchanged if that is not possible."""
     path = url.removeprefix(folder)
     # Readers normalise relative urls, which would change a key that contains `//` or `./`.
     if path != posixpath.normpath(path) or path.startswith(("/", ".")):
@@ -71,7 +74,7 @@ def _relative(url: str, folder: str) -> str:
 
 
 def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
-    """Yield the shards of an index in its order, some at a time, with urls and etags unchanged.
+    """Yield the shards of an index in its order, many at a time, with urls and etags as written.
 
     Parsing the whole file at once would take up to thirty times its size in memory, and block the
     interpreter. Raises ValueError, with a reason, for a file that is not an index, that lists more
@@ -79,29 +82,29 @@ def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
     """
     source = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
     text = JsonText(source)
-    rows = None
+    count = None
     for name in text.members():
         if name == "shardlist" and text.begins("["):
-            rows = 0
-            for some in text.items():
-                rows += len(some)
-                if rows > max_shards:
+            count = 0
+            for rows in text.items():
+                count += len(rows)
+                if count > max_shards:
                     raise ValueError(f"it lists more than {max_shards:,} shards")
-                yield _columns(some)
+                yield _columns(rows)
             continue
         value = text.value()
         if name == "wids_version" and value != WIDS_VERSION:
             raise ValueError(f"it has wids_version {value!r}; only {WIDS_VERSION} is supported")
         if name == "datasets" and isinstance(value, list) and value:
             raise ValueError("it refers to further datasets, which is not supported")
-    if rows is None:
+    if count is None:
         raise ValueError('it has no "shardlist"')
 
 
 def _columns(rows: list[Any]) -> ShardColumns:
-    """Return the rows' columns.
+    """Return the rows' columns. Raises ValueError for a malformed row.
 
-    All rows are checked together; one by one, for the reason, only if any is at fault.
+    All rows are checked together. Only if that fails, each is checked, to find the reason.
     """
     if {*map(type, rows)} == {dict}:
         names = ("url", "etag", *_COUNTS)
@@ -113,6 +116,7 @@ def _columns(rows: list[Any]) -> ShardColumns:
 
 
 def _are_sound(columns: ShardColumns) -> bool:
+    """Return whether all rows are well-formed; the same rules as `_fault`, but faster."""
     urls, etags, *counts = columns
     if {*map(type, urls)} != {str} or not {*map(type, etags)} <= _TYPES_OF_ETAGS:
         return False
@@ -128,7 +132,7 @@ def _fault(row: Any) -> str:
     """Return what is wrong with a row; empty if nothing is."""
     url = row.get("url") if isinstance(row, dict) else None
     if type(url) is not str:
-        return f"a row has no url: {str(row)[:100]}"
+        return f"a row has no url: {str(row)[:_SHOWN_CHARS]}"
     etag = row.get("etag")
     if type(etag) not in _TYPES_OF_ETAGS:
         return f"etag of {url} is {etag!r}"

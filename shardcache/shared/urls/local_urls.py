@@ -1,4 +1,4 @@
-"""Local paths as urls that mean the same to the daemon."""
+"""Local paths as urls with the same meaning for the daemon, which has another working directory."""
 
 import os
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ def patterns_from_here(
 def from_here(url: str | os.PathLike[str]) -> str:
     """Make local paths and patterns, including `file:path`, absolute.
 
-    The daemon has a different working directory. A folder gets a trailing slash, which stands for
-    all shards below it. Other urls are returned unchanged.
+    A folder gets a trailing slash, which stands for all shards below it. Other urls are returned
+    unchanged.
     """
     text = os.fspath(url)
     if not text or "://" in text or text.startswith("pipe:"):
@@ -32,15 +32,15 @@ def from_here(url: str | os.PathLike[str]) -> str:
 
 def _absolute(path: str) -> str:
     """Return a relative path or pattern as an absolute one; it may be too long for a path."""
-    # Only `.` and `..` at its beginning are resolved, as the rest may be a pattern.
+    # Only `.` and `..` at its beginning are resolved, as what follows may be a pattern.
     folder = os.getcwd()  # noqa: PTH109
     while True:
-        head, _, rest = path.partition("/")
-        if head == "..":
+        first, _, remaining = path.partition("/")
+        if first == "..":
             folder = os.path.dirname(folder)  # noqa: PTH120
-        elif head != ".":
+        elif first != ".":
             return os.path.join(folder, path)  # noqa: PTH118
-        path = rest
+        path = remaining
 
 
 def local_path(url: str) -> str | None:

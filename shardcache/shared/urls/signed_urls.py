@@ -1,4 +1,4 @@
-"""Signed urls of web servers: their parameters, without which urls name one and the same object.
+"""Signed urls of web servers; those that differ only in these parameters name the same object.
 
 ======================  ====================================================================
 signed by               parameters
@@ -11,7 +11,7 @@ Google, version 2       `GoogleAccessId`, `Signature`, `Expires`
 Azure (SAS)             `sv`, `sig`, `se`, `sp`, `sr` and the other fields of a token
 ======================  ====================================================================
 
-Whoever has such a url may read the object until it expires. The standard library alone.
+Anyone who has such a url may read the object until it expires. Uses the standard library alone.
 """
 
 import re
@@ -26,8 +26,8 @@ class _Signing(NamedTuple):
 
     Attributes:
         marks: parameters that every url signed this way has.
-        prefix: of the names of all its parameters; empty if they have none in common.
-        others: its parameters that do not begin so.
+        prefix: beginning of the names of its parameters; empty if they have none in common.
+        others: its other parameters, without that prefix.
     """
 
     marks: frozenset[str]
@@ -35,14 +35,14 @@ class _Signing(NamedTuple):
     others: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
-        """Return whether a parameter is of the signature."""
+        """Return whether a parameter belongs to the signature."""
         if name in self.marks or name in self.others:
             return True
         return bool(self.prefix) and name.startswith(self.prefix)
 
 
 # Fields of a SAS token besides its version and signature.
-_OF_SAS = frozenset(
+_SAS_FIELDS = frozenset(
     {
         "se",
         "sp",
@@ -78,10 +78,10 @@ _SIGNINGS = (
         others=frozenset({"expires", "policy", "hash-algorithm"}),
     ),
     _Signing(frozenset({"googleaccessid", "signature", "expires"})),
-    _Signing(frozenset({"sv", "sig"}), others=_OF_SAS),
+    _Signing(frozenset({"sv", "sig"}), others=_SAS_FIELDS),
 )
 _WEB = re.compile(r"https?://", re.IGNORECASE)
-_BASIC_DATE = "%Y%m%dT%H%M%SZ"
+_BASIC_DATE = "%Y%m%dT%H%M%SZ"  # ISO 8601's basic format
 
 
 class _SignedUrl(NamedTuple):
@@ -103,19 +103,19 @@ def is_signed(url: str) -> bool:
 
 def without_signature(url: str) -> str:
     """Return a url without the parameters of its signature; one that is not signed, unchanged."""
-    found = _parsed(url)
-    return url if found is None else found.object_url
+    parsed = _parsed(url)
+    return url if parsed is None else parsed.object_url
 
 
 def expiry_s(url: str) -> float | None:
-    """Return when a signed url expires, in seconds since the Unix epoch; None if it does not say.
+    """Return the time at which a signed url expires, in seconds since the Unix epoch.
 
-    A policy of CloudFront is not read.
+    None if it does not state it. A policy of CloudFront is not read.
     """
-    found = _parsed(url)
-    if found is None:
+    parsed = _parsed(url)
+    if parsed is None:
         return None
-    fields = found.signature
+    fields = parsed.signature
     try:
         for prefix in ("x-amz-", "x-goog-"):
             if f"{prefix}date" in fields:
@@ -130,7 +130,7 @@ def expiry_s(url: str) -> float | None:
                 until = until.replace(tzinfo=UTC)
             return until.timestamp()
     except (KeyError, ValueError, OverflowError):
-        pass  # it is up to the store to refuse it
+        pass  # an invalid field: the store will refuse the url
     return None
 
 
@@ -140,7 +140,7 @@ def _parsed(url: str) -> _SignedUrl | None:
     if not mark or not _WEB.match(url):  # of millions of urls, few have a query
         return None
     query, hash_mark, fragment = query.partition("#")
-    parameters = [(text, _name(text)) for text in query.split("&")]
+    parameters = [(text, _name_in(text)) for text in query.split("&")]
     names = {name for _, name in parameters}
     signing = next((each for each in _SIGNINGS if each.marks <= names), None)
     if signing is None:
@@ -148,15 +148,17 @@ def _parsed(url: str) -> _SignedUrl | None:
     kept = "&".join(text for text, name in parameters if not signing.has(name))
     kept_query = f"?{kept}" if kept else ""
     object_url = path + kept_query + hash_mark + fragment
-    signature = {name: _value(text) for text, name in parameters if signing.has(name)}
+    signature = {name: _value_in(text) for text, name in parameters if signing.has(name)}
     return _SignedUrl(object_url, signature)
 
 
-def _name(parameter: str) -> str:
+def _name_in(parameter: str) -> str:
+    """Return the name in `name=value`, decoded and in lower case."""
     name, _, _ = parameter.partition("=")
     return unquote(name).lower()
 
 
-def _value(parameter: str) -> str:
+def _value_in(parameter: str) -> str:
+    """Return the value in `name=value`, decoded."""
     _, _, value = parameter.partition("=")
     return unquote(value)

@@ -1,4 +1,4 @@
-"""Names of objects: their suffixes tell shards, with format and compression, and index files.
+"""Names of objects: their suffixes state whether they are shards, of which format, or index files.
 
 Lists of shards that other programs write are index files, too.
 
@@ -39,11 +39,14 @@ def path_of(url: str) -> str:
 
 
 def version_in(url: str) -> tuple[str, str]:
-    """Return a url of S3 without `?versionId=ID`, and this id; any other url, and no id."""
-    found = _VERSIONED.fullmatch(url) if "?" in url else None  # of millions of urls, few have any
-    if found is None:
+    """Return a url of S3 without `?versionId=ID`, and this id; any other url, and an empty id."""
+    if "?" not in url:  # as nearly all of millions of urls
         return url, ""
-    return found[1], found[2]
+    match = _VERSIONED.fullmatch(url)
+    if match is None:
+        return url, ""
+    path, version = match.groups()
+    return path, version
 
 
 def is_shard(url: str) -> bool:
@@ -53,8 +56,7 @@ def is_shard(url: str) -> bool:
 
 def is_tar(url: str) -> bool:
     """Return whether an object has a tar's name, plain or compressed."""
-    found = table.suffix_of(path_of(url))
-    return found is not None and found[1] is TAR
+    return _named_format(url) is TAR
 
 
 def is_tar_or_unnamed(url: str) -> bool:
@@ -65,20 +67,29 @@ def is_tar_or_unnamed(url: str) -> bool:
 def is_shard_or_file(url: str) -> bool:
     """Return whether an object counts as a shard where both shards and files are wanted.
 
-    An object whose format other programs read as often counts as a file there.
+    An object in a format that other programs read as often counts as a file there.
     """
-    found = table.suffix_of(path_of(url))
-    return found is not None and not found[1].is_often_a_file
+    format_ = _named_format(url)
+    return format_ is not None and not format_.is_often_a_file
 
 
 def may_be_a_file(url: str) -> bool:
     """Return whether objects of a url's format are read by other programs as often as by datasets.
 
     Args:
-        url: or a pattern.
+        url: a url or a pattern.
     """
-    found = table.suffix_of(path_of(url))
-    return found is not None and found[1].is_often_a_file
+    format_ = _named_format(url)
+    return format_ is not None and format_.is_often_a_file
+
+
+def _named_format(url: str) -> Format | None:
+    """Return the format that an object's suffix names; None if it is not a shard's."""
+    named = table.suffix_of(path_of(url))
+    if named is None:
+        return None
+    _suffix, format_ = named
+    return format_
 
 
 def format_of(url: str) -> Format:
@@ -87,7 +98,7 @@ def format_of(url: str) -> Format:
 
 
 def split_of(index: str) -> tuple[str, str | None]:
-    """Return the url of an index file, and the split that is named behind it, as in `#train`."""
+    """Return the url of an index file, and the split that follows it, as in `#train`, or None."""
     index, _ = key_split_in(index)
     url, mark, split = index.rpartition("#")
     if mark and "/" not in split and path_of(url).lower().endswith(_LISTS):
@@ -121,28 +132,29 @@ def compression_of(url: str) -> str | None:
 
 def is_stored_as_is(url: str) -> bool:
     """Return whether the cached file of a shard always has the object's own bytes."""
-    found = table.suffix_of(path_of(url))
-    if found is None:
+    named = table.suffix_of(path_of(url))
+    if named is None:
         return True
-    suffix, format_ = found
-    return format_.suffixes[suffix] is None and not format_.repacks
+    suffix, format_ = named
+    is_compressed = format_.suffixes[suffix] is not None
+    return not is_compressed and not format_.repacks
 
 
 def plain_name(name: str) -> str:
     """Return the name of a compressed shard without its compression, others unchanged."""
-    found = table.suffix_of(name)
-    if found is None:
+    named = table.suffix_of(name)
+    if named is None:
         return name
-    suffix, format_ = found
-    if format_.suffixes[suffix] is None:
+    suffix, format_ = named
+    if format_.suffixes[suffix] is None:  # not compressed
         return name
     return name[: -len(suffix)] + table.plain_suffix(format_)
 
 
 def beside_index(index: str, suffix: str) -> str:
-    """Return the url of the file that has another suffix in place of an index file's.
+    """Return an index file's url with another suffix, that of a file beside it.
 
-    A query stays. The version of an object in S3 does not: another object has none of that id.
+    A query is kept. The version of an object in S3 is not: another object has no such version.
     """
     file, _ = split_of(index)
     file, _ = version_in(file)
