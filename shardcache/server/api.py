@@ -21,7 +21,7 @@ from shardcache.tarindex.contents import TokenMember
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Send = Callable[[Json], Awaitable[None]]
 
-# HTTP statuses by class of error: the first row that fits counts. Other errors are the origin's.
+# HTTP statuses by class of error; the first row that fits is used. Other errors are the origin's.
 _STATUS: dict[type[ShardcacheError], int] = {
     errors.NotFoundError: 404,
     errors.AccessDeniedError: 403,
@@ -33,7 +33,7 @@ _STATUS: dict[type[ShardcacheError], int] = {
     errors.CacheError: 507,
 }
 _STATUS_OF_ORIGIN_ERRORS = 502
-# A body that takes longer is refused: its client would hold the connection for nothing.
+# A request with a slower body is refused: its client would occupy a connection.
 _BODY_S = 10.0
 
 log = structlog.get_logger()
@@ -57,13 +57,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return answer
     except ConnectionError:
         return web.Response()  # the client disconnected midway and receives no response
-    except OSError as exn:  # the process's own: it has run out of descriptors, say
+    except OSError as exn:  # of this process, as when it has run out of descriptors
         exhausted = errors.ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})")
         return _failure(exhausted, 503)
     except web.HTTPException:
         raise
-    except Exception as exn:  # a top-level guard, as of sessions: the client is told what happened
-        if request.writer.output_size:  # a stream is under way, which can only be cut off
+    except Exception as exn:  # a top-level guard, as in sessions: the client gets the error
+        if request.writer.output_size:  # a response has begun, which can only be cut off
             raise
         log.exception("unexpected error in a request", path=request.path)
         return _failure(errors.internal_error(exn), 500)
@@ -98,8 +98,8 @@ async def status(request: web.Request) -> web.Response:
 async def shards(request: web.Request) -> web.StreamResponse:
     """Stream the cached shards whose url starts with `prefix`, one per line."""
     prefix = request.query.get("prefix", "")
-    found = request.app[SERVICE].cache.shards(prefix, peer_of(request))
-    return await _stream_all(request, found)
+    cached = request.app[SERVICE].cache.shards(prefix, peer_of(request))
+    return await _stream_all(request, cached)
 
 
 @routes.get("/v1/pins")
@@ -165,7 +165,7 @@ routes.post("/v1/unpin")(partial(_with_answer, do=Cache.unpin))
 
 
 async def no_endpoint(request: web.Request) -> web.StreamResponse:
-    """Answer requests for S3 keys if the daemon has no S3 endpoint: with an error."""
+    """Answer requests for S3 keys, by an error, if the daemon has no S3 endpoint."""
     raise errors.ConfigError(
         "the daemon has no S3 endpoint",
         remedy="start it with --s3 127.0.0.1:9099",
@@ -173,6 +173,8 @@ async def no_endpoint(request: web.Request) -> web.StreamResponse:
 
 
 async def _stream_all(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
+    """Stream all events of an iterator; see `_stream`."""
+
     async def run(send: Send) -> None:
         async for event in events:
             await send(event)
@@ -217,10 +219,14 @@ async def _urls(request: web.Request) -> list[str]:
 
 
 async def _body(request: web.Request) -> Json:
+    """Return the request's body, a JSON object, and keep the credentials that it hands over.
+
+    Raises ProtocolError.
+    """
     try:
         async with asyncio.timeout(_BODY_S):
             body = parse(await request.read())
-    except TimeoutError:  # a connection that its client holds for nothing
+    except TimeoutError:
         raise errors.ProtocolError(
             f"the request's body did not arrive within {_BODY_S:g} s",
         ) from None

@@ -35,8 +35,14 @@ async def serving(
 ) -> AsyncIterator[Drain]:
     """Serve on Unix sockets, over TCP by the listener, and S3 clients, until the block exits.
 
-    `limits` returns those of the sockets. Yields the Drain, which lets requests in progress finish;
-    after that, the socket still answers health and status.
+    Yields the Drain, which lets requests in progress finish; after that, the Unix sockets still
+    answer health and status.
+
+    Args:
+        socks: listening Unix sockets.
+        limits: returns the limits of these sockets.
+        listener: the sockets for read-only status over TCP.
+        s3: options of the S3 endpoint.
     """
     service = Service(cache, limits, s3.address)
     async with (
@@ -52,11 +58,11 @@ async def _serving_s3(
     drain: Drain,
     options: S3Options,
 ) -> AsyncIterator[api.Handler]:
-    """Serve S3 clients, if there are to be any; yields what answers those who ask for keys."""
+    """Serve S3 clients if there is an endpoint; yield the handler of requests for keys."""
     if not options.sockets:
         yield api.no_endpoint
         return
-    # Imported with an endpoint alone: a private daemon, whose reader waits for it, has none.
+    # Not imported without an endpoint: a private daemon has none, and a reader waits for its start.
     from shardcache.server.s3.serving import serving_s3
 
     async with serving_s3(cache, drain, options) as credentials:
@@ -70,19 +76,24 @@ async def _serving_sockets(
     listener: Listener,
     credentials: api.Handler,
 ) -> AsyncIterator[None]:
+    """Serve on Unix sockets and over TCP, until the block exits.
+
+    Args:
+        credentials: handler of requests for keys of the S3 endpoint.
+    """
     app = _application(service, listener.token_hash)
     app.router.add_post("/v1/credentials", credentials)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     assert runner.server is not None
-    locally = Acceptor(runner.server, service.limits)
-    over_tcp = Acceptor(runner.server, lambda: TCP_LIMITS)
+    unix_acceptor = Acceptor(runner.server, service.limits)
+    tcp_acceptor = Acceptor(runner.server, lambda: TCP_LIMITS)
     try:
         with ExitStack() as accepting:
             for sock in socks:
-                accepting.enter_context(locally.accepting(sock))
-            for tcp_sock in listener.sockets:
-                accepting.enter_context(over_tcp.accepting(tcp_sock))
+                accepting.enter_context(unix_acceptor.accepting(sock))
+            for sock in listener.sockets:
+                accepting.enter_context(tcp_acceptor.accepting(sock))
             yield
     finally:
         await runner.cleanup()
@@ -98,11 +109,12 @@ def _application(service: Service, token_hash: bytes | None) -> web.Application:
     app.router.add_get("/metrics", _metrics)
     app.router.add_get(SESSION_PATH, handle_session)
     dashboard.add_to(app)
-    app.cleanup_ctx.append(_measuring)
+    app.cleanup_ctx.append(_measuring_loop_lag)
     return app
 
 
-async def _measuring(app: web.Application) -> AsyncIterator[None]:
+async def _measuring_loop_lag(app: web.Application) -> AsyncIterator[None]:
+    """Measure the event loop's lag while the application runs."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(app[SERVICE].loop_lag.run(), name="loop lag")
         yield
@@ -110,7 +122,7 @@ async def _measuring(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    # Imported by the first scrape: 25 ms, which a daemon that nobody scrapes need not spend.
+    # Imported by the first scrape: it takes 25 ms, and not every daemon is scraped.
     from shardcache.server.metrics.prometheus import metrics
 
     return await metrics(request)
@@ -123,9 +135,12 @@ async def _admit(request: web.Request, handler: api.Handler) -> web.StreamRespon
     Sessions log themselves.
     """
     service = request.app[SERVICE]
-    if request.method != "GET":
-        service.audit.note("request", peer_of(request).uid, what=request.path.rpartition("/")[2])
-    elif "Upgrade" not in request.headers:
+    is_change = request.method != "GET"
+    is_session = "Upgrade" in request.headers
+    if is_change:
+        _, _, name = request.path.rpartition("/")
+        service.audit.note("request", peer_of(request).uid, what=name)
+    if not is_change and not is_session:
         return await handler(request)
-    with service.drain.errand():
+    with service.drain.running_request():
         return await handler(request)

@@ -12,18 +12,19 @@ log = structlog.get_logger()
 Place = tuple[int | None, int | None]
 """A reader of a job: its rank and its number among the rank's workers."""
 
-# Epochs remembered, of all jobs together, and readers of each: clients choose both freely.
+# Limits on the epochs that are remembered, of all jobs together, and on the readers of each:
+# clients may name any number.
 _MAX_EPOCHS = 256
 _MAX_READERS = 1024
-# Lines per user and period; further events are only counted.
-_LINES = 120
+# Maximum lines per user and period; further events are only counted.
+_MAX_LINES = 120
 _PERIOD_S = 60.0
 
 
 class Audit:
     """Writes the audit lines, each with a user's id.
 
-    Their rate is limited per user: nobody can fill the node's disk by requests.
+    Their rate is limited per user, so that requests cannot fill the node's disk.
     """
 
     def __init__(self) -> None:
@@ -40,13 +41,8 @@ class Audit:
             self._lines.clear()
 
         self._lines[uid] += 1
-        if self._lines[uid] <= _LINES:
+        if self._lines[uid] <= _MAX_LINES:
             log.info(event, uid=uid, **fields)
-
-    def _log_suppressed(self) -> None:
-        for uid, lines in self._lines.items():
-            if lines > _LINES:
-                log.info("audit lines suppressed", uid=uid, events=lines - _LINES)
 
     def plan(self, job: JobKey, epoch: int | None, reader: Place, **fields: object) -> None:
         """Log the first plan of a job's epoch.
@@ -62,6 +58,13 @@ class Audit:
         is_new_pass = not readers or reader in readers
         if is_new_pass:
             readers.clear()
-            self.note("session started", job[1], epoch=epoch, **fields)
+            _, uid = job
+            self.note("session started", uid, epoch=epoch, **fields)
         if len(readers) < _MAX_READERS:
             readers.add(reader)
+
+    def _log_suppressed(self) -> None:
+        """Log the number of events beyond the limit in the period that has ended."""
+        for uid, lines in self._lines.items():
+            if lines > _MAX_LINES:
+                log.info("audit lines suppressed", uid=uid, events=lines - _MAX_LINES)

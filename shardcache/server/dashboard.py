@@ -20,8 +20,8 @@ PAGE = "index.html"
 STATIC_PATH = "/dashboard/static/"
 LIVE_PATH = "/dashboard/live"
 
-# A page from anywhere may send its reader's browser to an address on this node: these headers keep
-# it from showing the dashboard inside itself, or using its files.
+# Any web site can have a browser load addresses on this node. These headers keep it from showing
+# the dashboard inside a page of its own, and from using the dashboard's files.
 BROWSER_HEADERS = {
     "Content-Security-Policy": "; ".join(
         (
@@ -39,9 +39,10 @@ _LIVE_HEADERS = BROWSER_HEADERS | {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-store",
 }
+_YEAR_S = 365 * 24 * 3600
 _EVENT_INTERVAL_S = 1.0
-# A TCP connection is cut off after a minute: so a stream ends before, between two events, and the
-# page begins another.
+# A TCP connection is cut off after a minute. A stream ends earlier, between two events, and the
+# page then requests another one.
 _STREAM_LIMIT_S = 45.0
 
 
@@ -77,9 +78,10 @@ class PageFiles:
         is_static = name in self._contents and name != PAGE
         if not is_static or request.match_info["version"] != self.version:
             raise web.HTTPNotFound
-        return self._answer(request, name, "public, max-age=31536000, immutable")
+        return self._answer(request, name, f"public, max-age={_YEAR_S}, immutable")
 
     def _answer(self, request: web.Request, name: str, cache_control: str) -> web.Response:
+        """Return a file, or status 304 if the browser has cached this version of it."""
         headers = BROWSER_HEADERS | {"Cache-Control": cache_control, "ETag": f'"{self.version}"'}
         cached_tags = request.if_none_match or ()
         if any(tag.value == self.version for tag in cached_tags):
@@ -94,6 +96,7 @@ class PageFiles:
 
 
 def _version_of(contents: dict[str, bytes]) -> str:
+    """Return the hash of all files, by their names."""
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(contents):
         digest.update(name.encode())
@@ -116,7 +119,7 @@ class _Texts:
 
 
 class LiveTexts:
-    """The page's contents as JSON text, made once a refresh for all open pages of a user."""
+    """The page's contents as JSON text, made once per refresh for all open pages of a user."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -125,17 +128,17 @@ class LiveTexts:
 
     async def moment(self, peer: Peer) -> str:
         """Return the daemon's current state, at most a second old."""
-        await self._view.refresh()
+        await self._view.refresh()  # unless another page's stream has just done so
         if self._latest.refresh != self._view.refreshes:
             self._latest = _Texts(self._view.refreshes)
         texts = self._latest.by_peer
         if peer not in texts:
             outlook = self._view.outlook(self._service.cache.visible_to(peer))
-            texts[peer] = _compact(self._service.status(peer) | outlook)
+            texts[peer] = _compact_json(self._service.status(peer) | outlook)
         return texts[peer]
 
 
-def _compact(value: object) -> str:
+def _compact_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 

@@ -20,7 +20,7 @@ class Outbox:
 
     Args:
         socket: the client's connection.
-        bundles: whether the client accepts messages of type `bundle`.
+        bundles: True if the client accepts messages of type `bundle`.
 
     Attributes:
         is_gone: True once the client has disconnected.
@@ -47,24 +47,26 @@ class Outbox:
             if self._bundles:
                 await asyncio.sleep(0)  # other requests of this turn add their answers
             while self._waiting:
-                together = self._waiting
+                waiting = self._waiting
                 self._waiting = []
-                await self._send_all(together)
+                await self._send_all(waiting)
 
     async def _send_all(self, answers: Sequence[Json]) -> None:
+        """Send answers, in a bundle if there are several and the client accepts one."""
         if len(answers) == 1 or not self._bundles:
             for answer in answers:
                 await self._send(answer)
             return
         # Answers with packed bytes are binary messages, each by itself.
-        together = [each for each in answers if "packed" not in each]
-        if together:
-            await self._send({"type": "bundle", "messages": together})
+        bundled = [answer for answer in answers if "packed" not in answer]
+        if bundled:
+            await self._send({"type": "bundle", "messages": bundled})
         for answer in answers:
             if "packed" in answer:
                 await self._send(answer)
 
     async def _send(self, message: Json) -> None:
+        """Send one message, unless the client has disconnected."""
         if self.is_gone or self._socket.closed:
             return
         try:

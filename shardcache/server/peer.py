@@ -14,7 +14,7 @@ _GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups
 _SO_PEERGROUPS = getattr(socket, "SO_PEERGROUPS", 59)
 
 PEER = "shardcache.peer"
-"""Key under which a request has its user, if another check than the kernel's has identified it."""
+"""Key of a request's user, if the user was not identified by the kernel."""
 
 
 def peer_of(request: web.Request) -> Peer:
@@ -39,6 +39,7 @@ def socket_of(request: web.Request) -> socket.socket:
 
 
 def _groups(sock: socket.socket) -> tuple[int, ...]:
+    """Return the supplementary groups of the process at the other end of a Unix socket."""
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
     except OSError:

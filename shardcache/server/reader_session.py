@@ -30,15 +30,8 @@ _MAX_AT_ONCE = 32
 _MAX_AWAITED = 8192
 # Parsing a longer message blocks the event loop noticeably: such messages take turns.
 _LONG_CHARS = 16 * 1024
-# After so long without a list of shards that a reader was to send, another may send it.
+# A reader waits this long for another one to send a list of shards; then it is to send it itself.
 _SENDING_S = 10.0
-
-
-def _range_in(message: Json) -> tuple[int, int] | None:
-    """Return start and end of the range that a reader wants."""
-    if "start" not in message or "beyond" not in message:
-        return None
-    return message["start"], message["beyond"] + 1
 
 
 class ReaderSession:
@@ -66,8 +59,8 @@ class ReaderSession:
         self._epoch: int | None = None  # the latest plan's
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
-        # Holds the turn in which this reader, and no other of its user, sends a list.
-        self._turn = AsyncExitStack()
+        # Holds a list's lock while this reader, and no other of its user, is to send the list.
+        self._list_lock = AsyncExitStack()
         self._running: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup
         self._resolving_id = 0  # id of the latest `resolve`
@@ -77,7 +70,7 @@ class ReaderSession:
 
     async def run(self) -> None:
         """Handle messages until the connection ends; requests still waiting are cancelled."""
-        async with self._turn, asyncio.TaskGroup() as self._tasks:
+        async with self._list_lock, asyncio.TaskGroup() as self._tasks:
             async for text in self._texts():
                 # Backpressure: a client with too many unanswered requests is not read any further.
                 await self._slots.acquire()
@@ -90,11 +83,13 @@ class ReaderSession:
                 task.cancel()
 
     def _start(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Handle a message in a task, which is cancelled when the connection ends."""
         task = self._tasks.create_task(handling)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     async def _texts(self) -> AsyncIterator[str | bytes]:
+        """Yield messages as they arrive, until the connection ends."""
         with suppress(ConnectionError):  # the reader disconnected between its ping and our pong
             async for message in self._socket:
                 if self._outbox.is_gone:
@@ -119,7 +114,7 @@ class ReaderSession:
             self._slots.release()
 
     async def _handle_bundle(self, messages: Sequence[Json]) -> None:
-        """Answer together what takes no waiting, and every other message as if sent by itself."""
+        """Grant cached ranges in one answer; handle other messages as if each was sent alone."""
         granted: list[Json] = []
         for message in messages:
             if message.get("type") in ("need", "release"):
@@ -134,10 +129,12 @@ class ReaderSession:
             await self._outbox.send(granted)
 
     async def _handle_in_slot(self, message: Json) -> None:
+        """Answer a message of a bundle once it has a slot: `run` has taken one for them all."""
         async with self._slots:
             await self._handle_one(message)
 
     async def _handle_one(self, message: Json) -> None:
+        """Answer one message; an exception becomes an error as the answer."""
         request_id: int | None = None
         try:
             request = REQUESTS.get(str(message.get("type")), protocol.UNKNOWN)
@@ -163,6 +160,7 @@ class ReaderSession:
         return await self._answer(message, request_id)
 
     async def _answer(self, message: Json, request_id: int) -> Json | None:
+        """Return the answer to a checked message; None if this kind of message gets none."""
         match message.get("type"):
             case "resolve":
                 async with self._resolving:  # one at a time: each may be millions of shards
@@ -193,12 +191,17 @@ class ReaderSession:
         self._resolving_id = request_id
         self._resolving_urls = urls
         with self._reader.waiting_for_listing(urls):
-            manifests = self._cache.manifests
-            found = await manifests.resolve(urls, self._peer, wanted=wanted, max_age_s=max_age_s)
+            manifest = await self._cache.manifests.resolve(
+                urls,
+                self._peer,
+                wanted=wanted,
+                max_age_s=max_age_s,
+            )
         return {
             "type": "manifest",
-            "remembered": found.remembered,
-            "packed": await asyncio.to_thread(lambda: found.shards.packed),
+            "remembered": manifest.remembered,
+            # In a thread: this compresses the list.
+            "packed": await asyncio.to_thread(lambda: manifest.shards.packed),
         }
 
     # Plans
@@ -206,8 +209,8 @@ class ReaderSession:
     async def _take_list(self, fingerprint: str, packed: bytes | None) -> bool:
         """Take a list of shards, if it is sent along; return whether it is known now.
 
-        If not, this reader is to send it. Meanwhile, other readers of its user that need the same
-        list wait for it, until this one has sent it or disconnects.
+        If it is not, this reader is to send it. Other readers of the same user that need the list
+        wait until this one has sent it or disconnects.
 
         Args:
             fingerprint: the list's.
@@ -215,19 +218,20 @@ class ReaderSession:
         """
         manifests = self._cache.manifests
         if packed is None:
-            await self._turn.aclose()
+            await self._list_lock.aclose()
+            lock = manifests.sending_lock(fingerprint, self._peer)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SENDING_S):
-                    lock = manifests.sending_lock(fingerprint, self._peer)
-                    await self._turn.enter_async_context(lock)
+                    await self._list_lock.enter_async_context(lock)
             if await manifests.known([fingerprint], self._peer) is None:
                 return False
-        async with self._turn:
+        async with self._list_lock:  # released at the end
             if packed is not None:
                 await manifests.admit(packed, self._peer)
         return True
 
     async def _plan(self, message: Json, *, new: bool) -> Json:
+        """Declare a new plan, or extend the present one."""
         reader = self._reader
         if not new and reader.listing is None:
             raise ProtocolError("'extend' without a plan to extend")
@@ -240,7 +244,7 @@ class ReaderSession:
             return {"type": "unknown"}
         order = message["order"]
         count = len(listing.shards)
-        await self._cache.turns.take(order, lambda some: protocol.check_indices(some, count))
+        await self._cache.turns.take(order, lambda piece: protocol.check_indices(piece, count))
         if new:
             reader.declare(listing, message["reads"])
             self._note_epoch(message.get("epoch"))
@@ -292,10 +296,11 @@ class ReaderSession:
                 latest=message.get("latest", False),
                 needed=message.get("needed", False),
             )
-            names = await self._names(lease) if message.get("named") else {}
-            return self._granted(lease, message) | names
+            named_path = await self._named_path(lease) if message.get("named") else {}
+            return self._granted(lease, message) | named_path
 
     async def _more(self, request_id: int, message: Json) -> Json:
+        """Grant a lease on an arriving shard again, once more of its bytes can be read."""
         number = message["lease"]
         async with self._waiting(request_id, self._reader.position(number)):
             lease = await self._reader.more(number, message["beyond"])
@@ -324,8 +329,8 @@ class ReaderSession:
             del self._awaited[request_id]
             await self._slots.acquire()
 
-    async def _names(self, lease: Lease) -> Json:
-        """Return the path of a cached shard that ends with its object's name."""
+    async def _named_path(self, lease: Lease) -> Json:
+        """Return the field with a cached shard's path that ends with its object's name."""
         if lease.shard is None or lease.shard.facts is None:
             return {}
         return {"named_path": str(await self._cache.named_path(lease.shard, lease.shard.facts))}
@@ -337,28 +342,34 @@ class ReaderSession:
         if damaged:
             answer["damaged"] = damaged
         if lease.is_whole and lease.facts is not None:
-            return {"type": "leased"} | answer | self._whole(lease, lease.facts)
-        if isinstance(lease.granted, HeldRange):
-            ready_bytes = 0
-            # What is not needed yet counts against a share of the cache: it gets no more than that.
-            if request.get("needed"):
-                ready_bytes = lease.granted.hold_ahead(request.get("ahead_to", 0))
-            file = self._file(lease.granted.file.partial, ready_bytes)
-            return {"type": "arriving"} | answer | file
-        assert isinstance(lease.granted, Arrival)  # a lease is for a published or an arriving shard
-        arriving = lease.granted
-        return {"type": "arriving"} | answer | self._file(arriving.partial, arriving.ready_bytes)
+            return {"type": "leased"} | answer | self._leased_fields(lease, lease.facts)
 
-    def _whole(self, lease: Lease, facts: Facts) -> Json:
+        granted = lease.granted
+        if isinstance(granted, HeldRange):
+            ready_bytes = 0
+            # Ranges that are not needed yet share a part of the cache's space: they do not hold the
+            # cached bytes behind them as well.
+            if request.get("needed"):
+                ready_bytes = granted.hold_ahead(request.get("ahead_to", 0))
+            fields = self._arriving_fields(granted.file.partial, ready_bytes)
+            return {"type": "arriving"} | answer | fields
+
+        assert isinstance(granted, Arrival)  # a lease is for a published or an arriving shard
+        fields = self._arriving_fields(granted.partial, granted.ready_bytes)
+        return {"type": "arriving"} | answer | fields
+
+    def _leased_fields(self, lease: Lease, facts: Facts) -> Json:
+        """Return the fields of an answer that grants a whole shard."""
         return {
             "url": facts.url,
             "version": facts.version,
-            **self._files(lease),
+            **self._paths(lease),
             "size_bytes": facts.size_bytes,
             "samples": facts.samples or 0,
         }
 
-    def _files(self, lease: Lease) -> Json:
+    def _paths(self, lease: Lease) -> Json:
+        """Return the paths of a whole shard's files; of unpublished ones also the inode."""
         if lease.shard is not None:
             layout = self._cache.layout
             key = lease.shard.key
@@ -368,7 +379,8 @@ class ReaderSession:
         return {"path": str(files.tar), "index_path": str(files.sidecar), "inode": files.inode}
 
     @staticmethod
-    def _file(partial: Partial, ready_bytes: int) -> Json:
+    def _arriving_fields(partial: Partial, ready_bytes: int) -> Json:
+        """Return the fields of an answer that grants a file of which bytes are missing."""
         obj = partial.obj
         return {
             "url": redact(obj.url),
@@ -379,20 +391,28 @@ class ReaderSession:
             "ready_bytes": ready_bytes,
         }
 
-    def _explain(self, of: int) -> Json:
-        """Return why the request with the id `of` has not been answered."""
-        answer: Json = {"type": "waiting", "of": of}
-        if self._resolving.locked() and of == self._resolving_id:
+    def _explain(self, request_id: int) -> Json:
+        """Return why a request has not been answered."""
+        answer: Json = {"type": "waiting", "of": request_id}
+        if self._resolving.locked() and request_id == self._resolving_id:
             reason = self._cache.reasons.of_listing(self._resolving_urls)
             return answer | {"reason": reason}
-        if of not in self._awaited:
+        if request_id not in self._awaited:
             return answer | {"reason": "the daemon has just answered"}
 
-        transfer = self._reader.transfer(self._awaited[of])
+        transfer = self._reader.transfer(self._awaited[request_id])
         if transfer is None:
             return answer | {"reason": "checking with the origin for a newer version"}
-        answer["reason"] = self._cache.reasons.of_wait(self._reader.wait(of), transfer)
+        wait = self._reader.wait(request_id)
+        answer["reason"] = self._cache.reasons.of_wait(wait, transfer)
         if transfer.total_bytes is not None:
             answer["done_bytes"] = transfer.arrived_bytes
             answer["total_bytes"] = transfer.total_bytes
         return answer
+
+
+def _range_in(message: Json) -> tuple[int, int] | None:
+    """Return start and end of the range that a reader wants; None if it wants the whole shard."""
+    if "start" not in message or "beyond" not in message:
+        return None
+    return message["start"], message["beyond"] + 1

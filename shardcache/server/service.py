@@ -18,9 +18,10 @@ from shardcache.shared.protocol import Json
 
 
 class Service:
-    """One server's parts.
+    """The objects that the handlers of one server share.
 
     Args:
+        cache: the node's cache.
         limits: returns the present limits of the Unix socket.
         s3_address: HOST:PORT of the S3 endpoint; None if there is none.
     """
@@ -37,13 +38,13 @@ class Service:
         self.audit = Audit()
         self.drain = Drain()
         self.loop_lag = LoopLag()
-        # Not one of the disk's threads, which all hang when the disk does: that is what the metrics
-        # should report.
+        # Not one of the disk's threads: if the disk hangs, so do they, and the metrics should
+        # report it.
         self.metrics_writer = ThreadPoolExecutor(1, "metrics")
         self._started_s = time.monotonic()
 
     def status(self, peer: Peer) -> Json:
-        """Return the status page, but for the figures of the process."""
+        """Return the status page, without the figures of the process."""
         return {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self._started_s, 3),

@@ -59,12 +59,12 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
 
     Raises ShardcacheError if its hello is malformed, or it may not have a session.
     """
-    hello = await _hello(socket)
+    hello = await _receive_hello(socket)
     agreed = versions.agree(
         daemon=versions.Release(__version__, versions.SPOKEN),
         client=versions.Release.of(hello),
     )
-    REQUESTS["hello"].check(hello)  # after the versions: another one may have other fields
+    REQUESTS["hello"].check(hello)  # only now: another protocol version may have other fields
 
     credentials = service.cache.handed.held(hello.get("credentials", {}), peer.uid)
     with credentials, about(job=hello["job"], uid=peer.uid):
@@ -74,7 +74,7 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
         place = {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
         log.debug("reader connected", **place)
         try:
-            await _welcome(socket, agreed, service.cache)
+            await _send_welcome(socket, agreed, service.cache)
             await ReaderSession(socket, service, reader, peer, hello).run()
         finally:
             await reader.close()
@@ -84,7 +84,7 @@ async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) ->
                 log.info("the job's last reader has disconnected", bill=bill["text"])
 
 
-async def _welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> None:
+async def _send_welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> None:
     welcome = {
         "type": "welcome",
         "protocol": agreed,
@@ -96,7 +96,8 @@ async def _welcome(socket: web.WebSocketResponse, agreed: int, cache: Cache) -> 
         await socket.send_str(protocol.written(welcome).decode())
 
 
-async def _hello(socket: web.WebSocketResponse) -> Json:
+async def _receive_hello(socket: web.WebSocketResponse) -> Json:
+    """Return a session's first message, unchecked except for its type. Raises ProtocolError."""
     try:
         first = await socket.receive(_HELLO_S)
     except (TimeoutError, ConnectionError):

@@ -1,4 +1,7 @@
-"""Guard of requests over TCP: they only read, what every user may see or, with the token, all."""
+"""Guard of requests over TCP, which are read-only.
+
+Without a token they read only what every user may see; with one, everything.
+"""
 
 import os
 import socket
@@ -21,7 +24,7 @@ _NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
 
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Pass requests from the Unix socket; over TCP, only those that read what is public there."""
+    """Pass requests from the Unix socket, and those over TCP that are permitted there."""
     if _is_local(request):
         return await handler(request)
 
@@ -31,9 +34,9 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return refusal
 
     if token_hash is None:
-        request[PEER] = _NOBODY  # the client may be any user who can log in to the node
+        request[PEER] = _NOBODY  # any user who can log in to the node may have sent the request
     else:
-        request[PEER] = Peer(os.getuid())  # the token gives the daemon's own rights
+        request[PEER] = Peer(os.getuid())  # the token grants the rights of the daemon's user
     return await handler(request)
 
 
@@ -56,17 +59,24 @@ def _refusal(request: web.Request, token_hash: bytes | None) -> web.Response | N
     # The dashboard's static files hold no data, and a browser loads them without a token.
     is_page = request.path == "/" or request.path.startswith(STATIC_PATH)
     if token_hash is None and not _is_loopback_name(request.host):
-        return _refused(403, f"{request.host!a} is not a loopback name of this node")
+        return _error_response(403, f"{request.host!a} is not a loopback name of this node")
     if token_hash is not None and not is_page and not carries(request, token_hash):
-        return _refused(401, "requests over TCP need the token", {"WWW-Authenticate": "Bearer"})
+        challenge = {"WWW-Authenticate": "Bearer"}
+        return _error_response(401, "requests over TCP need the token", challenge)
     if request.method not in ("GET", "HEAD"):
-        return _refused(405, "requests over TCP are read-only", {"Allow": "GET, HEAD"})
-    if not (is_page or request.path in _READABLE) or "Upgrade" in request.headers:
-        return _refused(403, "not available over TCP")
+        return _error_response(405, "requests over TCP are read-only", {"Allow": "GET, HEAD"})
+    is_readable = is_page or request.path in _READABLE
+    is_session = "Upgrade" in request.headers
+    if is_session or not is_readable:
+        return _error_response(403, "not available over TCP")
     return None
 
 
-def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+def _error_response(
+    status: int,
+    message: str,
+    headers: dict[str, str] | None = None,
+) -> web.Response:
     error = NotAllowedError(message, remedy="use the daemon's Unix socket")
     return web.json_response({"error": error.to_json()}, status=status, headers=headers)
 
@@ -74,7 +84,7 @@ def _refused(status: int, message: str, headers: dict[str, str] | None = None) -
 def _is_loopback_name(host: str) -> bool:
     """Return True if a Host header, with or without a port, names the loopback.
 
-    Any other name that leads here may be that of a DNS rebinding site, whose page sent the request.
+    A request with any other name may come from the page of a site that uses DNS rebinding.
     """
     name = host
     has_port = ":" in host and not host.endswith("]")

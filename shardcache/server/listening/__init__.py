@@ -1,1 +1,1 @@
-"""The daemon's sockets: bound or activated, on the Unix socket and TCP; and who may connect."""
+"""The daemon's sockets, Unix and TCP, bound or activated; and limits on their connections."""

@@ -1,9 +1,9 @@
 """Acceptance of connections, within limits on their number and time.
 
-It replaces the event loop's own, which aiohttp's `SockSite` uses. Without a free descriptor,
-uvloop's accepts the connections that wait and closes them unanswered, and asyncio's logs an error
-for each place in the backlog, a hundred a second; here they wait until a descriptor is free. Nor
-has either of them limits for a user.
+It replaces the event loop's own acceptance, which aiohttp's `SockSite` uses, and which has no
+limits per user. Without a free descriptor, uvloop accepts waiting connections and closes them
+unanswered, and asyncio logs a hundred errors a second. Here connections wait until a descriptor is
+free.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ _AT_ONCE = 64
 # Pause when there is no descriptor for the next connection.
 _PAUSE_S = 0.2
 
-_LOG_PERIOD_S = 60.0  # in which one refusal or pause is logged
+_LOG_PERIOD_S = 60.0  # time in which at most one refusal or pause is logged
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Acceptor:
-    """Accepts connections for protocols of `inner`.
-
-    Every connection beyond the limits gets an HTTP 503 at once.
+    """Accepts connections, and refuses those beyond the limits.
 
     Args:
-        refused: returns that answer.
+        inner: returns the protocol that serves a new connection.
+        limits: returns the present limits.
+        refused: returns the answer to a connection that is refused; an HTTP 503 by default.
 
     Attributes:
-        connections: number of open ones by user; None stands for the users of TCP.
+        connections: number of open connections by user; None stands for all users of TCP.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Acceptor:
         self.connections: Counter[int | None] = Counter()
         self._inner = inner
         self._limits = limits
-        self._refused = refused or _answer
+        self._refused = refused or _http_503
         self._serving: set[asyncio.Task[None]] = set()
         self._logged_s = -_LOG_PERIOD_S
 
@@ -67,13 +67,15 @@ class Acceptor:
             yield
         finally:
             asyncio.get_running_loop().remove_reader(sock)
-            sock.close()  # a pause may be about to end
+            sock.close()  # so that `_listen`, at the end of a pause, does not add it again
 
     def _listen(self, sock: socket.socket) -> None:
+        """Have the event loop call `_accept` for new connections, unless the socket is closed."""
         if sock.fileno() >= 0:
             asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def _accept(self, sock: socket.socket) -> None:
+        """Accept connections that are waiting."""
         for _ in range(_AT_ONCE):
             try:
                 connection, _ = sock.accept()
@@ -95,6 +97,7 @@ class Acceptor:
         loop.call_later(_PAUSE_S, self._listen, sock)
 
     def _admit(self, connection: socket.socket) -> None:
+        """Serve a new connection in a task, or refuse it."""
         connection.setblocking(False)
         uid = None
         if connection.family == socket.AF_UNIX:
@@ -109,33 +112,37 @@ class Acceptor:
             return
 
         self.connections[uid] += 1
-        protocol = _Limited(self._inner(), limits, lambda: self._left(uid))
+        protocol = _LimitedProtocol(self._inner(), limits, lambda: self._forget(uid))
         task = asyncio.get_running_loop().create_task(_serve(connection, protocol))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
     def _refusal(self, uid: int | None, limits: Limits) -> str | None:
+        """Return the reason to refuse a user's new connection; None if there is none."""
         if self.connections.total() >= limits.connections:
             return f"the daemon has {limits.connections} connections, its maximum"
-        if uid not in (None, 0, os.getuid()) and self.connections[uid] >= limits.per_user:
+        has_own_limit = uid not in (None, 0, os.getuid())
+        if has_own_limit and self.connections[uid] >= limits.per_user:
             number = limits.per_user
             return f"this user has {number} connections to the daemon, the maximum for one"
         return None
 
-    def _left(self, uid: int | None) -> None:
-        """Note that a user's connection has ended."""
+    def _forget(self, uid: int | None) -> None:
+        """Count a user's connection no longer, as it has ended."""
         self.connections[uid] -= 1
         if not self.connections[uid]:
             del self.connections[uid]
 
     def _log(self, event: str, **fields: object) -> None:
+        """Log a warning, unless another one was logged lately."""
         now_s = time.monotonic()
         if now_s - self._logged_s >= _LOG_PERIOD_S:
             self._logged_s = now_s
             log.warning(event, **fields)
 
 
-async def _serve(connection: socket.socket, protocol: "_Limited") -> None:
+async def _serve(connection: socket.socket, protocol: "_LimitedProtocol") -> None:
+    """Hand a connection to its protocol."""
     try:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
     except OSError:  # the client is gone already
@@ -143,16 +150,20 @@ async def _serve(connection: socket.socket, protocol: "_Limited") -> None:
         protocol.connection_lost(None)
 
 
-class _Limited(asyncio.Protocol):
-    """Passes a connection's events to `inner`, and ends the connection when its time is over."""
+class _LimitedProtocol(asyncio.Protocol):
+    """Passes a connection's events to `inner`, and ends the connection when its time is over.
 
-    def __init__(self, inner: asyncio.Protocol, limits: Limits, left: Callable[[], None]) -> None:
+    Args:
+        on_end: called when the connection has ended.
+    """
+
+    def __init__(self, inner: asyncio.Protocol, limits: Limits, on_end: Callable[[], None]) -> None:
         self._inner = inner
         self._limits = limits
-        self._left = left
-        self._timer: asyncio.TimerHandle | None = None
+        self._on_end = on_end
+        self._timer: asyncio.TimerHandle | None = None  # None until the connection is made
         self._stall: StallTimer | None = None
-        self._tail = b""
+        self._tail = b""  # last bytes of the first request, as far as it has arrived
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         writing = cast(asyncio.WriteTransport, transport)
@@ -164,7 +175,7 @@ class _Limited(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._left()
+        self._on_end()
         if self._stall is not None:
             self._stall.stop()
         if self._timer is not None:  # else the connection was never made: see `_serve`
@@ -172,10 +183,11 @@ class _Limited(asyncio.Protocol):
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is not None and self._limits.first_only and not self._timer.cancelled():
+        timer = self._timer
+        if self._limits.first_only and timer is not None and not timer.cancelled():
             received = self._tail + data
             if _END_OF_HEAD in received:
-                self._timer.cancel()
+                timer.cancel()
             # The mark may arrive in two pieces.
             max_tail_bytes = len(_END_OF_HEAD) - 1
             self._tail = received[-max_tail_bytes:]
@@ -195,7 +207,7 @@ class _Limited(asyncio.Protocol):
         self._inner.resume_writing()
 
 
-def _answer(error: ExhaustedError) -> bytes:
+def _http_503(error: ExhaustedError) -> bytes:
     """Return the HTTP 503 for a connection beyond the limits."""
     body = json.dumps({"error": error.to_json()}).encode()
     head = (

@@ -9,15 +9,15 @@ def resolved(option: str, text: str) -> list[tuple[str, int]]:
     """Return the addresses and ports of HOST:PORT, each once. Raises ConfigError.
 
     Args:
-        option: the option whose value it is, such as "--http".
-        text: HOST:PORT.
+        option: the option that names the address, such as "--http".
+        text: the option's value, HOST:PORT.
     """
     host, colon, port = text.rpartition(":")
     try:
         if not colon or not port.isdecimal():
             raise ValueError("no port")
         name = host.strip("[]") or None
-        found = socket.getaddrinfo(
+        infos = socket.getaddrinfo(
             name,
             int(port),
             type=socket.SOCK_STREAM,
@@ -28,17 +28,20 @@ def resolved(option: str, text: str) -> list[tuple[str, int]]:
             f"{option} {text} is not an address: {exn}",
             remedy="write HOST:PORT",
         ) from None
-    addresses = [(str(address[0]), int(address[1])) for *_, address in found]
-    return list(dict.fromkeys(addresses))
+    addresses = [(str(address[0]), int(address[1])) for *_, address in infos]
+    return list(dict.fromkeys(addresses))  # each once
 
 
 def bound(option: str, text: str, address: tuple[str, int], backlog: int) -> socket.socket:
     """Return a non-blocking socket that listens at an address. Raises DaemonError.
 
     Args:
-        option: the option that names the address, and `text` its value, for errors.
+        option: the option that names the address, for errors.
+        text: the option's value, for errors.
+        backlog: maximum number of connections that wait to be accepted.
     """
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    host, _ = address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server(address, family=family, backlog=backlog)
     except OSError as exn:

@@ -15,6 +15,9 @@ _FILES_PER_TRANSFER = 6
 
 _MAX_CONNECTIONS = 8192  # a connection takes some 20 KiB
 _FIRST_REQUEST_S = 10.0  # a client that connects sends its request immediately
+# Connections for commands, metrics and probes, which end soon: a share of all, or this number.
+_SHORT_SHARE = 1 / 8
+_MIN_SHORT = 4
 
 FEWER_CONNECTIONS = (
     "run fewer readers, or raise the daemon's limit of open files: "
@@ -59,6 +62,7 @@ class Limits:
     def of_socket(cls, settings: Settings) -> "Limits":
         """Return the limits of the Unix socket, within the present limit of open files."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # With a low limit, clients get a quarter of the files even if the daemon then lacks some.
         possible = max(files // 4, files - own_files(settings))
         connections = min(possible, settings.socket_connections or _MAX_CONNECTIONS)
         return cls(
@@ -69,12 +73,9 @@ class Limits:
         )
 
     def check_sessions(self, sessions: int) -> None:
-        """Raise ExhaustedError if `sessions` is the maximum already.
-
-        Some connections are for commands, metrics and probes, which end soon.
-        """
-        for_others = max(4, self.connections // 8)
-        if sessions >= self.connections - for_others:
+        """Raise ExhaustedError if `sessions` is the maximum already."""
+        short_connections = max(_MIN_SHORT, int(self.connections * _SHORT_SHARE))
+        if sessions >= self.connections - short_connections:
             raise ExhaustedError(
                 f"the daemon has {sessions} readers, its maximum",
                 remedy=FEWER_CONNECTIONS,

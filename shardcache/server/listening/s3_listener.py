@@ -1,4 +1,4 @@
-"""The addresses of the S3 endpoint: `--s3 HOST:PORT`, on the loopback alone."""
+"""The addresses of the S3 endpoint: `--s3 HOST:PORT`, on loopback only."""
 
 import ipaddress
 import socket
@@ -19,7 +19,7 @@ class S3Options:
     Attributes:
         sockets: sockets that listen for its clients; none without an endpoint.
         key_life_s: time for which a new key is valid.
-        stall_s: time for which a client may read nothing of its answer.
+        stall_s: time after which a client that reads nothing of its answer is disconnected.
     """
 
     sockets: tuple[socket.socket, ...] = ()
@@ -56,9 +56,9 @@ def listening_for_s3(s3: str | None) -> Iterator[tuple[socket.socket, ...]]:
     _, port = addresses[0]
     if port == 0:  # the kernel chooses one, and would choose another for each address
         addresses = addresses[:1]
-    with ExitStack() as held:
+    with ExitStack() as open_sockets:
         sockets: list[socket.socket] = []
         for address in addresses:
             sock = bound("--s3", s3, address, _BACKLOG)
-            sockets.append(held.enter_context(sock))
+            sockets.append(open_sockets.enter_context(sock))
         yield tuple(sockets)

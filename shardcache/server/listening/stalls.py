@@ -1,4 +1,4 @@
-"""The end of connections whose clients read nothing of what they are sent."""
+"""Disconnection of clients that stop reading."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class StallTimer:
     """Aborts a connection once its client has read nothing for too long.
 
-    It runs while bytes wait to be sent. So that asyncio reports the first of them (pause_writing),
-    it sets the limit of the transport's buffer to zero.
+    It runs while bytes wait to be sent. The limit of the transport's buffer is set to zero, so that
+    asyncio reports the first of them (pause_writing).
     """
 
     _transport: asyncio.WriteTransport
@@ -31,9 +31,9 @@ class StallTimer:
             self._timer.cancel()
             self._timer = None
 
-    def _check(self, waited_bytes: int) -> None:
+    def _check(self, bytes_at_start: int) -> None:
         """Abort the connection unless fewer bytes wait than at the start."""
-        if self._transport.get_write_buffer_size() < waited_bytes:
+        if self._transport.get_write_buffer_size() < bytes_at_start:
             self.start()
         else:
             self._transport.abort()

@@ -23,7 +23,7 @@ class Listener:
 
     Attributes:
         sockets: the bound sockets.
-        token_hash: of the token that requests must carry; None without a token file.
+        token_hash: hash of the token that requests must carry; None without a token file.
     """
 
     sockets: tuple[socket.socket, ...] = ()
@@ -66,10 +66,10 @@ def listening(
             remedy="set --http-token-file, or listen on 127.0.0.1",
         )
 
-    with ExitStack() as held:
-        sockets = [held.enter_context(sock) for sock in activated]
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(sock) for sock in activated]
         if http is not None:
             for address in addresses:
                 sock = bound("--http", http, address, _CONNECTIONS)
-                sockets.append(held.enter_context(sock))
+                sockets.append(open_sockets.enter_context(sock))
         yield Listener(tuple(sockets), wanted_hash)

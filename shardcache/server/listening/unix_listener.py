@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardcache.errors import ConfigError, DaemonError, SocketInUseError
 
-# Whoever may connect may use the cache: the owner and the group.
+# The owner and the group may connect, and so use the cache.
 _MODE = 0o660
 # After a restart, all readers of a node may reconnect together.
 _BACKLOG = 1024
@@ -57,6 +57,7 @@ def listening_at(
 
 
 def _bound(path: Path, group: str | None) -> socket.socket:
+    """Return a new socket that listens at a path; arguments and errors as of `listening_at`."""
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True)
         if group is not None:
@@ -68,15 +69,16 @@ def _bound(path: Path, group: str | None) -> socket.socket:
             raise SocketInUseError("another daemon is listening on the socket", url=str(path))
         path.unlink()
 
-    with ExitStack() as failing:
-        sock = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    with ExitStack() as closed_on_failure:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        closed_on_failure.enter_context(sock)
         sock.bind(os.fspath(path))
         if group is not None:
             _give_to(path, group)
         path.chmod(_MODE)  # before listen: nobody can connect while the mode is still the umask's
         sock.listen(_BACKLOG)
         sock.setblocking(False)
-        failing.pop_all()  # nothing has failed: the socket stays open
+        closed_on_failure.pop_all()  # nothing has failed: the socket stays open
     return sock
 
 

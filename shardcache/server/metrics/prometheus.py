@@ -28,7 +28,7 @@ from shardcache.telemetry.metrics import Histogram, Measures
 Labels = Sequence[str]
 
 _PREFIX = "shardcache_"
-# Each has series of its own in Prometheus.
+# Limits, as Prometheus keeps several time series for each origin and each job.
 _MAX_ORIGINS = 64
 _MAX_JOBS = 256
 
@@ -60,7 +60,8 @@ def _build_info() -> Metric:
 
 
 def _limits(limits: list[Json]) -> Metric:
-    by_name: dict[str, bool] = {}  # several origins may throttle: one that holds is enough
+    # Several origins may throttle, each with a limit of this name: one that holds is enough.
+    by_name: dict[str, bool] = {}
     for limit in limits:
         by_name[limit["name"]] = limit["holds"] or by_name.get(limit["name"], False)
     return _family(
@@ -78,13 +79,13 @@ def _with_expiry(tier: Json) -> Json:
     return tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf}
 
 
-def _jobs(found: list[Json]) -> Iterator[Metric]:
+def _jobs(jobs: list[Json]) -> Iterator[Metric]:
     # Not `job`: that is Prometheus' own label for its scrape targets.
-    jobs = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in found]
-    yield from _table(rows.JOB, jobs, ("job_name", "uid"))
+    labelled = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in jobs]
+    yield from _table(rows.JOB, labelled, ("job_name", "uid"))
 
     waits = []
-    for labels, job in jobs:
+    for labels, job in labelled:
         for cause, waited_s in job["waited"].items():
             waits.append(((*labels, cause.removesuffix("_s")), waited_s))
     yield _family(
@@ -106,13 +107,13 @@ def _with_ahead(job: Json) -> Json:
 
 
 def _transfers(transfers: list[Json]) -> Metric:
-    found = Counter((transfer["class"], transfer["stage"]) for transfer in transfers)
-    counts = []
+    counts = Counter((transfer["class"], transfer["stage"]) for transfer in transfers)
+    samples = []
     for klass in Class:
         for stage in Stage:
             name = klass.name.lower()
-            counts.append(((name, stage.name.lower()), found[name, stage.value]))
-    return _family(GAUGE, "transfers", "Shards being fetched.", counts, ("class", "stage"))
+            samples.append(((name, stage.name.lower()), counts[name, stage.value]))
+    return _family(GAUGE, "transfers", "Shards being fetched.", samples, ("class", "stage"))
 
 
 def _table(
@@ -128,14 +129,14 @@ def _table(
         names: names of the labels.
     """
     for row in table:
-        samples = [(labels, found[row.key]) for labels, found in objects]
+        samples = [(labels, values[row.key]) for labels, values in objects]
         yield _family(row.kind, row.name, row.text, samples, names)
 
 
 def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     """Yield the metrics that are not on the status page.
 
-    Call on the event loop, which updates the measures.
+    Call it on the event loop, where the measures are updated.
     """
     yield _histogram(
         "transfer_seconds",
@@ -191,8 +192,9 @@ def _failures(measures: Measures) -> Iterator[Metric]:
 
 
 def _by_code(counts: Counter[str], *kinds: type[ShardcacheError]) -> list[tuple[Labels, float]]:
-    # Include codes that never occurred: Prometheus misses a counter's first increment if its series
-    # begins with it.
+    """Return the number of errors by code, for all codes of these kinds of errors."""
+    # Codes that never occurred are included: Prometheus misses a counter's first increment if its
+    # time series begins with it.
     known = set(counts)
     for kind in kinds:
         known |= codes(kind)

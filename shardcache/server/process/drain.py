@@ -9,7 +9,7 @@ from aiohttp import WSCloseCode, web
 
 from shardcache.errors import StoppingError
 
-# Requests that take longer are cancelled, and have to be sent to the next daemon again. Busy or
+# Requests that take longer are cancelled; clients send them again to the next daemon. Busy or
 # frozen readers do not answer the close handshake.
 _DRAIN_LIMIT_S = 3.0
 
@@ -25,14 +25,14 @@ class Drain:
     def __init__(self) -> None:
         self.began = False
         self.sessions: set[web.WebSocketResponse] = set()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._used_s = time.monotonic()  # end of the latest session or request
 
     @contextmanager
-    def errand(self) -> Iterator[None]:
-        """Track the request handled by this task: shutdown waits for it.
+    def running_request(self) -> Iterator[None]:
+        """Track the request or session that this task handles: shutdown waits for it.
 
         Raises StoppingError if the daemon is already stopping.
         """
@@ -40,14 +40,14 @@ class Drain:
             raise StoppingError("the daemon is stopping")
         task = asyncio.current_task()
         assert task is not None
-        self._errands.add(task)
+        self._requests.add(task)
         self._idle.clear()
         try:
             yield
         finally:
-            self._errands.remove(task)
+            self._requests.remove(task)
             self._used_s = time.monotonic()
-            if not self._errands:
+            if not self._requests:
                 self._idle.set()
 
     async def unused(self, for_s: float) -> None:
@@ -57,7 +57,7 @@ class Drain:
             used_s = self._used_s
             await asyncio.sleep(used_s + for_s - time.monotonic())
             was_used = self._used_s != used_s
-            if not was_used and not self._errands:
+            if not was_used and not self._requests:
                 return
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class Drain:
                 await self._close_sessions()
                 await self._idle.wait()
 
-        for task in self._errands:
+        for task in self._requests:
             task.cancel()
         await self._idle.wait()
 

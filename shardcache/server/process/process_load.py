@@ -18,7 +18,7 @@ class LoopLag:
     """Distribution of the event loop's timer lag over the last ten minutes.
 
     Attributes:
-        since_start: the same as a histogram, of the whole time.
+        since_start: the same distribution, but since the start, as a histogram.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ def _quantile(ascending: list[float], share: float) -> float:
 
 def process_stats() -> dict[str, int]:
     """Return the process's open file descriptors, threads, tasks and resident memory in bytes."""
-    # From proc(5), by names alone: this runs on the event loop, and makes no Path for each entry.
+    # From proc(5). This runs on the event loop, so it does not make a Path for each entry.
     fds = os.listdir("/proc/self/fd")  # noqa: PTH208
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -14,18 +14,18 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# A disk that is silent for so long makes the daemon count as dead. One that is full, read-only or
-# broken still responds; one that hangs blocks the readers too. After a restart the daemon finds
+# If the disk is silent for this time, the daemon counts as dead. A disk that is full, read-only or
+# broken still responds; one that hangs blocks the readers, too. After a restart the daemon finds
 # another disk, or fails to start, and jobs that may read directly from the object store do so.
 _HUNG_S = 120.0
-# Maximum interval of messages.
-_TELL_S = 10.0
+# Maximum interval between two messages.
+_INTERVAL_S = 10.0
 # Pings per watchdog period: one lost ping, or a late one on a busy node, must not get the daemon
 # killed.
 _PINGS_PER_WATCHDOG_PERIOD = 3
-# Blocking work asks for this much more time repeatedly, up to a total.
+# During blocking work, the daemon asks for this much more time again and again, up to a total.
 _MORE_S = 30.0
-_PATIENCE_S = 900.0
+_MAX_MORE_S = 900.0
 
 
 class Liveness(NamedTuple):
@@ -33,7 +33,7 @@ class Liveness(NamedTuple):
 
     Attributes:
         alive: False if only a restart can help.
-        line: what the daemon serves, or what is wrong.
+        line: status line, with the daemon's load or the fault.
     """
 
     alive: bool
@@ -41,26 +41,29 @@ class Liveness(NamedTuple):
 
 
 def liveness(disk: Mapping[str, Any], store: Store, readers: int) -> Liveness:
-    """Return the daemon's liveness. To be called on the event loop, which proves that that runs.
+    """Return the daemon's liveness.
+
+    Call it on the event loop: an answer then proves that the loop runs.
 
     Args:
         disk: the state of the disk, as `DiskHealth.to_json` returns it.
         store: the cache.
-        readers: number of those connected.
+        readers: number of connected readers.
     """
     if disk["silent_s"] > _HUNG_S:
-        return Liveness(False, f"The cache disk has not responded for {disk['silent_s']:.0f} s.")
+        line = f"The cache disk has not responded for {disk['silent_s']:.0f} s."
+        return Liveness(alive=False, line=line)
 
     used = size(store.space.used_bytes)
     capacity = size(store.space.capacity_bytes)
     line = f"{readers} readers; {len(store.shards)} shards, {used} of {capacity}."
     if disk["error"] is not None:
         line += f" Not fetching: {disk['error']['message']}."
-    return Liveness(True, line)
+    return Liveness(alive=True, line=line)
 
 
 class ServiceNotifier:
-    """The service manager that started this process."""
+    """Reports to the service manager that started this process, if one did."""
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
         """Report to the manager at an address.
@@ -71,18 +74,18 @@ class ServiceNotifier:
         """
         self._address = address
         self._is_unreachable = False
-        self._period_s = _TELL_S
+        self._period_s = _INTERVAL_S
         if watchdog_s is not None:
-            self._period_s = min(_TELL_S, watchdog_s / _PINGS_PER_WATCHDOG_PERIOD)
+            self._period_s = min(_INTERVAL_S, watchdog_s / _PINGS_PER_WATCHDOG_PERIOD)
 
     def __repr__(self) -> str:
         return f"ServiceNotifier({self._address!r}, every {self._period_s:g} s)"
 
     @classmethod
     def take(cls, env: MutableMapping[str, str], pid: int) -> Self:
-        """Read the variables meant for the process `pid`, and remove them.
+        """Read the manager's variables for the process `pid`, and remove them.
 
-        Otherwise child processes would inherit them, and could notify in its name.
+        Otherwise child processes would inherit them, and could send reports in its name.
         """
         address = env.pop("NOTIFY_SOCKET", "") or None
         watchdog_us = env.pop("WATCHDOG_USEC", "")
@@ -95,7 +98,7 @@ class ServiceNotifier:
     async def tell(self, **fields: object) -> None:
         """Send one message.
 
-        A failure is logged, once per outage: a manager without messages may stop the daemon.
+        A failure is logged, once per outage: a manager that gets no messages may stop the daemon.
         """
         if self._address is None:
             return
@@ -131,15 +134,15 @@ class ServiceNotifier:
             await asyncio.sleep(self._period_s)
 
     async def have_patience(self, doing: str, call: Callable[[], T]) -> T:
-        """Run a blocking call in a thread; ask the manager for more time until it returns.
+        """Run a blocking call in a thread, and ask the manager for more time until it returns.
 
-        The asking ends after a quarter of an hour: then the manager may give the daemon up.
+        After a quarter of an hour, it asks no more, and the manager may end the daemon.
 
         Args:
-            doing: the status line in the meantime.
+            doing: the status line during the call.
         """
         work = asyncio.get_running_loop().run_in_executor(None, call)
-        for _ in range(int(_PATIENCE_S / self._period_s)):
+        for _ in range(int(_MAX_MORE_S / self._period_s)):
             await asyncio.wait([work], timeout=self._period_s)
             if work.done():
                 break

@@ -17,21 +17,21 @@ _ASK_TIMEOUT_S = 2.0
 async def predecessor_gone(path: Path, limit_s: float) -> None:
     """Wait until a stopping daemon at the socket has ended, so that this one can replace it.
 
-    Returns immediately if none is stopping, and after `limit_s` in any case: binding the socket or
-    locking the folder then fails with its own error. A daemon in another PID namespace cannot be
+    Returns at once if no daemon there is stopping, and after `limit_s` in any case: the error comes
+    from binding the socket or locking the folder. A daemon in another PID namespace cannot be
     watched and is not waited for.
     """
     with suppress(ProcessLookupError, TimeoutError):
         async with asyncio.timeout(limit_s):
-            pid = await asyncio.to_thread(_stopping, path)
+            pid = await asyncio.to_thread(_stopping_pid, path)
             if pid is not None:
                 log.info("waiting for the previous daemon to stop", pid=pid)
-                await _ended(pid)
+                await _wait_for_end(pid)
 
 
-def _stopping(path: Path) -> int | None:
+def _stopping_pid(path: Path) -> int | None:
     """Return the process id of the daemon at the socket, if it is stopping; else None. Blocks."""
-    # Suppressed: no daemon, or something else, which binding the socket reports.
+    # Errors say that there is no daemon; anything else at the path is reported when it is bound.
     with suppress(OSError, ValueError):
         if health(path, _ASK_TIMEOUT_S)["status"] == "draining":
             with connected(path, _ASK_TIMEOUT_S) as sock:
@@ -40,7 +40,7 @@ def _stopping(path: Path) -> int | None:
     return None
 
 
-async def _ended(pid: int) -> None:
+async def _wait_for_end(pid: int) -> None:
     """Wait for a process that is not our child (pidfd_open(2)).
 
     Raises ProcessLookupError if there is none.

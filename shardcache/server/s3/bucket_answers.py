@@ -17,8 +17,10 @@ from shardcache.server.s3.s3_errors import S3Error, in_xml
 _XML = '<?xml version="1.0" encoding="UTF-8"?>\n'
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _MAX_KEYS = 1000
-# Buckets have no time of their own here.
+_MAX_INT = 2**31 - 1  # S3 refuses larger numbers
+# The daemon does not know when a bucket was created.
 _CREATED = "1970-01-01T00:00:00.000Z"
+_REGION = "us-east-1"  # signatures for any region are accepted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +30,7 @@ class BucketAnswers:
     _objects: Objects
 
     async def buckets(self, peer: Peer) -> web.Response:
-        """Answer ListBuckets: those that the rules of access name for a user."""
+        """Answer ListBuckets: the buckets that a user's rules of access name."""
         names = {_bucket_in(prefix) for prefix in self._objects.prefixes(peer)}
         rows = [
             f"<Bucket><Name>{in_xml(name)}</Name><CreationDate>{_CREATED}</CreationDate></Bucket>"
@@ -44,27 +46,19 @@ class BucketAnswers:
     async def head(self, request: S3Request, peer: Peer) -> web.Response:
         """Answer HeadBucket. Raises S3Error, ShardcacheError."""
         await self._check(request, peer)
-        return web.Response(headers={"x-amz-bucket-region": "us-east-1"})
+        return web.Response(headers={"x-amz-bucket-region": _REGION})
 
     async def location(self, request: S3Request, peer: Peer) -> web.Response:
-        """Answer GetBucketLocation: any region's signature will do. Raises as `head`."""
+        """Answer GetBucketLocation: an empty one stands for us-east-1. Raises as `head`."""
         await self._check(request, peer)
         return _document("LocationConstraint", "")
 
     async def exists(self, request: S3Request, peer: Peer) -> bool:
-        """Return whether a bucket exists, as far as its user may know. Raises ShardcacheError."""
+        """Return whether a bucket exists, as far as the user may know. Raises ShardcacheError."""
         try:
             return await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
         except NotFoundError:
             return False
-
-    async def _check(self, request: S3Request, peer: Peer) -> None:
-        try:
-            is_there = await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
-        except NotFoundError:
-            raise _no_bucket(request) from None
-        if not is_there:
-            raise S3Error("AccessDenied", "the daemon's allow rules do not name this bucket")
 
     async def list_v2(self, request: S3Request, peer: Peer) -> web.Response:
         """Answer ListObjectsV2. Raises S3Error, ShardcacheError."""
@@ -94,9 +88,24 @@ class BucketAnswers:
             fields.append(("NextMarker", encoded(max(names))))
         return _listing(request, page, fields)
 
+    async def _check(self, request: S3Request, peer: Peer) -> None:
+        """Raise S3Error unless the bucket exists, and rules of access name it for the user."""
+        try:
+            is_named = await self._objects.has_bucket(f"s3://{request.bucket}/", peer)
+        except NotFoundError:
+            raise _no_bucket(request) from None
+        if not is_named:
+            raise S3Error("AccessDenied", "the daemon's allow rules do not name this bucket")
+
     async def _page(self, request: S3Request, peer: Peer, *, after: str, token: str) -> ListedPage:
+        """Return the page of a listing that a request asks for. Raises S3Error, ShardcacheError.
+
+        Args:
+            after: key after which the first page begins; empty for the first key.
+            token: token of the page; empty for the first page.
+        """
         params = request.params
-        max_keys = request.number("max-keys", lowest=0, highest=2**31 - 1)
+        max_keys = request.number("max-keys", lowest=0, highest=_MAX_INT)
         if max_keys == 0:
             return ListedPage([], [], "")
         wanted = PageRequest(
@@ -124,11 +133,15 @@ def _bucket_in(prefix: str) -> str:
 
 
 def _key_in(request: S3Request, url: str) -> str:
+    """Return the key of a url in the request's bucket."""
     return url.removeprefix(f"s3://{request.bucket}/")
 
 
 def _encoding(request: S3Request) -> Callable[[str], str]:
-    """Return how keys are written: percent-encoded if the request wants that."""
+    """Return the function that encodes keys as the request wants: percent-encoded, or not at all.
+
+    Raises S3Error for another encoding.
+    """
     kind = request.params.get("encoding-type")
     if kind not in (None, "url"):
         raise S3Error("InvalidArgument", "the only encoding-type is url")
@@ -138,7 +151,7 @@ def _encoding(request: S3Request) -> Callable[[str], str]:
 
 
 def _fields(request: S3Request, page: ListedPage) -> list[tuple[str, str]]:
-    """Return the names and values of elements that both kinds of listings begin with."""
+    """Return the elements with which both kinds of listings begin: their names and texts."""
     params = request.params
     encoded = _encoding(request)
     fields = [
@@ -159,6 +172,7 @@ def _listing(
     page: ListedPage,
     fields: list[tuple[str, str]],
 ) -> web.Response:
+    """Return a listing: its fields, then the objects and folders of a page."""
     parts = [f"<{name}>{in_xml(text)}</{name}>" for name, text in fields]
     parts += _contents(request, page.objects)
     encoded = _encoding(request)
@@ -169,6 +183,7 @@ def _listing(
 
 
 def _contents(request: S3Request, objects: list[RemoteObject]) -> Iterator[str]:
+    """Yield the XML element of each object."""
     encoded = _encoding(request)
     for obj in objects:
         key = in_xml(encoded(_key_in(request, obj.url)))
@@ -182,5 +197,6 @@ def _contents(request: S3Request, objects: list[RemoteObject]) -> Iterator[str]:
 
 
 def _document(name: str, content: str) -> web.Response:
+    """Return an answer in XML, with the element `name` around its content."""
     text = f'{_XML}<{name} xmlns="{_NAMESPACE}">{content}</{name}>'
     return web.Response(body=text.encode(), content_type="application/xml")

@@ -1,7 +1,7 @@
 """The S3 endpoint: requests of S3 clients on this node, answered from the cache.
 
-It only reads. Each request is signed with a key that the daemon gave to a user, whose rules of
-access apply as at the Unix socket.
+It is read-only. Each request is signed with a key that the daemon gave to a user; this user's rules
+of access apply, as at the Unix socket.
 """
 
 import os
@@ -33,15 +33,17 @@ from shardcache.shared.own_endpoint import (
 
 log = structlog.get_logger()
 
-# Requests that are answered at a time; each may have three open files. One user may have half.
+# Requests that are answered at the same time; each may have three open files. A user may have half.
 _MAX_REQUESTS = 1024
-_READ_ONLY = "GET, HEAD"
-# Headers of which a browser's request has one at least, and which no page can leave out.
-_OF_BROWSERS = frozenset({"origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
+_MAX_USER_REQUESTS = _MAX_REQUESTS // 2
+_READ_METHODS = ("GET", "HEAD")
+_SHOWN_CHARS = 40  # of an unknown parameter, in an error
+# Every request of a browser has one of these headers at least, and no page can remove them.
+_BROWSER_HEADERS = frozenset({"origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
 
-# Parameters of the operations that are answered here.
-_OF_OBJECTS = frozenset({"partnumber", "versionid"})
-_OF_LISTINGS = frozenset(
+# Parameters of the operations that are answered here, in lower case.
+_OBJECT_PARAMS = frozenset({"partnumber", "versionid"})
+_LISTING_PARAMS = frozenset(
     {
         "list-type",
         "prefix",
@@ -54,8 +56,8 @@ _OF_LISTINGS = frozenset(
         "fetch-owner",
     }
 )
-_ANYWHERE = frozenset({"x-id"})  # which SDKs add for their logs
-_ANYWHERE_PREFIXES = ("x-amz-", "response-")
+_COMMON_PARAMS = frozenset({"x-id"})  # SDKs add it for their logs
+_COMMON_PREFIXES = ("x-amz-", "response-")
 
 
 class S3Door:
@@ -67,12 +69,12 @@ class S3Door:
         self._drain = drain
         self._objects = ObjectAnswers(cache.objects, sender)
         self._buckets = BucketAnswers(cache.objects)
-        self._running: Counter[int] = Counter()  # requests, by user
+        self._running: Counter[int] = Counter()  # number of requests that are answered, by user
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request; never raises anything but what ends the connection."""
+        """Answer one request. Raises ConnectionError to end the connection, and nothing else."""
         self._counters.s3_requests += 1
-        # A plain number: nobody trusts it, and random ones would cost time at 5,000 a second.
+        # A plain number: it need not be secret, and random ones take time at 5,000 a second.
         headers = {
             "x-amz-request-id": f"{self._counters.s3_requests:016X}",
             ENDPOINT_HEADER: "1",
@@ -87,31 +89,32 @@ class S3Door:
             raise
         except SlowClientError:
             raise ConnectionResetError("the client reads nothing") from None
-        except OSError as exn:  # of the disk, or the process's own
+        except OSError as exn:  # of the disk, or of the process, as without descriptors
             error = S3Error("ServiceUnavailable", f"the daemon cannot answer: {exn.strerror}")
-        except Exception:  # a top-level guard, as of other requests
+        except Exception:  # a top-level guard, as for other requests
             log.exception("unexpected error in an S3 request", path=http.path)
             error = S3Error("InternalError", "a fault of the daemon; see its log")
         return _refusal(http, error, headers)
 
     async def _answer(self, http: web.BaseRequest, headers: dict[str, str]) -> web.StreamResponse:
-        fields = _fields(http)
-        _check_origin(fields)
-        request = S3Request.of(http.method, http.raw_path, fields)
+        """Answer one request; `headers` are those of every answer. Raises any error."""
+        sent_headers = _joined_headers(http)
+        _check_client(sent_headers)
+        request = S3Request.of(http.method, http.raw_path, sent_headers)
         peer = self._peer(request)
-        if http.method not in ("GET", "HEAD"):
+        if http.method not in _READ_METHODS:
             raise S3Error(
                 "MethodNotAllowed",
                 "the endpoint is read-only; write to the object store itself",
-                {"Allow": _READ_ONLY},
+                {"Allow": ", ".join(_READ_METHODS)},
             )
         response = self._at_once(request, peer, headers)
         if response is not None:
             return response
-        with self._admitted(peer), self._drain.errand():
+        with self._admitted(peer), self._drain.running_request():
             if request.key:
-                return await self._of_object(http, request, peer, headers)
-            response = await self._of_bucket(request, peer)
+                return await self._answer_object(http, request, peer, headers)
+            response = await self._answer_bucket(request, peer)
             response.headers.update(headers)
             return response
 
@@ -123,11 +126,11 @@ class S3Door:
     ) -> web.Response | None:
         """Return the answer to a request that needs no waiting; None for all others.
 
-        It is not counted: while it is made, no other request is answered.
+        Such a request does not count as running: meanwhile, the event loop answers no other.
         """
         if request.signed.method != "GET" or not request.key or self._drain.began:
             return None
-        _check_of_object(request)
+        _check_object_params(request)
         return self._objects.at_once(request, peer, headers)
 
     def _peer(self, request: S3Request) -> Peer:
@@ -149,12 +152,12 @@ class S3Door:
 
     @contextmanager
     def _admitted(self, peer: Peer) -> Iterator[None]:
-        """Count a request while it is answered. Raises S3Error if there are too many."""
+        """Count a request as running during the block. Raises S3Error if too many are."""
         is_limited = peer.uid not in (0, os.getuid())
         if self._running.total() >= _MAX_REQUESTS:
             raise S3Error("SlowDown", f"the daemon answers {_MAX_REQUESTS} requests, its maximum")
-        if is_limited and self._running[peer.uid] >= _MAX_REQUESTS // 2:
-            raise S3Error("SlowDown", f"{_MAX_REQUESTS // 2} requests of yours are being answered")
+        if is_limited and self._running[peer.uid] >= _MAX_USER_REQUESTS:
+            raise S3Error("SlowDown", f"{_MAX_USER_REQUESTS} requests of yours are being answered")
         self._running[peer.uid] += 1
         try:
             yield
@@ -163,14 +166,15 @@ class S3Door:
             if not self._running[peer.uid]:
                 del self._running[peer.uid]
 
-    async def _of_object(
+    async def _answer_object(
         self,
         http: web.BaseRequest,
         request: S3Request,
         peer: Peer,
         headers: dict[str, str],
     ) -> web.StreamResponse:
-        _check_of_object(request)
+        """Answer GetObject and HeadObject; `headers` are those of every answer."""
+        _check_object_params(request)
         try:
             if http.method == "HEAD":
                 response = await self._objects.head(request, peer)
@@ -182,7 +186,8 @@ class S3Door:
                 raise S3Error("NoSuchBucket", f"there is no bucket {request.bucket}") from None
             raise S3Error("NoSuchKey", "the object store has no such object") from None
 
-    async def _of_bucket(self, request: S3Request, peer: Peer) -> web.Response:
+    async def _answer_bucket(self, request: S3Request, peer: Peer) -> web.Response:
+        """Answer a request for a bucket's name, region or listing, or for all buckets."""
         method = request.signed.method
         if not request.bucket:
             _check_operation(request, frozenset())
@@ -191,52 +196,59 @@ class S3Door:
             return await self._buckets.head(request, peer)
         if "location" in request.params:
             return await self._buckets.location(request, peer)
-        _check_operation(request, _OF_LISTINGS)
+        _check_operation(request, _LISTING_PARAMS)
         if request.params.get("list-type") == "2":
             return await self._buckets.list_v2(request, peer)
         return await self._buckets.list_v1(request, peer)
 
 
-def _fields(http: web.BaseRequest) -> dict[str, str]:
-    """Return the headers by name in lower case, repeated ones joined."""
-    fields: dict[str, str] = {}
+def _joined_headers(http: web.BaseRequest) -> dict[str, str]:
+    """Return a request's headers by name in lower case, repeated ones joined."""
+    headers: dict[str, str] = {}
     for name, value in http.headers.items():
-        name = name.lower()
-        fields[name] = f"{fields[name]},{value}" if name in fields else value
-    return fields
+        lower = name.lower()
+        headers[lower] = f"{headers[lower]},{value}" if lower in headers else value
+    return headers
 
 
-def _check_origin(fields: dict[str, str]) -> None:
+def _check_client(headers: dict[str, str]) -> None:
     """Raise S3Error for requests of web pages and of daemons.
 
-    A daemon that took an endpoint for the object store would ask itself, or keep all twice.
+    A daemon that uses an endpoint as its object store would request from itself, or cache
+    everything twice.
     """
-    if not _OF_BROWSERS.isdisjoint(fields):
+    if not _BROWSER_HEADERS.isdisjoint(headers):
         raise S3Error("AccessDenied", "the endpoint is for programs, not for web pages")
-    if DAEMON_AGENT in fields.get("user-agent", ""):
+    if DAEMON_AGENT in headers.get("user-agent", ""):
         raise S3Error("InvalidRequest", f"{OWN_ENDPOINT}; {OWN_ENDPOINT_REMEDY}")
 
 
-def _check_of_object(request: S3Request) -> None:
-    """Raise S3Error for a query that is not of GetObject and HeadObject."""
-    _check_operation(request, _OF_OBJECTS)
+def _check_object_params(request: S3Request) -> None:
+    """Raise S3Error for parameters that GetObject and HeadObject do not have here."""
+    _check_operation(request, _OBJECT_PARAMS)
     if request.params.get("versionId", "null") != "null":
         raise S3Error("NotImplemented", "only the present version is served; omit versionId")
 
 
 def _check_operation(request: S3Request, known: frozenset[str]) -> None:
-    """Raise S3Error for a query that belongs to another operation."""
+    """Raise S3Error for a query that belongs to another operation.
+
+    Args:
+        known: parameters of this operation, in lower case.
+    """
     for name in request.params:
         lower = name.lower()
-        if lower in known or lower in _ANYWHERE or lower.startswith(_ANYWHERE_PREFIXES):
-            continue
-        raise S3Error(
-            "NotImplemented",
-            f"{name[:40]!a} is not supported here; send the request to the object store",
-        )
+        is_common = lower in _COMMON_PARAMS or lower.startswith(_COMMON_PREFIXES)
+        if not is_common and lower not in known:
+            raise S3Error(
+                "NotImplemented",
+                f"{name[:_SHOWN_CHARS]!a} is not supported here; send the request to the object "
+                "store",
+            )
 
 
 def _refusal(http: web.BaseRequest, error: S3Error, headers: dict[str, str]) -> web.Response:
+    """Return the answer that refuses a request; `headers` are those of every answer."""
     body = b""
     if http.method != "HEAD" and error.status != 304:
         body = error.document(http.path, headers["x-amz-request-id"])
@@ -247,7 +259,7 @@ def _refusal(http: web.BaseRequest, error: S3Error, headers: dict[str, str]) -> 
     )
     if error.code in ("SlowDown", "ServiceUnavailable"):
         response.headers["Retry-After"] = "1"
-    if http.method not in ("GET", "HEAD"):
-        # Its body may still come, or not: the next request could not be told from it.
+    if http.method not in _READ_METHODS:
+        # The request's body may still arrive, and would be taken for the next request.
         response.force_close()
     return response

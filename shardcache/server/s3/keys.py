@@ -1,4 +1,4 @@
-"""Keys for the S3 endpoint, which users get over the Unix socket, where the kernel names them."""
+"""Keys for the S3 endpoint: users get them over the Unix socket, which identifies each user."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ log = structlog.get_logger()
 _ID_BYTES = 10
 _SECRET_BYTES = 30
 _ID_BEGINNING = "SHARDCACHE"
-# A key is not given again once less of its life is left than this share.
+# A key is given again as long as more than this share of a new key's life is left.
 _MIN_SHARE_LEFT = 0.5
-# How long expired keys are remembered: their users are told that they are.
+# Time for which expired keys are remembered, so that their users get an error that says so.
 _REMEMBERED_S = 7 * 24 * 3600
 _MAX_KEYS = 10_000
 _MODE = 0o600
@@ -35,9 +35,9 @@ class S3Key:
 
     Attributes:
         access_key: its public id.
-        secret_key: what requests are signed with.
-        peer: the user and the groups that the user was in.
-        expires_s: in seconds since the Unix epoch.
+        secret_key: the secret with which requests are signed.
+        peer: the user, with the groups of the user at that time.
+        expires_s: time of its expiry, in seconds since the Unix epoch.
     """
 
     access_key: str
@@ -66,12 +66,12 @@ class S3Key:
 
 
 class S3Keys:
-    """The keys of all users, which outlive the daemon by a file that only its user can read.
+    """The keys of all users, kept in a file that only the daemon's user can read.
 
     Args:
-        path: of that file.
-        unfinished: of a file of the same filesystem that is about to replace it.
-        life_s: how long a new key is valid.
+        path: path of that file.
+        unfinished: path on the same filesystem for a file that replaces it.
+        life_s: time for which a new key is valid.
     """
 
     def __init__(self, path: Path, unfinished: Path, life_s: float) -> None:
@@ -79,22 +79,22 @@ class S3Keys:
         self._unfinished = unfinished
         self._life_s = life_s
         self._keys: dict[str, S3Key] = {}  # by id, oldest first
-        self._latest: dict[Peer, S3Key] = {}
+        self._latest: dict[Peer, S3Key] = {}  # by user, the newest key
         self._saving = asyncio.Lock()
 
     def restore(self) -> None:
-        """Take over the keys that an earlier daemon gave. Blocks."""
-        for line in _lines(self._path):
+        """Restore the keys that an earlier daemon gave. Blocks."""
+        for line in _private_lines(self._path):
             key = S3Key.from_line(line)
             if key is not None:
                 self._add(key)
         self._forget_old(time.time())
 
     async def give(self, peer: Peer) -> S3Key:
-        """Return a key of a user that is valid for half of a new one's life at least."""
+        """Return a key for a user, which is valid for at least half of a new key's life."""
         now_s = time.time()
         key = self._latest.get(peer)
-        if key is not None and self._is_lasting(key.expires_s - now_s):
+        if key is not None and self._may_be_given_again(key.expires_s - now_s):
             return key
         key = S3Key(
             _ID_BEGINNING + secrets.token_hex(_ID_BYTES).upper(),
@@ -107,22 +107,24 @@ class S3Keys:
         await self._save()
         return key
 
-    def _is_lasting(self, left_s: float) -> bool:
+    def get(self, access_key: str) -> S3Key | None:
+        """Return a key by its id, which may have expired; None if it is not known."""
+        return self._keys.get(access_key)
+
+    def _may_be_given_again(self, left_s: float) -> bool:
         """Return whether to give a key again that is valid for `left_s` more.
 
-        Not if that is longer than a new key's life: an earlier daemon gave it a longer one.
+        Not if that is longer than a new key's life, as of a key from a daemon with a longer one.
         """
         return self._life_s * _MIN_SHARE_LEFT < left_s <= self._life_s
 
-    def get(self, access_key: str) -> S3Key | None:
-        """Return a key by its id, which may have expired; None if it was never given."""
-        return self._keys.get(access_key)
-
     def _add(self, key: S3Key) -> None:
+        """Add a key as its user's newest."""
         self._keys[key.access_key] = key
         self._latest[key.peer] = key
 
     def _forget_old(self, now_s: float) -> None:
+        """Forget keys that expired long ago, and the oldest of too many."""
         old = [key for key in self._keys.values() if now_s - key.expires_s > _REMEMBERED_S]
         surplus = len(self._keys) - len(old) - _MAX_KEYS
         if surplus > 0:
@@ -146,8 +148,11 @@ class S3Keys:
                 )
 
 
-def _lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that nobody but its owner can read or write. Blocks."""
+def _private_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file that only this user can read or write. Blocks.
+
+    No lines of any other file, or of one that cannot be read; this is logged.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -156,9 +161,9 @@ def _lines(path: Path) -> list[bytes]:
         log.warning("cannot read the keys of the S3 endpoint", file=str(path), cause=exn.strerror)
         return []
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(file.fileno())
-        is_own = found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & _OTHERS
-        if not is_own:
+        info = os.fstat(file.fileno())
+        is_private = info.st_uid == os.getuid() and not stat.S_IMODE(info.st_mode) & _OTHERS
+        if not is_private:
             log.warning(
                 "the keys of the S3 endpoint could be read or written by others; they are invalid",
                 file=str(path),
@@ -170,7 +175,7 @@ def _lines(path: Path) -> list[bytes]:
 def _write_for_owner(path: Path, unfinished: Path, lines: Iterable[str]) -> None:
     """Replace a file with one that only its owner can read or write. Blocks. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        unfinished.unlink()  # which others may have open
+        unfinished.unlink()  # other processes may have it open
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.writelines(lines)

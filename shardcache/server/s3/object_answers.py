@@ -25,11 +25,12 @@ from shardcache.store.part_file import Span
 log = structlog.get_logger()
 
 JOB = "s3"
-"""Name of the job that what S3 clients read is charged to, one for each user."""
+"""Name of the job to which reads of S3 clients are charged; each user has one."""
 
-# Shorter bodies are sent with their head; longer ones by the kernel.
+# Bodies up to this size are sent with their head; longer ones by the kernel.
 _SHORT_BYTES = 64 * 1024
-# Ranges of an object that is not cached are fetched in such pieces, one ahead of the client.
+# Ranges of an object that is not cached are fetched in pieces of this size, one ahead of the
+# client.
 _PIECE_BYTES = 8 * 1024 * 1024
 _TRIES = 3
 _MAX_PARTS = 10_000
@@ -47,9 +48,9 @@ class _Selection(NamedTuple):
     """Bytes of an object that one request selects: all, a range, or an uploaded part.
 
     Attributes:
-        span: where they start and end.
-        is_range: whether the answer is of a range (206), rather than of the object.
-        headers: of the answer.
+        span: their start and end.
+        is_range: True if the answer is for a range (206), False for the whole object (200).
+        headers: headers of the answer.
     """
 
     obj: RemoteObject
@@ -86,12 +87,12 @@ class ObjectAnswers:
         peer: Peer,
         headers: dict[str, str],
     ) -> web.Response | None:
-        """Answer GetObject if nothing has to be waited for: the bytes are few, and in memory.
+        """Answer GetObject if that needs no waiting: for a few bytes, which are in memory.
 
-        None if that is not so. Raises S3Error, ShardcacheError.
+        None for any other request. Raises S3Error, ShardcacheError.
 
         Args:
-            headers: that all answers have.
+            headers: headers of every answer.
         """
         if "partNumber" in request.params:
             return None
@@ -101,11 +102,11 @@ class ObjectAnswers:
         selection = _select_range(request, obj)
         if selection.size_bytes > _SHORT_BYTES:
             return None
-        body = self._in_memory(selection)
+        body = self._bytes_in_memory(selection)
         if body is None:
             return None
         selection.headers.update(headers)
-        return self._short(selection, (JOB, peer.uid), body)
+        return self._short_answer(selection, (JOB, peer.uid), body)
 
     async def get(
         self,
@@ -114,11 +115,12 @@ class ObjectAnswers:
         peer: Peer,
         headers: dict[str, str],
     ) -> web.StreamResponse:
-        """Answer GetObject. Raises S3Error, ShardcacheError; once bytes are sent, the connection
-        is cut off instead.
+        """Answer GetObject. Raises S3Error, ShardcacheError.
+
+        After an error once bytes are sent, the connection is cut off instead.
 
         Args:
-            headers: that all answers have.
+            headers: headers of every answer.
         """
         for tries_left in reversed(range(_TRIES)):
             selection = await self._find_selection(request, peer)
@@ -126,7 +128,7 @@ class ObjectAnswers:
             try:
                 return await self._answer(http, selection, (JOB, peer.uid))
             except (OutdatedError, ShardChangedError):
-                # The store has another version than it lately said.
+                # The store now has another version than it stated lately.
                 self._objects.forget(request.url)
                 if not tries_left:
                     raise
@@ -137,7 +139,7 @@ class ObjectAnswers:
         raise AssertionError  # the last try returns or raises
 
     async def _find_selection(self, request: S3Request, peer: Peer) -> _Selection:
-        """Return what a request gets. Raises S3Error, ShardcacheError."""
+        """Return the bytes that a request selects. Raises S3Error, ShardcacheError."""
         obj = await self._objects.stat(request.url, peer)
         number = request.number("partNumber", lowest=1, highest=_MAX_PARTS)
         if number is None:
@@ -152,6 +154,7 @@ class ObjectAnswers:
         parts = parts_of(obj)
         if parts is not None:
             headers["x-amz-mp-parts-count"] = str(parts)
+        # A range cannot be empty: of an empty object, its only part is the whole object.
         return _select_span(obj, span if obj.size_bytes else None, headers)
 
     async def _answer(
@@ -160,8 +163,13 @@ class ObjectAnswers:
         selection: _Selection,
         client: JobKey,
     ) -> web.StreamResponse:
+        """Send an answer with its body; cut the connection off after an error midway.
+
+        Raises ShardcacheError, OSError, SlowClientError and _LostFileError before the first byte.
+        """
         if selection.size_bytes <= _SHORT_BYTES:
-            return self._short(selection, client, await self._read(selection, client))
+            body = await self._read(selection, client)
+            return self._short_answer(selection, client, body)
         response = web.StreamResponse(status=selection.status, headers=selection.headers)
         response.content_length = selection.size_bytes
         try:
@@ -172,21 +180,25 @@ class ObjectAnswers:
             _cut_off(http, selection, exn)
         return response
 
-    def _short(
-        self, selection: _Selection, client: JobKey, body: bytes | bytearray
+    def _short_answer(
+        self,
+        selection: _Selection,
+        client: JobKey,
+        body: bytes | bytearray,
     ) -> web.Response:
-        """Return an answer with its body."""
+        """Return an answer with its body, and charge it to a client."""
         self._objects.reads.sent(selection.obj, selection.size_bytes, client)
         return web.Response(status=selection.status, headers=selection.headers, body=body)
 
     async def _read(self, selection: _Selection, client: JobKey) -> bytes | bytearray:
+        """Return the selected bytes, once they are cached."""
         start, _ = selection.span
         async with self._objects.reads.span(selection.obj, selection.span, client) as held:
             with _open(held) as fd:
                 return await self._sender.read(fd, start, selection.size_bytes)
 
-    def _in_memory(self, selection: _Selection) -> bytearray | None:
-        """Return the bytes if they are cached, and in memory."""
+    def _bytes_in_memory(self, selection: _Selection) -> bytearray | None:
+        """Return the selected bytes if they are cached, and in memory; None if not."""
         path = self._objects.reads.at_hand(selection.obj, selection.span)
         if path is None:
             return None
@@ -214,30 +226,38 @@ class ObjectAnswers:
             is_space_wanted = self._objects.reads.is_space_wanted
             try:
                 while not stream.is_at_end:
-                    async with self._held(stream, client) as held:
+                    async with self._hold_next(stream, client) as held:
                         await stream.send(held, is_space_wanted)
                     if not stream.is_at_end:
-                        await sending.writable()  # nothing is held for a client that reads nothing
+                        # Wait without holding any bytes: the client may have stopped reading.
+                        await sending.writable()
             finally:
-                # A client that has all it wants may close the connection before this ends.
+                # Also if this is cancelled: a client that has enough may close the connection.
                 if response.prepared:
                     self._objects.reads.sent(selection.obj, sending.sent_bytes, client)
 
-    def _held(self, stream: "_Stream", client: JobKey) -> AbstractAsyncContextManager[HeldBytes]:
+    def _hold_next(
+        self,
+        stream: "_Stream",
+        client: JobKey,
+    ) -> AbstractAsyncContextManager[HeldBytes]:
         """Hold the bytes that are sent next: the whole object, or a piece of it."""
         reads = self._objects.reads
         obj = stream.selection.obj
         if stream.is_whole:
             return reads.whole(obj, client)
+
         _, end = stream.selection.span
-        beyond = min(end, stream.piece_end)
-        ahead = None if beyond == end else (beyond, min(end, beyond + _PIECE_BYTES))
-        return reads.span(obj, (stream.sent_to, beyond), client, ahead, in_order=True)
+        piece_end = min(end, stream.piece_end)
+        next_piece = None
+        if piece_end < end:
+            next_piece = (piece_end, min(end, piece_end + _PIECE_BYTES))
+        return reads.span(obj, (stream.sent_to, piece_end), client, next_piece, in_order=True)
 
     def _is_whole(self, selection: _Selection) -> bool:
-        """Return whether a request is one for the object as a whole, which finds space now.
+        """Return whether to fetch the object as a whole: all is selected, and it fits now.
 
-        By pieces, it needs the space of one at a time, and does not wait for that of the whole.
+        In pieces, it needs the space of one piece at a time, and does not wait for more.
         """
         is_all = selection.size_bytes == selection.obj.size_bytes
         return is_all and self._objects.reads.fits(selection.obj)
@@ -248,8 +268,8 @@ class _Stream:
     """A body that is being sent.
 
     Attributes:
-        is_whole: whether it is held as a whole, and not by pieces.
-        sent_to: where the bytes end that were sent.
+        is_whole: True if the object is held as a whole, False if in pieces.
+        sent_to: end of the bytes that were sent.
     """
 
     _http: web.BaseRequest
@@ -264,7 +284,7 @@ class _Stream:
 
     @property
     def piece_end(self) -> int:
-        """End of the piece that the next bytes are in: what is missing of it is requested."""
+        """End of the piece that contains the next bytes."""
         start, _ = self.selection.span
         pieces = (self.sent_to - start) // _PIECE_BYTES + 1
         return start + pieces * _PIECE_BYTES
@@ -276,9 +296,9 @@ class _Stream:
         return self.sent_to >= end
 
     async def send(self, held: HeldBytes, is_space_wanted: Callable[[], bool]) -> None:
-        """Send what is held: of a whole object that arrives, until it has arrived.
+        """Send the held bytes; those of a whole object as they arrive.
 
-        Of a piece, less is sent if its client reads nothing while its space is wanted.
+        Less is sent of a piece if the client reads nothing while others need its space.
         """
         with _open(held) as fd:
             if not self.is_whole:
@@ -293,6 +313,7 @@ class _Stream:
         fd: int,
         gives_way: Callable[[], bool] | None = None,
     ) -> None:
+        """Send the bytes that have arrived; wait until there are some. See `Sending.send`."""
         _, end = self.selection.span
         ready = min(end, await held.beyond(self.sent_to))
         if not self._response.prepared:
@@ -302,14 +323,14 @@ class _Stream:
 
 
 def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:
-    """Return what a request for an object, or for a range of it, gets. Raises S3Error."""
+    """Return the selection of a request for an object or a range of one. Raises S3Error."""
     headers = _headers(request, obj)
     text = applicable_range(request, obj.version, obj.modified_s or 0.0)
     return _select_span(obj, span_of(text, obj.size_bytes), headers)
 
 
 def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> _Selection:
-    """Return what a request for some bytes of an object gets; all of them for None."""
+    """Return the selection of a span of an object; of the whole object for None."""
     if span is None:
         return _Selection(obj, (0, obj.size_bytes), is_range=False, headers=headers)
     start, end = span
@@ -318,7 +339,7 @@ def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) 
 
 
 def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
-    """Return the headers that say what an object is. Raises S3Error if a condition is not met."""
+    """Return the headers that describe an object. Raises S3Error if a condition is not met."""
     modified_s = obj.modified_s or 0.0
     check_conditions(request, obj.version, modified_s)
     headers = {
@@ -331,7 +352,7 @@ def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
         return headers
     for name, header in _OVERRIDES.items():
         if name in request.params:
-            headers[header] = _of_header(request.params[name])
+            headers[header] = _checked_header(request.params[name])
     return headers
 
 
@@ -341,12 +362,12 @@ def _http_date(seconds: int) -> str:
 
 
 class _LostFileError(Exception):
-    """A file was removed by others than the cache."""
+    """A file was removed, but not by the cache."""
 
 
 @contextmanager
 def _open(held: HeldBytes) -> Iterator[int]:
-    """Open the file of held bytes. Raises OSError; _LostFileError if others have removed it."""
+    """Open the file of held bytes. Raises OSError; _LostFileError if it is missing."""
     try:
         fd = os.open(held.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -356,7 +377,7 @@ def _open(held: HeldBytes) -> Iterator[int]:
         yield fd
     except (ShardcacheError, ConnectionError):
         raise
-    except OSError:  # of the file
+    except OSError:  # the file cannot be read
         held.lost()
         raise
     finally:
@@ -364,7 +385,7 @@ def _open(held: HeldBytes) -> Iterator[int]:
 
 
 def _cut_off(http: web.BaseRequest, selection: _Selection, exn: Exception) -> None:
-    """End the connection in the middle of a body: the client sees that some of it is missing."""
+    """End the connection in the middle of a body, so that the client sees that it is incomplete."""
     if not isinstance(exn, ConnectionError):
         log.warning(
             "S3 client disconnected before the end of its answer",
@@ -375,8 +396,8 @@ def _cut_off(http: web.BaseRequest, selection: _Selection, exn: Exception) -> No
         http.transport.abort()
 
 
-def _of_header(text: str) -> str:
-    """Return a text that a header may have. Raises S3Error."""
+def _checked_header(text: str) -> str:
+    """Return a text for a header. Raises S3Error if a header cannot have it."""
     if not text.isprintable() or not text.isascii():
         raise S3Error("InvalidArgument", "a header of the answer has to be printable ASCII")
     return text

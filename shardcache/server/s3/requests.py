@@ -1,4 +1,4 @@
-"""Requests of S3 clients: the object that one names, its range, and its conditions."""
+"""Requests of S3 clients: bucket and key, range, and conditions."""
 
 import re
 from collections.abc import Mapping
@@ -11,8 +11,12 @@ from shardcache.server.s3.s3_errors import S3Error
 from shardcache.server.s3.signatures import SignedRequest
 from shardcache.store.part_file import Span
 
-# More digits than any size has, and fewer than Python refuses to convert.
+# Numbers in a range may have more digits than any size, but not so many that Python does not
+# convert them.
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))")
+_MAX_DIGITS = 18  # of a number in the query
+_SHOWN_CHARS = 40  # of a wrong number, in an error
+_SHOWN_NAME_CHARS = 80  # of a wrong host or bucket
 _MALFORMED_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _MAX_KEY_BYTES = 1024
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -44,7 +48,7 @@ class S3Request(NamedTuple):
             headers: by name in lower case.
         """
         path, _, query = target.partition("?")
-        bucket, key = _place(path, headers.get("host", ""))
+        bucket, key = _bucket_and_key(path, headers.get("host", ""))
         signed = SignedRequest(method, path, query, headers)
         return cls(signed, bucket, key, _params(query))
 
@@ -62,24 +66,12 @@ class S3Request(NamedTuple):
         text = self.params.get(name)
         if text is None:
             return None
-        if not text.isascii() or not text.isdecimal() or len(text) > 18:
-            raise S3Error("InvalidArgument", f"{name} has to be a number, not {text[:40]!a}")
+        if not text.isascii() or not text.isdecimal() or len(text) > _MAX_DIGITS:
+            shown = text[:_SHOWN_CHARS]
+            raise S3Error("InvalidArgument", f"{name} has to be a number, not {shown!a}")
         if not lowest <= int(text) <= highest:
             raise S3Error("InvalidArgument", f"{name} has to be from {lowest} to {highest}")
         return int(text)
-
-
-def _check_host(host: str) -> None:
-    """Raise S3Error unless a host is a name of the loopback, or a bucket's name below it.
-
-    Any other name that leads here may be that of a DNS rebinding site, whose page sent the request.
-    """
-    name = _without_port(host)
-    if name not in _LOCAL_HOSTS and not name.endswith(".localhost"):
-        raise S3Error(
-            "AccessDenied",
-            f"{host[:80]!a} is not a loopback name of this node; use the address of --s3",
-        )
 
 
 def span_of(text: str | None, size_bytes: int) -> Span | None:
@@ -87,10 +79,10 @@ def span_of(text: str | None, size_bytes: int) -> Span | None:
 
     Raises S3Error for a range beyond the object's end.
     """
-    found = _RANGE.fullmatch((text or "").strip())
-    if found is None:
+    match = _RANGE.fullmatch((text or "").strip())
+    if match is None:
         return None  # no range, several, or a malformed one: S3 sends everything
-    first, last, suffix = found.groups()
+    first, last, suffix = match.groups()
     if suffix is not None:  # `bytes=-5`: the last five
         start = max(0, size_bytes - int(suffix))
         end = size_bytes
@@ -131,7 +123,7 @@ def applicable_range(request: S3Request, etag: str, modified_s: float) -> str | 
 def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
     """Raise S3Error if the request wants the object only in another version.
 
-    Conditions on times count only without those on ETags (RFC 9110, 13.2.2).
+    A condition on the time is ignored beside one on the ETag (RFC 9110, 13.2.2).
 
     Args:
         etag: the present version's, without quotes.
@@ -143,7 +135,7 @@ def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
     if_match = request.header("if-match")
     unmodified_s = _time_in(request.header("if-unmodified-since"))
     if if_match is not None:
-        if not _names(if_match, etag, is_strong=True):
+        if not _includes(if_match, etag, is_strong=True):
             raise S3Error("PreconditionFailed", "the object has another ETag than If-Match", tag)
     elif unmodified_s is not None and int(modified_s) > unmodified_s:
         raise S3Error("PreconditionFailed", "the object was stored after If-Unmodified-Since", tag)
@@ -151,14 +143,14 @@ def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
     if_none_match = request.header("if-none-match")
     modified_since_s = _time_in(request.header("if-modified-since"))
     if if_none_match is not None:
-        if _names(if_none_match, etag):
+        if _includes(if_none_match, etag):
             raise S3Error("NotModified", "the object has the ETag of If-None-Match", tag)
     elif modified_since_s is not None and int(modified_s) <= modified_since_s:
         raise S3Error("NotModified", "the object was not stored after If-Modified-Since", tag)
 
 
-def _names(header: str, etag: str, *, is_strong: bool = False) -> bool:
-    """Return whether a header names an ETag, or any.
+def _includes(header: str, etag: str, *, is_strong: bool = False) -> bool:
+    """Return whether a header's list of ETags has an ETag, or is `*`.
 
     Args:
         is_strong: True to ignore ETags marked as weak: their objects may have other bytes.
@@ -170,7 +162,10 @@ def _names(header: str, etag: str, *, is_strong: bool = False) -> bool:
 
 
 def _time_in(header: str | None) -> float | None:
-    """Return the time in a header; None if it has none: S3 ignores such a condition."""
+    """Return the time in a header, in seconds since the Unix epoch; None without a valid one.
+
+    S3 ignores a condition with an invalid time.
+    """
     if header is None:
         return None
     try:
@@ -180,7 +175,7 @@ def _time_in(header: str | None) -> float | None:
 
 
 @lru_cache(1024)
-def _place(path: str, host: str) -> tuple[str, str]:
+def _bucket_and_key(path: str, host: str) -> tuple[str, str]:
     """Return bucket and key of a path, either of which may be empty. Raises S3Error.
 
     Cached, since clients send the same path for many ranges.
@@ -193,13 +188,29 @@ def _place(path: str, host: str) -> tuple[str, str]:
     if not bucket:
         bucket, _, key = key.partition("/")
     if (bucket or key) and _BUCKET.fullmatch(bucket) is None:
-        raise S3Error("InvalidBucketName", f"{bucket[:80]!a} is not a valid bucket name")
+        shown = bucket[:_SHOWN_NAME_CHARS]
+        raise S3Error("InvalidBucketName", f"{shown!a} is not a valid bucket name")
     if len(key.encode()) > _MAX_KEY_BYTES:
         raise S3Error("KeyTooLongError", f"a key has at most {_MAX_KEY_BYTES} bytes")
     return bucket, key
 
 
+def _check_host(host: str) -> None:
+    """Raise S3Error unless a host is a name of the loopback, or a bucket's name below it.
+
+    A request with any other name may come from the page of a site that uses DNS rebinding.
+    """
+    name = _without_port(host)
+    if name not in _LOCAL_HOSTS and not name.endswith(".localhost"):
+        raise S3Error(
+            "AccessDenied",
+            f"{host[:_SHOWN_NAME_CHARS]!a} is not a loopback name of this node; use the address "
+            "of --s3",
+        )
+
+
 def _decoded(path: str) -> str:
+    """Return a path without its percent-encoding. Raises S3Error."""
     if _MALFORMED_ESCAPE.search(path):
         raise S3Error("InvalidURI", "a % in the path has to be followed by two hexadecimal digits")
     try:
@@ -209,6 +220,7 @@ def _decoded(path: str) -> str:
 
 
 def _params(query: str) -> dict[str, str]:
+    """Return the parameters of a query, decoded, by name."""
     if not query:
         return {}
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
@@ -224,6 +236,7 @@ def _bucket_of_host(host: str) -> str:
 
 
 def _without_port(host: str) -> str:
+    """Return the name in a Host header, in lower case."""
     name = host
     if ":" in host and not host.endswith("]"):
         name, _, _ = host.rpartition(":")

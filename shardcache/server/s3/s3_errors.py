@@ -1,4 +1,4 @@
-"""Errors as S3 answers them: a status, a code that clients know, and what to do."""
+"""Errors in S3's form: a status, a code that clients know, and a message with the remedy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ _STATUS = {
     "SignatureDoesNotMatch": 403,
     "SlowDown": 503,
 }
-# S3's codes by class of error: the first row that fits counts.
+# S3's codes by class of error; the first row that fits is used.
 _CODES: dict[type[ShardcacheError], str] = {
     errors.NotFoundError: "NoSuchKey",
     errors.AccessDeniedError: "AccessDenied",
@@ -89,11 +89,11 @@ class S3Error(Exception):
 
 def in_xml(text: str) -> str:
     """Return text escaped for XML; characters that XML 1.0 cannot hold are replaced."""
-    valid = "".join(char if _is_of_xml(char) else "\ufffd" for char in text)
+    valid = "".join(char if _is_valid_in_xml(char) else "\ufffd" for char in text)
     return escape(valid)
 
 
-def _is_of_xml(char: str) -> bool:
+def _is_valid_in_xml(char: str) -> bool:
     """Return whether XML 1.0 may hold a character."""
     return (
         char in "\t\n\r"

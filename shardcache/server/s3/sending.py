@@ -1,8 +1,8 @@
-"""Bytes of files to sockets, by the kernel: they pass neither the event loop nor this process.
+"""Sending of files to sockets by the kernel: the bytes do not pass through this process.
 
 They are sent in steps, each in a thread, since the file may have to be read from the disk. A step
-sends what the socket takes. While a client does not read, the event loop waits for it, and no
-thread does.
+ends when the socket is full: while a client does not read, the event loop waits for it, not a
+thread.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 # More would wait for the interpreter's lock: on two cores, 8 take a fifth more of processor time.
 _THREADS = 4
-# So that others get their turn, a step ends after this time, or once the client has not read for
-# so long. Most ranges are sent in one step, as each takes a turn of the event loop.
+# So that others get their turn, a step ends after this time, or once the client has read nothing
+# for `_PATIENCE_MS`. Most ranges are sent in one step, as each takes a turn of the event loop.
 _STEP_S = 0.1
 _PATIENCE_MS = 20
-# A call would send everything while its client reads as fast: it ends after so many bytes.
+# Limit on one call of sendfile, which would otherwise go on while its client reads as fast.
 _CALL_BYTES = 32 * 1024 * 1024
-# Interval of looking whether the transport's buffer is empty.
+# Interval at which the transport's buffer is checked.
 _PAUSE_S = 0.005
 # A client that has not read for this time gives way to others that need the cache space of its
 # bytes. While a client reads, the network fills the socket again within less.
@@ -40,11 +40,11 @@ class SlowClientError(Exception):
 
 @dataclass(slots=True)
 class Sending:
-    """The sending of one response from files to its client.
+    """Sends one response from files to its client.
 
     Attributes:
         stall_s: time for which the client may read nothing.
-        sent_bytes: bytes of files that the socket took, also in a `send` that was cancelled.
+        sent_bytes: number of bytes that the socket took, also in a `send` that was cancelled.
     """
 
     _transport: asyncio.Transport
@@ -54,7 +54,7 @@ class Sending:
     sent_bytes: int = 0
 
     async def flushed(self) -> None:
-        """Wait until the socket has all that the transport was given. Raises SlowClientError."""
+        """Wait until the transport's buffer is empty. Raises SlowClientError."""
         deadline_s = time.monotonic() + self.stall_s
         pause_s = 0.0
         while self._transport.get_write_buffer_size():
@@ -86,9 +86,9 @@ class Sending:
         return start
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Return the result of work in a thread, after its end even if the caller is cancelled.
+        """Return the result of work in a thread; wait for its end even if this is cancelled.
 
-        The work uses descriptors, whose numbers other files may get afterwards.
+        The work uses open descriptors: after they are closed, other files may get their numbers.
         """
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
         return await ended(job)
@@ -163,9 +163,9 @@ class Sender:
 
     async def read(self, fd: int, start: int, size_bytes: int) -> bytes | bytearray:
         """Return bytes of a file, by a thread unless they are in memory. Raises OSError."""
-        found = self.read_at_once(fd, start, size_bytes)
-        if found is not None:
-            return found
+        in_memory = self.read_at_once(fd, start, size_bytes)
+        if in_memory is not None:
+            return in_memory
         read = partial(os.pread, fd, size_bytes, start)
         data = await ended(asyncio.get_running_loop().run_in_executor(self._threads, read))
         if len(data) < size_bytes:
@@ -176,13 +176,13 @@ class Sender:
         """Return bytes of a file; None if some of them have to be read from the disk."""
         buffer = bytearray(size_bytes)
         try:
-            found = os.preadv(fd, [buffer], start, self._read_flags)
+            read_bytes = os.preadv(fd, [buffer], start, self._read_flags)
         except OSError:  # none of them is in memory, or the filesystem cannot tell
             return None
-        return buffer if found == size_bytes else None
+        return buffer if read_bytes == size_bytes else None
 
     def close(self) -> None:
-        """End the threads, once they have nothing more to do."""
+        """End the threads after their present work."""
         self._threads.shutdown(wait=False)
 
 
@@ -195,7 +195,7 @@ async def _is_set_within(event: asyncio.Event, limit_s: float) -> bool:
 
 
 async def ended(job: "asyncio.Future[T]") -> T:
-    """Return the result of a thread's work, after its end even if the caller is cancelled."""
+    """Return the result of a thread's work; wait for its end even if this is cancelled."""
     cancelled: asyncio.CancelledError | None = None
     while not job.done():
         try:
@@ -204,5 +204,5 @@ async def ended(job: "asyncio.Future[T]") -> T:
             cancelled = exn
     if cancelled is None:
         return job.result()
-    job.exception()  # retrieved, as asyncio would log one that never is
+    job.exception()  # retrieved, as asyncio logs exceptions that nobody has retrieved
     raise cancelled

@@ -25,7 +25,7 @@ from shardcache.store.disk.mounts import mount_of
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _MAX_CONNECTIONS = 4096
-_FILES_SHARE = 8  # connections may take an eighth of the descriptors that the process may have
+_FILES_PER_CONNECTION = 8  # so connections take at most an eighth of the process's descriptors
 _FIRST_REQUEST_S = 10.0
 _KEEPALIVE_S = 75.0
 _CLOSE_S = 0.5  # grace period of connections that are still open at the end
@@ -39,7 +39,7 @@ async def serving_s3(
 ) -> AsyncIterator[Handler]:
     """Serve S3 clients until the block exits.
 
-    Yields the handler of requests for keys, which users send to the Unix socket.
+    Yields the handler of requests for keys at the Unix socket.
     """
     layout = cache.layout
     unfinished = layout.unfinished(layout.s3_keys)
@@ -50,7 +50,7 @@ async def serving_s3(
     door = S3Door(cache, keys, drain, sender)
     server = web.Server(
         door.handle,
-        handler_cancellation=True,  # a client that disconnects ends its wait for space and bytes
+        handler_cancellation=True,  # when a client disconnects, waits for space and bytes end
         access_log=None,
         keepalive_timeout=_KEEPALIVE_S,
         auto_decompress=False,
@@ -82,8 +82,9 @@ async def _credentials(keys: S3Keys, request: web.Request) -> web.Response:
 
 
 def _limits(stall_s: float) -> Limits:
+    """Return the limits of the endpoint's sockets, within the present limit of open files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    connections = min(_MAX_CONNECTIONS, files // _FILES_SHARE)
+    connections = min(_MAX_CONNECTIONS, files // _FILES_PER_CONNECTION)
     return Limits(
         connections,
         per_user=connections,
@@ -94,7 +95,7 @@ def _limits(stall_s: float) -> Limits:
 
 
 def _refusal(error: ExhaustedError) -> bytes:
-    """Return the answer to a connection beyond the limits; clients try again after it."""
+    """Return the answer to a connection beyond the limits, after which clients try again."""
     body = S3Error("SlowDown", error.message).document("/", "0")
     head = (
         "HTTP/1.1 503 Slow Down",

@@ -1,8 +1,8 @@
-"""Signatures of AWS, version 4, as the server checks them (SigV4).
+"""Signatures of AWS, version 4 (SigV4), as the server checks them.
 
 A client signs the path and the query as it sends them, or in the form that AWS documents, in which
-all but letters, digits, "-", ".", "_" and "~" are percent-encoded: both are accepted, as they mean
-the same.
+everything but letters, digits, "-", ".", "_" and "~" is percent-encoded. Both are accepted: they
+mean the same.
 """
 
 import calendar
@@ -19,18 +19,20 @@ from shardcache.server.s3.s3_errors import S3Error
 ALGORITHM = "AWS4-HMAC-SHA256"
 _SKEW_S = 15 * 60  # by which the clocks of client and server may differ
 _MAX_VALID_S = 7 * 24 * 3600
+_MAX_VALID_DIGITS = len(str(_MAX_VALID_S))
+_SHOWN_CHARS = 40  # of a wrong value, in an error
 _TIME_FORM = "%Y%m%dT%H%M%SZ"
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
 class SignedRequest(NamedTuple):
-    """Parts of a request that its signature is made of.
+    """The parts of a request that its signature covers.
 
     Attributes:
-        method: of HTTP.
-        path: as it was sent, percent-encoded.
-        query: as it was sent, without the "?".
-        headers: by name in lower case; several of one name are joined with commas.
+        method: HTTP method.
+        path: path as it was sent, percent-encoded.
+        query: query as it was sent, without the "?".
+        headers: headers by name in lower case; several of one name are joined with commas.
     """
 
     method: str
@@ -40,18 +42,19 @@ class SignedRequest(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A request's signature and what it says of itself.
+    """A request's signature, with its parameters.
 
     Attributes:
         access_key: id of the key that it was made with.
         scope: date, region, service and terminator.
         signed_headers: names of the headers that were signed, in their order.
-        value: in hexadecimal.
-        time: when it was made, in the form of the headers.
-        valid_s: how long it is valid, of a presigned url; None for the clock's skew.
-        token: that of the session; empty without one.
-        payload: hash of the body as it was signed.
-        query: of the request, without the signature itself.
+        value: the signature in hexadecimal.
+        time: time at which it was made, in the form of the header.
+        valid_s: time for which a presigned url is valid; None for a signature in a header, which is
+            valid as long as clocks may differ.
+        token: session token; empty without one.
+        payload: hash of the body that was signed.
+        query: query of the request, without the signature itself.
     """
 
     access_key: str
@@ -67,24 +70,25 @@ class Signature(NamedTuple):
     @classmethod
     def of(cls, request: SignedRequest) -> "Signature":
         """Return the signature that a request has. Raises S3Error if there is none, or several."""
-        stated = request.headers.get("authorization")
+        authorization = request.headers.get("authorization")
         is_presigned = "X-Amz-Signature=" in request.query
-        if stated is None and is_presigned:
+        if authorization is None and is_presigned:
             return cls._in_query(request)
-        if stated is None:
+        if authorization is None:
             raise S3Error(
                 "AccessDenied",
                 "the request is not signed; give the client keys: shardcache credentials",
             )
         if is_presigned:
             raise S3Error("InvalidArgument", "sign the header or the url, not both")
-        return cls._in_header(request, stated)
+        return cls._in_header(request, authorization)
 
     @classmethod
-    def _in_header(cls, request: SignedRequest, stated: str) -> "Signature":
+    def _in_header(cls, request: SignedRequest, authorization: str) -> "Signature":
+        """Return the signature in the header Authorization. Raises S3Error."""
         # All but the value is the same in most requests of a client: it is parsed once.
-        beginning, separator, value = stated.rpartition("Signature=")
-        access_key, scope, signed_headers = _stated(beginning or stated)
+        beginning, separator, value = authorization.rpartition("Signature=")
+        access_key, scope, signed_headers = _parsed_beginning(beginning or authorization)
         if not separator or "," in value:
             raise _malformed("the header Authorization has to end with Signature=")
         headers = request.headers
@@ -102,6 +106,7 @@ class Signature(NamedTuple):
 
     @classmethod
     def _in_query(cls, request: SignedRequest) -> "Signature":
+        """Return the signature of a presigned url. Raises S3Error."""
         pairs = request.query.split("&")
         fields = {name: _unquoted(value) for name, value in map(_field, pairs)}
         if fields.get("X-Amz-Algorithm") != ALGORITHM:
@@ -121,11 +126,12 @@ class Signature(NamedTuple):
         )
 
     def check(self, request: SignedRequest, secret_key: str, now_s: float) -> None:
-        """Raise S3Error unless the request was signed with this key, lately, as it is."""
+        """Raise S3Error unless exactly this request was signed with the key, and lately."""
         if "host" not in self.signed_headers.split(";"):
             raise S3Error("AccessDenied", "the header Host has to be signed")
         made_s = _seconds(self.time)
-        if not self.scope.startswith(f"{self.time[:8]}/"):
+        date = self.time[: len("YYYYMMDD")]
+        if not self.scope.startswith(f"{date}/"):
             raise S3Error(
                 "SignatureDoesNotMatch",
                 "the date of the credential is not that of the request; sign with today's key",
@@ -149,12 +155,12 @@ class Signature(NamedTuple):
             raise S3Error("AccessDenied", "the presigned url has expired; sign another")
 
     def _is_valid(self, request: SignedRequest, secret_key: str) -> bool:
-        """Return whether the signature is that of the request with a key."""
+        """Return whether this is the signature of the request with a key."""
         # 1. Path and query as they were sent.
         path = request.path
         pairs = [_with_value(pair) for pair in self.query.split("&") if pair]
         query = sorted(pairs, key=_field)
-        if self._is_of(request, path, query, secret_key):
+        if self._covers(request, path, query, secret_key):
             return True
 
         # 2. Both in the form that AWS documents, if that is another.
@@ -162,16 +168,16 @@ class Signature(NamedTuple):
         normal_query = sorted(map(_normal_pair, query), key=_field)
         if (normal_path, normal_query) == (path, query):
             return False
-        return self._is_of(request, normal_path, normal_query, secret_key)
+        return self._covers(request, normal_path, normal_query, secret_key)
 
-    def _is_of(
+    def _covers(
         self,
         request: SignedRequest,
         path: str,
         query: Sequence[str],
         secret_key: str,
     ) -> bool:
-        """Return whether the signature is that of the request with this path and query."""
+        """Return whether this is the signature of the request with this path and query."""
         headers = request.headers
         lines = [
             f"{name}:{' '.join(headers.get(name, '').split())}\n"
@@ -190,7 +196,7 @@ class Signature(NamedTuple):
 
 @lru_cache(1024)
 def _signer(secret_key: str, scope: str) -> hmac.HMAC:
-    """Return the HMAC of nothing by the key of one day, region and service, to be copied."""
+    """Return an HMAC with the key of one day, region and service; copy it before an update."""
     key = f"AWS4{secret_key}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, _bytes(part), "sha256")
@@ -198,7 +204,7 @@ def _signer(secret_key: str, scope: str) -> hmac.HMAC:
 
 
 @lru_cache(1024)
-def _stated(text: str) -> tuple[str, str, str]:
+def _parsed_beginning(text: str) -> tuple[str, str, str]:
     """Return the key's id, the scope and the signed headers of an Authorization header.
 
     Raises S3Error.
@@ -206,16 +212,17 @@ def _stated(text: str) -> tuple[str, str, str]:
     Args:
         text: the header up to the signature's value.
     """
-    algorithm, _, rest = text.partition(" ")
+    algorithm, _, listed = text.partition(" ")
     if algorithm != ALGORITHM:
-        raise _malformed(f"only {ALGORITHM} is known here, not {algorithm[:40]!r}")
-    fields = dict(map(_field, rest.split(",")))
+        raise _malformed(f"only {ALGORITHM} is known here, not {algorithm[:_SHOWN_CHARS]!r}")
+    fields = dict(map(_field, listed.split(",")))
     access_key, scope = _credential(fields.get("Credential", ""))
     return access_key, scope, fields.get("SignedHeaders", "")
 
 
 @lru_cache(64)
 def _seconds(text: str) -> float:
+    """Return the time in `x-amz-date`, in seconds since the Unix epoch. Raises S3Error."""
     try:
         return calendar.timegm(time.strptime(text, _TIME_FORM))
     except ValueError:
@@ -223,17 +230,18 @@ def _seconds(text: str) -> float:
 
 
 def _credential(text: str) -> tuple[str, str]:
-    """Return the key's id and the scope, which S3's clients end with `s3/aws4_request`."""
+    """Return the key's id and the scope of a credential. Raises S3Error."""
     access_key, _, scope = text.partition("/")
-    parts = scope.split("/")
-    if len(parts) != 4 or parts[2:] != ["s3", "aws4_request"]:
-        raise _malformed("the credential has to end with DATE/REGION/s3/aws4_request")
-    return access_key, scope
+    match scope.split("/"):
+        case [_date, _region, "s3", "aws4_request"]:
+            return access_key, scope
+    raise _malformed("the credential has to end with DATE/REGION/s3/aws4_request")
 
 
 def _valid_s(text: str) -> int:
-    is_number = text.isascii() and text.isdecimal()
-    if not is_number or len(text) > 6 or int(text) > _MAX_VALID_S:
+    """Return the number of seconds in `X-Amz-Expires`. Raises S3Error."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_VALID_DIGITS
+    if not is_number or int(text) > _MAX_VALID_S:
         raise _malformed_query(
             f"X-Amz-Expires has to be a number of seconds, {_MAX_VALID_S} at most"
         )
@@ -247,12 +255,12 @@ def _field(text: str) -> tuple[str, str]:
 
 
 def _with_value(pair: str) -> str:
-    """Return a parameter of a query with its `=`, which is signed even without a value."""
+    """Return a query's parameter with its `=`, which is signed even without a value."""
     return pair if "=" in pair else f"{pair}="
 
 
 def _normal_pair(pair: str) -> str:
-    """Return a parameter of a query in the percent-encoding that AWS documents."""
+    """Return a query's parameter in the percent-encoding that AWS documents."""
     name, _, value = pair.partition("=")
     return f"{_normal(name)}={_normal(value)}"
 
@@ -268,7 +276,7 @@ def _unquoted(text: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Return text of a request's head as it was sent."""
+    """Return text of a request's head as the bytes that were sent."""
     return text.encode("utf-8", "surrogateescape")
 
 
