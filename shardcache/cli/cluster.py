@@ -30,6 +30,9 @@ from shardcache.shared.units import size
 if TYPE_CHECKING:
     from shardcache.cluster.tier_status import NodeReport
 
+_SHOWN_DIGEST_CHARS = 8
+_WATCHED_OPTIONS = ("ca", "certificate", "key", "nodes")
+
 
 @common.examples(
     "cluster render --nodes nodes.txt --store https://s3.eu-central-1.amazonaws.com --out tier/",
@@ -120,10 +123,9 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     except ModuleNotFoundError as exn:
         if exn.name is None or not exn.name.startswith("cryptography"):
             raise
-        remedy = "pip install 'shardcache[cluster]'"
         raise ConfigError(
             "certificates need the package cryptography, which is not installed",
-            remedy=remedy,
+            remedy="pip install 'shardcache[cluster]'",
         ) from None
     issued = issue(None if nodes is None else nodes_of(nodes), out, days)
     if as_json:
@@ -185,11 +187,11 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
     host_name = socket.gethostname().partition(".")[0]
     name = node or host_name
     run_dir = Path(options["run_dir"].replace("{node}", name))
-    say = partial(_say, as_json, "message")
+    say = partial(_say, "message", as_json=as_json)
 
     def ready(line: str) -> None:
         end_waiting(run_dir)
-        _say(as_json, "ready", line)
+        _say("ready", line, as_json=as_json)
         asyncio.run(notifier.tell(READY=1, STATUS=line))
 
     stopping = Event()
@@ -197,7 +199,7 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
         signal.signal(number, lambda *_: stopping.set())
 
     def start() -> int:
-        sources = [options[each] for each in ("ca", "certificate", "key", "nodes")]
+        sources = [options[name] for name in _WATCHED_OPTIONS]
         watched = tuple(Path(source) for source in sources if is_file(source))
         tier = NodeTier(partial(tier_of, **options), name, watched, say, ready)
         return tier.run(stopping)
@@ -210,7 +212,7 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
         )
 
 
-def _say(as_json: bool, event: str, message: str) -> None:
+def _say(event: str, message: str, *, as_json: bool) -> None:
     """Print a message for the operator, on standard error unless it is that the tier is ready."""
     if as_json:
         common.print_json({"event": event, "message": message})
@@ -242,8 +244,8 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
 
     from shardcache.cluster.tier_status import ask
 
-    found = nodes_of(nodes)
-    reports = asyncio.run(ask(found, owner_port, tls_of(found, **tls)))
+    listed_nodes = nodes_of(nodes)
+    reports = asyncio.run(ask(listed_nodes, owner_port, tls_of(listed_nodes, **tls)))
     digests = {report.peers["digest"] for report in reports if report.peers}
     if as_json:
         common.print_json(
@@ -253,7 +255,7 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
             }
         )
     else:
-        _print(reports)
+        _print_reports(reports)
         if len(digests) > 1:
             click.echo(
                 "The nodes have different lists of nodes: shards are fetched more than once.",
@@ -264,7 +266,7 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
         common.fail()
 
 
-def _print(reports: list[NodeReport]) -> None:
+def _print_reports(reports: list[NodeReport]) -> None:
     """Print a table with a row for each node; a dash stands for what it has not reported."""
     numbers = ("files", "cached", "hit share", "from tier", "from store")
     rows = []
@@ -281,7 +283,8 @@ def _print(reports: list[NodeReport]) -> None:
             ]
         peers = "–"
         if report.peers is not None:
-            peers = f"{report.peers['peers']} ({report.peers['digest'][:8]})"
+            digest = report.peers["digest"][:_SHOWN_DIGEST_CHARS]
+            peers = f"{report.peers['peers']} ({digest})"
         rows.append((report.node.name, *cells, peers, report.state))
     common.print_table(("node", *numbers, "peers", "state"), rows, numbers)
 

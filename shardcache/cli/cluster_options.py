@@ -22,6 +22,10 @@ _NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)
 _ENDPOINT = re.compile(
     r"(?P<address>\[[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]|[0-9.]+)(?::(?P<port>[0-9]{1,5}))?",
 )
+_USER = re.compile(r"[a-z_][a-z0-9_-]*")
+_MAX_PORT = 65535
+# A public address, with the port "discard": a route to it is looked up, and nothing is sent.
+_PUBLIC_IPV6 = ("2000::", 9)
 # Value of --resolver with which nginx resolves the stores' names once, when it starts.
 _AT_START = "none"
 # Folder of a node's certificate, unless the options name others.
@@ -79,23 +83,8 @@ def _address(text: str) -> str:
         raise click.BadParameter(f"{text!r} is not an IP address") from None
 
 
-def _endpoint(text: str) -> tuple[str, str] | None:
-    """Return the two parts of ADDRESS or ADDRESS:PORT, the second "" or with its colon.
-
-    None if it is neither.
-    """
-    found = _ENDPOINT.fullmatch(text)
-    if found is None or not is_address(found["address"].strip("[]")):
-        return None
-    if found["port"] is None:
-        return found["address"], ""
-    if not 0 < int(found["port"]) < 65536:
-        return None
-    return found["address"], f":{found['port']}"
-
-
 def _user(text: str) -> str:
-    if not re.fullmatch(r"[a-z_][a-z0-9_-]*", text):
+    if not _USER.fullmatch(text):
         raise click.BadParameter(f"{text!r} is not the name of a user")
     return text
 
@@ -105,10 +94,18 @@ def _resolver(text: str) -> str:
     if text == _AT_START:
         return text
     is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
-    found = _endpoint(f"[{text}]" if is_bare_ipv6 else text)
-    if found is None:
+    endpoint = f"[{text}]" if is_bare_ipv6 else text
+    if not _is_endpoint(endpoint):
         raise click.BadParameter(f"{text!r} is neither ADDRESS, nor ADDRESS:PORT, nor `none`")
-    return "".join(found)
+    return endpoint
+
+
+def _is_endpoint(text: str) -> bool:
+    """Return True for ADDRESS and ADDRESS:PORT."""
+    match = _ENDPOINT.fullmatch(text)
+    if match is None or not is_address(match["address"].strip("[]")):
+        return False
+    return match["port"] is None or 0 < int(match["port"]) <= _MAX_PORT
 
 
 # Options
@@ -120,13 +117,16 @@ def option(
     metavar: str | None = None,
     *,
     name: str | None = None,
-    **how: Any,
+    **attributes: Any,
 ) -> click.Option:
     """Return an option with the help text of its flag.
 
     Args:
+        flag: such as "--nodes".
+        default: of the option.
+        metavar: of its value, in the help.
         name: of the command's argument; None for the flag's.
-        how: further arguments of `click.Option`.
+        attributes: further arguments of `click.Option`.
     """
     names = [flag] if name is None else [flag, name]
     return click.Option(
@@ -135,12 +135,12 @@ def option(
         show_default=default is not None,
         metavar=metavar,
         help=_HELP[flag],
-        **how,
+        **attributes,
     )
 
 
 NODES = option("--nodes", None, "LIST", required=True)
-OWNER_PORT = option("--owner-port", 9081, "PORT", type=click.IntRange(1, 65535))
+OWNER_PORT = option("--owner-port", 9081, "PORT", type=click.IntRange(1, _MAX_PORT))
 TLS = (
     option("--plain", is_flag=True),
     option("--ca", f"{FOLDER}/ca.pem", "FILE"),
@@ -148,7 +148,7 @@ TLS = (
     option("--key", f"{FOLDER}/node.key", "FILE"),
     option("--shared-certificate", is_flag=True),
 )
-_TLS_NAMES = [str(option.name) for option in TLS]
+_TLS_NAMES = [str(each.name) for each in TLS]
 TIER = (
     NODES,
     option("--store", None, "URL", name="stores", required=True, multiple=True),
@@ -209,7 +209,7 @@ def tls_of(
     """Return the files of mutual TLS; None if it is not needed, or not wanted."""
     if plain or all(node.is_loopback for node in nodes):
         return None
-    return Tls(Path(ca), Path(certificate), Path(key), shared_certificate)
+    return Tls(Path(ca), Path(certificate), Path(key), is_shared=shared_certificate)
 
 
 def tier_of(
@@ -219,16 +219,16 @@ def tier_of(
     **options: Any,
 ) -> Tier:
     """Return the tier that the options describe. Raises ConfigError."""
-    found = nodes_of(nodes)
+    listed_nodes = nodes_of(nodes)
     upstreams = tuple(map(Upstream.parse, stores))
-    tls = tls_of(found, **{name: options.pop(name) for name in _TLS_NAMES})
-    needs_resolver = not all(store.is_address for store in upstreams)
-    if resolvers == (_AT_START,) or (not resolvers and not needs_resolver):
+    tls = tls_of(listed_nodes, **{name: options.pop(name) for name in _TLS_NAMES})
+    has_names = not all(store.is_address for store in upstreams)
+    if resolvers == (_AT_START,):
         resolvers = ()
-    elif not resolvers:
+    elif not resolvers and has_names:
         resolvers = _system_resolvers()
     return Tier(
-        nodes=found,
+        nodes=listed_nodes,
         stores=upstreams,
         tls=tls,
         resolvers=resolvers,
@@ -238,21 +238,24 @@ def tier_of(
 
 
 def _has_ipv6_route() -> bool:
-    """Return whether this machine has a route to public IPv6 addresses."""
+    """Return True if this machine has a route to public IPv6 addresses."""
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        # To connect a datagram socket finds a route, and sends nothing.
-        probe.connect(("2000::", 9))
+        # Connecting a datagram socket finds a route, and sends nothing.
+        probe.connect(_PUBLIC_IPV6)
         return True
     return False
 
 
 def _system_resolvers() -> tuple[str, ...]:
-    found = _NAMESERVER.findall(_RESOLV_CONF.read_text()) if _RESOLV_CONF.is_file() else []
-    if not found:
+    """Return the DNS servers of this machine. Raises ConfigError without any."""
+    addresses: list[str] = []
+    if _RESOLV_CONF.is_file():
+        addresses = _NAMESERVER.findall(_RESOLV_CONF.read_text())
+    if not addresses:
         raise ConfigError(
             "this machine's configuration names no DNS server",
             url=str(_RESOLV_CONF),
             remedy="name a DNS server with --resolver, "
             "or resolve the store's name when nginx starts: --resolver none",
         )
-    return tuple(map(_resolver, found))
+    return tuple(map(_resolver, addresses))

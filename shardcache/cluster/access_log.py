@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from shardcache.cluster.tier_config import MIB
@@ -37,7 +38,7 @@ class TierFigures:
 
     def add(self, row: dict[str, object]) -> None:
         """Add one request to an owner."""
-        if row["status"] != 206:
+        if row["status"] != HTTPStatus.PARTIAL_CONTENT:
             self.refused += 1
         elif row["cache"] == "HIT":
             self.hits += 1
@@ -68,7 +69,7 @@ def _number(text: object) -> int:
 
 
 class AccessLog:
-    """Reads what nginx adds to its access log; keeps one previous file of it."""
+    """Reads the lines that nginx adds to its access log; keeps one previous file."""
 
     def __init__(self, path: Path, owner_port: int) -> None:
         """Read a log from its present end on.
@@ -91,9 +92,9 @@ class AccessLog:
                     figures.add(row)
 
     def rotate(self) -> bool:
-        """Rename the log if it is large, and return whether that was done.
+        """Rename the log if it is large; return True if that was done.
 
-        nginx has to reopen it then. Call it after `read`.
+        nginx has to reopen the log then. Call it after `read`.
         """
         if not self._path.exists() or self._path.stat().st_size < _MAX_LOG_BYTES:
             return False

@@ -19,11 +19,11 @@ from shardcache.cluster.tier_config import MAX_COMMON_NAME, PEER_NAME, Tls
 from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
-_CLOCK_SKEW = timedelta(hours=1)  # of other nodes; certificates are valid from that long ago
+_CLOCK_SKEW = timedelta(hours=1)  # maximum by which a node's clock may lag behind
 _SHARED = "shared"  # the folder of a certificate for all nodes
 # A node is a server for other nodes, and their client.
 _PURPOSES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-# Uses of a key that an authority's does not have.
+# Key usages of a certificate (RFC 5280) that an authority lacks; it only signs certificates.
 _NO_USES = {
     "digital_signature": False,
     "content_commitment": False,
@@ -43,7 +43,7 @@ class Issued:
     Attributes:
         node: name of the node that it is for; `PEER_NAME` if it is for all.
         folder: of node.pem, node.key and ca.pem, as they belong on the node.
-        expires: its end of validity.
+        expires: end of its validity.
     """
 
     node: str
@@ -89,12 +89,12 @@ def expiry_s(tls: Tls) -> float:
 
 
 def _expiries(file: Path) -> list[datetime]:
-    found = x509.load_pem_x509_certificates(file.read_bytes())
-    return [certificate.not_valid_after_utc for certificate in found]
+    certificates = x509.load_pem_x509_certificates(file.read_bytes())
+    return [certificate.not_valid_after_utc for certificate in certificates]
 
 
 class _Authority:
-    """Authority of one cluster, whose key lies in a folder: loaded, or created if it is not there.
+    """The authority of one cluster: loaded from a folder, or created there if it is missing.
 
     Raises ConfigError if its files cannot be used.
     """
@@ -110,7 +110,7 @@ class _Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         # While nodes change from one authority to the next, they trust both, and tell them apart by
         # their names.
-        name = _name(f"shardcache tier authority {secrets.token_hex(4)}")
+        name = _subject(f"shardcache tier authority {secrets.token_hex(4)}")
         expires = datetime.now(UTC) + timedelta(days=_CA_DAYS)
         basics = x509.BasicConstraints(ca=True, path_length=0)
         usage = x509.KeyUsage(**_NO_USES, key_cert_sign=True, crl_sign=True)
@@ -132,11 +132,11 @@ class _Authority:
         if address is not None:
             names.append(x509.IPAddress(ipaddress.ip_address(address)))
         key = ec.generate_private_key(ec.SECP256R1())
-        wanted = datetime.now(UTC) + timedelta(days=days)
-        expires = min(wanted, self._certificate.not_valid_after_utc)
+        requested = datetime.now(UTC) + timedelta(days=days)
+        expires = min(requested, self._certificate.not_valid_after_utc)
         basics = x509.BasicConstraints(ca=False, path_length=None)
         certificate = (
-            _builder(_name(name), self._certificate.subject, key, expires)
+            _builder(_subject(name), self._certificate.subject, key, expires)
             .add_extension(basics, critical=True)
             .add_extension(x509.ExtendedKeyUsage(_PURPOSES), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -155,6 +155,7 @@ def _builder(
     key: ec.EllipticCurvePrivateKey,
     expires: datetime,
 ) -> x509.CertificateBuilder:
+    """Return a builder with the parts that an authority's and a node's certificate both have."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -167,6 +168,7 @@ def _builder(
 
 
 def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return an authority's certificate and key. Raises ConfigError."""
     remedy = (
         "restore both files of the authority, "
         "or create a new authority in another folder with --out"
@@ -174,9 +176,10 @@ def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurv
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InvalidSignature("the key is not that of the certificate")
-        if key.public_key() != certificate.public_key():
+        if (
+            not isinstance(key, ec.EllipticCurvePrivateKey)
+            or key.public_key() != certificate.public_key()
+        ):
             raise InvalidSignature("the key is not that of the certificate")
     except (OSError, ValueError, TypeError, InvalidSignature) as exn:
         raise ConfigError(
@@ -189,7 +192,7 @@ def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurv
     return certificate, key
 
 
-def _name(common_name: str) -> x509.Name:
+def _subject(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:MAX_COMMON_NAME])])
 
 
@@ -201,8 +204,8 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace a file as a whole: nginx may be reading it."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+    new_path = path.with_name(f".{path.name}.new")
+    new_path.unlink(missing_ok=True)
+    with open(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
-    fresh.replace(path)
+    new_path.replace(path)

@@ -21,78 +21,83 @@ from shardcache.errors import ConfigError
 from shardcache.origin.tier.tier_state import QUESTION
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
-_LEASES_MIB = 16  # room for some 50,000 parts that are in hand at the same time
-# Of the time for which a permission is good, owners of parts may have a copy of another node's for
-# a tenth.
-_COPIED_SHARE = 10
-# An owner may send nothing for so many stall time-outs.
-_MAX_STALLS = 180
+_LEASES_MIB = 16  # memory for some 50,000 parts that are being fetched at the same time
+# An owner of parts may use a copy of another node's permission for this fraction (1/10) of the time
+# for which the permission is good.
+_COPIED_DIVISOR = 10
+_MAX_STALLS = 180  # number of stall time-outs for which an owner may send nothing
+# Share of the time before the daemon asks after a silent owner: nginx finds a dead one before that.
+_CONNECT_SHARE = 0.8
 _MAX_S = 30 * 86400
 _PART_BYTES = 8 * MIB
-_KEYS_PER_MIB = 8000  # keys of cached parts in a MiB of nginx's memory
+# Memory for the keys of cached parts: twice as much as they need, if parts have the usual size.
+_KEYS_PER_MIB = 8000
+_KEYS_RESERVE = 2
 _MIN_KEYS_MIB = 16
-# nginx needs 0.9 KiB for each.
-_KIB_PER_OWNER = 2
+_KIB_PER_OWNER = 2  # nginx needs 0.9 KiB
 _MIN_OWNERS_KIB = 256
 _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")  # characters that nginx would not take literally
 # A parameter of AWS's signatures, which is left out of the names of parts.
 _SIGNATURE = (
     r"X-Amz-(Algorithm|Content-Sha256|Credential|Date|Expires|Security-Token|Sign\w+)=[\w%/+=.~-]*"
 )
-# Whose permission to read an object counts for whom: that of any node; that for the same url, which
-# proves the secret key; and, while the store cannot be asked, that of the same access key.
+# Keys of permissions in nginx's cache. A request with the same key needs no new permission.
+# The permission of any node counts for all nodes.
 _SAME_RIGHTS = "$http_host$object"
+# It counts for the same url and credentials: its signature proves the secret key.
 _OWN_RIGHTS = "$http_host$request_uri|$http_authorization|$http_cookie"
+# While the store cannot be asked, it counts for the same access key.
 _OWN_KEY = "$access_key|$http_authorization|$http_cookie|$http_host$object"
-_LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")  # of the template: indent, name of its rows, text
+# A line of the template: indent, name of its rows if it is optional or repeated, text.
+_TEMPLATE_LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 
 Rows = list[Mapping[str, object]]
 
 
 def time_limits(stall_timeout_s: float) -> dict[str, int]:
-    """Return nginx's limits of time in milliseconds.
+    """Return nginx's time limits in milliseconds, by their names in the template.
 
-    All of them follow from two facts: `store_ms` says how long the object store may be silent, and
-    `lease_ms` when a worker that does not show itself is gone, with the parts that it fetches.
-    Raises ConfigError if the limits contradict each other.
+    `store_ms` is the time for which the object store may be silent. After `lease_ms` without a sign
+    of life, a worker of nginx counts as gone, with the parts that it fetches. Raises ConfigError if
+    the limits contradict each other.
 
     Args:
         stall_timeout_s: the daemon's option of that name.
     """
     question_ms = 1000 * QUESTION * stall_timeout_s
     store_ms = round(1000 * stall_timeout_s)
-    connect_ms = round(0.8 * question_ms)
+    connect_ms = round(_CONNECT_SHARE * question_ms)
     front_ms = round(_MAX_STALLS * 1000 * stall_timeout_s)
-    is_possible = (
-        0 < connect_ms < question_ms and 2 * question_ms < store_ms < front_ms < 1000 * _MAX_S
-    )
-    if not is_possible:
+    can_connect = 0 < connect_ms < question_ms
+    can_answer = 2 * question_ms < store_ms
+    can_wait = store_ms < front_ms < 1000 * _MAX_S
+    if not (can_connect and can_answer and can_wait):
         raise ConfigError(
             "the tier cannot derive its time limits from a stall time-out of "
             f"{stall_timeout_s:g} s",
             remedy="use the daemons' value, such as 20",
         )
     return {
-        # To connect to an owner, TLS handshakes included: an owner whose processors are busy is not
-        # lost, and whoever took over from it would fetch the part a second time.
+        # To connect to an owner, TLS handshakes included. An owner whose processors are busy must
+        # not count as lost: another owner would then fetch the part a second time.
         "connect_ms": connect_ms,
         # To find another owner.
         "tries_ms": 3 * connect_ms,
-        # For an owner to answer whether it has a request in hand, which the daemon asks as long as
-        # no bytes come.
+        # For an owner to answer the daemon's question, asked while no bytes arrive, if it is still
+        # serving the request.
         "answer_ms": connect_ms,
         # For the object store to send the next bytes.
         "store_ms": store_ms,
         # For an owner to answer whether a node may have an object: it may have to ask the store.
         "asked_ms": 2 * store_ms,
         "lease_ms": connect_ms,
-        # For the next bytes from an owner, which sends none while it waits: it only ends what the
-        # daemon has not ended.
+        # For the next bytes from an owner, which sends none while it waits. The daemon ends a
+        # request long before that.
         "front_ms": front_ms,
     }
 
 
-class _Line(Template):
+class _AtTemplate(Template):
     delimiter = "@"  # nginx's own variables begin with $
 
 
@@ -108,9 +113,9 @@ def render(tier: Tier, node: Node) -> str:
 
 
 def _parts_in_hand(values: Mapping[str, object]) -> Rows:
-    """Return the lines of the Lua program by which nginx's workers know each other's parts."""
+    """Return the lines of the Lua program that tells nginx's workers who fetches which part."""
     source = files("shardcache.cluster").joinpath("parts_in_hand.lua").read_text()
-    return [{"line": _Line(line).substitute(values)} for line in source.splitlines()]
+    return [{"line": _AtTemplate(line).substitute(values)} for line in source.splitlines()]
 
 
 @cache
@@ -121,23 +126,27 @@ def _template() -> list[str]:
 
 def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows]) -> Iterator[str]:
     """Yield the lines that a line of the template stands for."""
-    found = _LINE.fullmatch(source)
-    assert found is not None
-    indent, name, text = found.groups()
-    for row in rows[name] if name else [{}]:
-        yield indent + _Line(text).substitute(values, **row)
+    match = _TEMPLATE_LINE.fullmatch(source)
+    assert match is not None
+    indent, name, text = match.groups()
+    template = _AtTemplate(text)
+    if not name:
+        yield indent + template.substitute(values)
+        return
+    for row in rows[name]:
+        yield indent + template.substitute(values, **row)
 
 
 def _values(tier: Tier, node: Node) -> dict[str, object]:
-    own = node.at(tier.owner_port)
-    listening = node if tier.listen is None else Node(node.name, tier.listen)
-    owner = listening.at(tier.owner_port)
+    """Return the values of the template by name, except those of rows."""
+    listening_node = node if tier.listen is None else Node(node.name, tier.listen)
+    listen = listening_node.at(tier.owner_port)
     scheme = "http"
     if tier.tls is not None:
-        owner += " ssl"
+        listen += " ssl"
         scheme = "https"
     parts = tier.max_size_bytes / _PART_BYTES
-    keys_mib = math.ceil(2 * parts / _KEYS_PER_MIB)
+    keys_mib = math.ceil(_KEYS_RESERVE * parts / _KEYS_PER_MIB)
     return {
         "workers": tier.workers,
         "signature": _SIGNATURE,
@@ -153,8 +162,8 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "may": _SAME_RIGHTS if tier.same_rights else _OWN_RIGHTS,
         "grant": _SAME_RIGHTS if tier.same_rights else _OWN_KEY,
         "front": _socket_path(tier.front(node)),
-        "own": own,
-        "owner": owner,
+        "own": node.at(tier.owner_port),
+        "owner": listen,
         "scheme": scheme,
         "peers": json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}),
         **time_limits(tier.stall_timeout_s),
@@ -173,7 +182,7 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
         "noting": [],
         "named": [],
         "nodes": [{"server": each.at(tier.owner_port)} for each in tier.nodes],
-        "names": [{"name": name} for name in _names(tier)],
+        "names": [{"name": name} for name in _certificate_names(tier)],
     }
     if tier.user:
         rows["user"] = [{"user": tier.user}]
@@ -185,7 +194,7 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
     if tier.outage_s:
         rows["outage"] = [{"outage_s": tier.outage_s}]
     if tier.trust_s:
-        copied_s = tier.trust_s // _COPIED_SHARE
+        copied_s = tier.trust_s // _COPIED_DIVISOR
         rows["trusted"] = [{"copied_s": copied_s, "kept_s": tier.trust_s - copied_s}]
     if any(store.scheme == "https" for store in tier.stores):
         rows["https"] = [{"store_ca": _path(tier.store_ca)}]
@@ -215,6 +224,7 @@ def _store_rows(tier: Tier) -> dict[str, Rows]:
 
 
 def _tls_rows(tier: Tier, node: Node) -> dict[str, Rows]:
+    """Return the rows about certificates; none for plain HTTP between the nodes."""
     tls = tier.tls_of(node)
     if tls is None:
         return {}
@@ -233,8 +243,8 @@ def _tls_rows(tier: Tier, node: Node) -> dict[str, Rows]:
     }
 
 
-def _names(tier: Tier) -> Iterable[str]:
-    """Return the names of certificates that the tier admits."""
+def _certificate_names(tier: Tier) -> Iterable[str]:
+    """Return the names of certificates that the tier admits, each once."""
     if tier.tls is None:
         return ()
     names = (tier.tls.name_of(node)[:MAX_COMMON_NAME] for node in tier.nodes)
@@ -243,9 +253,9 @@ def _names(tier: Tier) -> Iterable[str]:
 
 def _host_pattern(store: Upstream) -> str:
     """Return nginx's pattern of a store's host, and of the buckets' hosts below it."""
-    host = re.escape(store.authority).replace("\\-", "-")
-    below = "" if store.is_address else "([a-z0-9_-]+[.])*"
-    return f"~*^{below}{host}$"
+    host = re.escape(store.authority).replace("\\-", "-")  # a hyphen needs no escape
+    buckets = "" if store.is_address else "([a-z0-9_-]+[.])*"
+    return f"~*^{buckets}{host}$"
 
 
 def _socket_path(path: Path) -> str:

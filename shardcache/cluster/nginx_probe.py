@@ -1,9 +1,10 @@
 """Health probe of this node's nginx.
 
-`python -m shardcache.cluster.nginx_probe [SOCKET]` exits 0 if nginx answers at the socket, or if
-`shardcache cluster run --wait` has not started it yet, as the list of nodes lacks this node.
+`python -m shardcache.cluster.nginx_probe [SOCKET]` exits 0 if nginx answers at the socket. It also
+exits 0 while `shardcache cluster run --wait` waits to start nginx, such as for a list of nodes that
+has this node.
 
-It runs every few seconds in a container, and therefore imports the standard library alone.
+It runs every few seconds in a container, and therefore imports only the standard library.
 """
 
 import sys
@@ -31,7 +32,7 @@ def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
     raise ValueError("not this tier")
 
 
-def _waiting(front: str) -> str:
+def _reason_to_wait(front: str) -> str:
     """Return the reason that `shardcache cluster run --wait` has not started nginx, or ""."""
     try:
         return Path(front).with_name(WAITING).read_text()
@@ -48,7 +49,7 @@ def main(args: list[str]) -> int:
     try:
         print(answer_of(front))
     except (OSError, ValueError) as exn:
-        reason = _waiting(front)
+        reason = _reason_to_wait(front)
         if reason:
             print(f"waiting: {reason}")
             return 0

@@ -54,18 +54,18 @@ def _is_served(front: Path) -> bool:
 def find_program() -> str:
     """Return the path of nginx on this machine. Raises ConfigError."""
     folders = os.pathsep.join((os.environ.get("PATH", ""), *_SYSTEM_FOLDERS))
-    found = shutil.which("nginx", path=folders)
-    if found is None:
+    program = shutil.which("nginx", path=folders)
+    if program is None:
         raise ConfigError(
             "nginx is not installed",
             remedy="apt-get install nginx-light libnginx-mod-http-lua, "
             "or your system's nginx ≥ 1.22 with its Lua module",
         )
-    return found
+    return program
 
 
 def default_user(nginx: str) -> str:
-    """Return the user of its workers if root starts it without naming one."""
+    """Return the user of nginx's workers if root starts it without naming one."""
     done = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False)
     built_in = re.search(r"--user=(\S+)", done.stderr)
     return built_in[1] if built_in else "nobody"
@@ -134,9 +134,9 @@ def reload(process: Process, front: str, digest: str) -> None:
 
     Args:
         front: path of the socket on which nginx serves this node.
-        digest: of the list of nodes in the new configuration: nginx names it in its answers.
+        digest: of the list of nodes in the new configuration; nginx's answers then contain it.
 
-    Raises ConfigError if its answers do not name it after a while.
+    Raises ConfigError if they do not after a while.
     """
     process.send_signal(signal.SIGHUP)
     deadline_s = time.monotonic() + _RELOAD_LIMIT_S
@@ -156,7 +156,8 @@ def end(process: Process) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
     status = process.wait()
-    # See `start`: they are children of this process now. While some are killed, others may come.
+    # See `start`: the workers are children of this process now. While some are killed, others may
+    # be added.
     while orphans := _children():
         for pid in orphans:
             with suppress(ProcessLookupError):

@@ -92,12 +92,13 @@ def _check_unique(attribute: str, values: list[str]) -> None:
 def _entries(text: str) -> Iterator[str]:
     """Yield the entries of a list, each for one node: without comments, ranges expanded."""
     for line in text.splitlines():
-        listed, _, _comment = line.partition("#")
-        for item in _ITEM.findall(listed):
+        items, _, _comment = line.partition("#")
+        for item in _ITEM.findall(items):
             yield from _expanded(item)
 
 
 def _expanded(item: str) -> Iterator[str]:
+    """Yield the entries of an item, which may have ranges. Raises ConfigError."""
     try:
         for number, entry in enumerate(braceexpand(_RANGES.sub(_braces, item))):
             if number == _MAX_NODES:
@@ -122,6 +123,7 @@ def _braces(ranges: re.Match[str]) -> str:
 
 
 def _node(entry: str) -> Node:
+    """Parse an entry, and resolve its name if it has no address. Raises ConfigError."""
     name, equals, address = entry.partition("=")
     if not _NAME.fullmatch(name) and not is_address(name):
         raise ConfigError(f"{entry!r} is not a node", remedy="write NAME, ADDRESS or NAME=ADDRESS")
@@ -149,13 +151,16 @@ def _resolved(name: str) -> str:
     if is_address(name):
         return name
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        records = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as exn:
         raise ConfigError(
             f"the node {name} has no address: {exn.strerror}",
             remedy=f"write {name}=ADDRESS, or take the node off the list",
         ) from None
-    addresses = {str(info[4][0]) for info in found}
+    addresses: set[str] = set()
+    for *_, socket_address in records:
+        address = socket_address[0]  # without the port
+        addresses.add(str(address))
     return min(addresses, key=_preference)
 
 

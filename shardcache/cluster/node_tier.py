@@ -19,11 +19,12 @@ from shardcache.errors import ConfigError, ShardcacheError
 _STATUS_FILE = "status.json"
 _ACCESS_LOG = "access.log"
 _PID_FILE = "nginx.pid"
-# Intervals: of looking at nginx, its log and the watched files; of trying again to use files that
-# were invalid; of measuring what nginx's cache takes on disk, which lists all of its files.
+# Interval between checks of nginx, its log and the watched files.
 _PERIOD_S = 2.0
+# Interval between attempts to use files that were invalid.
 _RETRY_S = 5.0
-_MEASURING_S = 60.0
+# Interval between measurements of nginx's cache on disk, each of which lists all of its files.
+_MEASURE_S = 60.0
 
 
 class NodeTier:
@@ -42,8 +43,8 @@ class NodeTier:
         Args:
             read: returns the current tier; called again whenever a file in `watched` has changed.
             name: name or address of this node in it.
-            watched: files after whose change the configuration is written again, and reloaded by
-                nginx.
+            watched: files; when one changes, the configuration is written again, and nginx reloads
+                it.
             say: called with each message for the operator.
             ready: called with a line about the tier, once nginx listens, and after each change.
         """
@@ -53,7 +54,7 @@ class NodeTier:
         self._say = say
         self._ready = ready
         # Before the first reading: a change after it must be noticed.
-        self._seen = self._stamps()
+        self._seen_stamps = self._stamps()
         self._tier = read()
         self._node = self._tier.node(name)
         self._folder = self._tier.cache(self._node)
@@ -79,7 +80,7 @@ class NodeTier:
         try:
             if nginx_process.wait_until_listening(process, self._run / _PID_FILE):
                 self._tell_ready()
-            self._follow(nginx, process, log, stopping)
+            self._supervise(nginx, process, log, stopping)
         finally:
             status = nginx_process.end(process)
         tier_folder.finish(self._folder)
@@ -101,15 +102,15 @@ class NodeTier:
                 "or give this user the right to write there",
             ) from None
 
-    def _follow(
+    def _supervise(
         self, nginx: str, process: nginx_process.Process, log: AccessLog, stopping: Event
     ) -> None:
         """Publish figures and use changed sources until `stopping` is set, or nginx ends."""
-        measured_s = -_MEASURING_S
+        next_measure_s = time.monotonic()
         while process.poll() is None:
-            if time.monotonic() - measured_s >= _MEASURING_S:
+            if time.monotonic() >= next_measure_s:
                 self._figures.measure(self._folder / tier_folder.PARTS)
-                measured_s = time.monotonic()
+                next_measure_s = time.monotonic() + _MEASURE_S
             log.read(self._figures)
             if log.rotate():
                 process.send_signal(signal.SIGUSR1)
@@ -117,10 +118,11 @@ class NodeTier:
             if stopping.wait(_PERIOD_S):
                 return
 
-            is_retry_due = self._stale is not None and time.monotonic() - self._tried_s >= _RETRY_S
+            since_try_s = time.monotonic() - self._tried_s
+            is_retry_due = self._stale is not None and since_try_s >= _RETRY_S
             stamps = self._stamps()
-            if stamps != self._seen or is_retry_due:
-                self._seen = stamps
+            if stamps != self._seen_stamps or is_retry_due:
+                self._seen_stamps = stamps
                 self._tried_s = time.monotonic()
                 self._reload(nginx, process)
 
@@ -160,26 +162,25 @@ class NodeTier:
             "certificate_expires_s": _expiry_s(self._tier.tls_of(self._node)),
             **asdict(self._figures),
         }
-        fresh = self._run / f".{_STATUS_FILE}"
-        fresh.write_text(json.dumps(page))
-        fresh.chmod(0o644)  # for nginx's workers
-        fresh.replace(self._run / _STATUS_FILE)
+        new_file = self._run / f".{_STATUS_FILE}"
+        new_file.write_text(json.dumps(page))
+        new_file.chmod(0o644)  # for nginx's workers
+        new_file.replace(self._run / _STATUS_FILE)
 
     def _stamps(self) -> list[tuple[int, int]]:
-        """Return time and inode of each watched file: they differ after a change."""
+        """Return modification time and inode of each watched file: they differ after a change."""
         stamps: list[tuple[int, int]] = []
         for path in self._watched:
             with suppress(OSError):  # being replaced
-                found = path.stat()
-                stamps.append((found.st_mtime_ns, found.st_ino))
+                status = path.stat()
+                stamps.append((status.st_mtime_ns, status.st_ino))
         return stamps
 
 
 def _expiry_s(tls: Tls | None) -> float | None:
-    """Return the time at which a node's certificates expire; None without any.
+    """Return the time at which a node's certificates expire; None without any, or if unknown.
 
-    None also if it cannot be found: a file is being replaced, or nginx was started without the
-    extra `cluster`.
+    It is unknown while a file is being replaced, and without the extra `cluster`.
     """
     if tls is None:
         return None

@@ -23,19 +23,20 @@ Without one, each node's certificate has its own name of the list.
 """
 
 MAX_COMMON_NAME = 64
-"""Characters of a node's name that its certificate's subject has.
+"""Maximum length of the name in a certificate's subject, in characters.
 
-The alternative name has all of them.
+A longer name is cut there; the alternative name has all of it.
 """
 
-_WARNED_S = 30 * 86400.0  # time before a certificate expires
+_WARNED_S = 30 * 86400.0  # time before a certificate expires from which on warnings are given
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _PORTS = {"http": 80, "https": 443}
 _DIGEST_CHARS = 16
+_SHOWN_NODES = 5
 
-# Weight of a node, and of all nodes together; see `Tier.weight`.
-_MAX_WEIGHT = 16
-_MAX_WEIGHTS = 16_384
+# See `Tier.weight`.
+_MAX_NODE_WEIGHT = 16
+_MAX_TOTAL_WEIGHT = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class Upstream:
         host = (parts.hostname or "").rstrip(".")
         is_host = _HOST.fullmatch(host) is not None or ":" in host  # a name or address, or IPv6
         is_authority = is_host and is_port and port != 0
-        has_more = parts.path.strip("/") or parts.query
-        if parts.scheme not in _PORTS or not is_authority or has_more:
+        has_path_or_query = parts.path.strip("/") or parts.query
+        if parts.scheme not in _PORTS or not is_authority or has_path_or_query:
             raise ConfigError(
                 "a store's url may have a scheme, a host and a port, and nothing else",
                 url=url,
@@ -193,11 +194,11 @@ class Tier:
         to start: a second for two and a half million points. With a lower weight, each node keeps
         some of its points, and thus most parts their owner.
         """
-        return max(1, min(_MAX_WEIGHT, _MAX_WEIGHTS // len(self.nodes)))
+        return max(1, min(_MAX_NODE_WEIGHT, _MAX_TOTAL_WEIGHT // len(self.nodes)))
 
     @property
     def digest(self) -> str:
-        """Hash of what all nodes have to agree on: who they are, and who owns what."""
+        """Hash of what all nodes have to agree on: the nodes, and the owner of each part."""
         peers = sorted(node.at(self.owner_port) for node in self.nodes)
         text = "\n".join((f"parts, {self.weight}", *peers))
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
@@ -207,7 +208,7 @@ class Tier:
         for node in self.nodes:
             if name in (node.name, node.address):
                 return node
-        known = ", ".join(node.name for node in self.nodes[:5])
+        known = ", ".join(node.name for node in self.nodes[:_SHOWN_NODES])
         raise ConfigError(
             f"{name} is not among the nodes",
             remedy=f"name one of the {len(self.nodes)}: {known}",
@@ -244,13 +245,14 @@ def expiry_warning(expires_s: float | None) -> str | None:
     Args:
         expires_s: time at which it expires; None if it does not.
     """
-    left_s = math.inf if expires_s is None else expires_s - time.time()
-    if left_s > _WARNED_S:
+    remaining_s = math.inf if expires_s is None else expires_s - time.time()
+    if remaining_s > _WARNED_S:
         return None
-    if left_s <= 0:
+    if remaining_s <= 0:
         return "certificate has expired"
-    return f"certificate expires in {duration(left_s)}"
+    return f"certificate expires in {duration(remaining_s)}"
 
 
 def _filled(path: str, node: Node) -> Path:
+    """Return an absolute path with the node's name in place of `{node}`."""
     return Path(path.replace("{node}", node.name)).absolute()

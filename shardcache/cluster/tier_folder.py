@@ -9,8 +9,8 @@ from shardcache.store.disk.file_operations import fsync_path
 
 PARTS = "parts"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BOOT = "boot"  # the file with the id of the boot in which the folder was last used
-_CLEAN = "clean"  # the file that is there while the folder is cleanly stopped
+_BOOT = "boot"  # a file with the id of the boot in which the folder was last used
+_CLEAN = "clean"  # a file that exists while the tier is cleanly stopped
 
 
 def make_folder(folder: Path, mode: int, user: str) -> None:
@@ -27,20 +27,20 @@ def prepare(folder: Path, boot_id: str | None = None) -> bool:
     """Make a cache folder ready for use; return True if its parts were removed.
 
     After a power loss, files may lack bytes that never reached the disk. Parts are kept only if
-    this machine has not booted since they were written, or the tier was stopped before it did.
+    this machine has not booted since they were written, or if the tier was stopped before the boot.
     """
     if boot_id is None:
         boot_id = _BOOT_ID.read_text().strip()
-    boot = folder / _BOOT
-    clean = folder / _CLEAN
+    boot_file = folder / _BOOT
+    clean_mark = folder / _CLEAN
     parts = folder / PARTS
-    last_boot_id = boot.read_text() if boot.exists() else None
-    may_be_torn = last_boot_id != boot_id and not clean.exists()
+    last_boot_id = boot_file.read_text() if boot_file.exists() else None
+    may_be_torn = last_boot_id != boot_id and not clean_mark.exists()
     is_removed = parts.exists() and may_be_torn
     if is_removed:
         shutil.rmtree(parts)
-    boot.write_text(boot_id)
-    clean.unlink(missing_ok=True)
+    boot_file.write_text(boot_id)
+    clean_mark.unlink(missing_ok=True)
     fsync_path(folder)
     return is_removed
 

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -12,8 +13,8 @@ from shardcache.cluster.tier_config import Tls, expiry_warning
 from shardcache.errors import ConfigError
 from shardcache.shared.front import PEERS, STATUS
 
-# Nodes asked at a time: many, since each that is down takes its time limit, and often many are.
-_AT_ONCE = 512
+# Many nodes are asked at a time: each one that is down takes its time limit, and often many are.
+_MAX_CONNECTIONS = 512
 _LIMIT_S = 3.0
 
 
@@ -57,7 +58,7 @@ class NodeReport:
 
     @property
     def stale(self) -> str | None:
-        """Reason that it uses an old list of nodes or old certificates; None if it does not."""
+        """Reason why it uses an old list of nodes or old certificates; None if it does not."""
         reason = (self.figures or {}).get("stale")
         return f"uses an old list: {reason}" if reason else None
 
@@ -93,14 +94,14 @@ async def ask(
     """
     context = None if tls is None else _context(tls)
     limits = aiohttp.ClientTimeout(total=None, sock_connect=limit_s, sock_read=limit_s)
-    connector = aiohttp.TCPConnector(limit=_AT_ONCE)
+    connector = aiohttp.TCPConnector(limit=_MAX_CONNECTIONS)
     async with aiohttp.ClientSession(timeout=limits, connector=connector) as http:
         questions = []
         for node in nodes:
-            secured: dict[str, Any] = {}
+            tls_options: dict[str, Any] = {}
             if tls is not None:
-                secured = {"ssl": context, "server_hostname": tls.name_of(node)}
-            questions.append(_ask(http, node, node.at(owner_port), secured))
+                tls_options = {"ssl": context, "server_hostname": tls.name_of(node)}
+            questions.append(_ask(http, node, node.at(owner_port), tls_options))
         return list(await asyncio.gather(*questions))
 
 
@@ -108,19 +109,26 @@ async def _ask(
     http: aiohttp.ClientSession,
     node: Node,
     address: str,
-    secured: dict[str, Any],
+    tls_options: dict[str, Any],
 ) -> NodeReport:
-    scheme = "https" if secured else "http"
+    """Return the report of a node at HOST:PORT.
+
+    Args:
+        tls_options: arguments of the requests; empty for plain HTTP.
+    """
+    scheme = "https" if tls_options else "http"
     base = f"{scheme}://{address}"
     try:
-        async with http.get(base + PEERS, allow_redirects=False, **secured) as answer:
-            if answer.status == 403:
+        async with http.get(base + PEERS, allow_redirects=False, **tls_options) as answer:
+            if answer.status == HTTPStatus.FORBIDDEN:
                 return NodeReport(node, error="it refuses the name of this node's certificate")
-            if answer.status != 200:
+            if answer.status != HTTPStatus.OK:
                 return NodeReport(node, error=f"status {answer.status}: not this tier")
             peers = await answer.json()
-        async with http.get(base + STATUS, allow_redirects=False, **secured) as answer:
-            figures = await answer.json(content_type=None) if answer.status == 200 else None
+        figures = None
+        async with http.get(base + STATUS, allow_redirects=False, **tls_options) as answer:
+            if answer.status == HTTPStatus.OK:
+                figures = await answer.json(content_type=None)
     except TimeoutError:
         return NodeReport(node, error="no answer")
     except (aiohttp.ClientError, OSError, ValueError, KeyError) as exn:

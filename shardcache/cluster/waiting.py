@@ -1,4 +1,4 @@
-"""Start of a node's tier that waits, such as for a list of nodes that has this node."""
+"""Delayed start of a node's tier: until, for instance, the list of nodes has this node."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ def run_when_usable(
 ) -> int:
     """Call `run` until it raises no ConfigError; return its result, or 0 if `stopping` is set.
 
-    In between, a file in `run_dir` has the reason: the health probe then reports no failure.
+    While it waits, a file in `run_dir` has the reason: the health probe then reports no failure.
     """
     note = run_dir / WAITING
     reason = ""
