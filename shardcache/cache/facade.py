@@ -33,7 +33,7 @@ from shardcache.store.keys import place_of, shard_key, stored_url
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
-from shardcache.tarindex.contents import TokenMember
+from shardcache.tarindex.named_members import TokenMember
 
 _AT_ONCE = 256  # pins looked at before other tasks get a turn: there may be many
 

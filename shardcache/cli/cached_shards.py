@@ -10,6 +10,7 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.shard_work import carry_out, print_lines
 from shardcache.shared.protocol import Json, Wanted
 from shardcache.shared.units import age, size, user_name
 from shardcache.shared.urls.local_urls import from_here
@@ -37,7 +38,7 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
     numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
     summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
 
-    def hint() -> str:
+    def advice() -> str:
         """Return the advice that is shown if some shards fail."""
         # Imported only when it is needed, because it imports all formats.
         from shardcache.shared.urls.url_names import may_be_a_file
@@ -46,12 +47,12 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
             return ""
         return "For programs that open such files themselves: shardcache warm --files URL..."
 
-    common.carry_out(
+    carry_out(
         AdminClient(socket).warm(urls, wanted),
-        as_json,
         "warming",
         summary,
-        otherwise=hint,
+        as_json=as_json,
+        advice=advice,
         each_shard=True,
     )
 
@@ -104,18 +105,18 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     prefix = _prefix(prefix)
     lines = AdminClient(socket).shards(prefix)
     if as_json:
-        common.print_lines(lines)
+        print_lines(lines)
     elif not _show_shards(lines):
-        nothing = "no shards are cached"
+        message = "no shards are cached"
         if prefix:
-            nothing = f"no cached shard has a url that starts with {prefix}"
-        click.echo(nothing)
+            message = f"no cached shard has a url that starts with {prefix}"
+        click.echo(message)
 
 
 def _prefix(text: str) -> str:
-    """Return the prefix of urls that a user means: a path is made absolute.
+    """Return the prefix of urls for an argument: a path is made absolute.
 
-    A url, or the start of one, stays.
+    A url, or the start of one, is returned unchanged.
     """
     is_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
     return from_here(text) if is_path else text
@@ -163,9 +164,9 @@ def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """
     _report_removed(
         AdminClient(socket).evict(urls),
-        as_json,
         "evicted",
         "no cached shard matches; see `shardcache ls`",
+        as_json=as_json,
     )
 
 
@@ -189,14 +190,14 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     kept once they are fetched.
     """
     if not urls:
-        show = common.print_lines if as_json else _show_pins
+        show = print_lines if as_json else _show_pins
         show(AdminClient(socket).pins())
         return
 
     numbers = "{fetched:,} fetched, {cached:,} already cached; {failed:,} failed"
     total = "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
     summary = f"{{intact}} pinned: {numbers}\n{total}"
-    common.carry_out(AdminClient(socket).pin(urls), as_json, "pinning", summary, each_shard=True)
+    carry_out(AdminClient(socket).pin(urls), "pinning", summary, as_json=as_json, each_shard=True)
 
 
 def _show_pins(lines: Iterable[Json]) -> None:
@@ -221,28 +222,34 @@ def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     shards. Removes your own pins; root and the daemon's user remove everyone's. Exits 1 if a shard
     stayed pinned or nothing matched.
     """
-    answer = AdminClient(socket).unpin(urls)
-    _report_removed(answer, as_json, "unpinned", "no pinned shard matches; see `shardcache pin`")
+    _report_removed(
+        AdminClient(socket).unpin(urls),
+        "unpinned",
+        "no pinned shard matches; see `shardcache pin`",
+        as_json=as_json,
+    )
 
 
-def _report_removed(answer: Json, as_json: bool, what: str, nothing: str) -> None:
+def _report_removed(answer: Json, action: str, no_match: str, *, as_json: bool) -> None:
     """Print the shards that were kept, with the reason, and the number of those removed.
 
     Exit 1 if a shard was kept, or none was removed.
 
     Args:
-        what: "evicted" or "unpinned": names the removed shards in the answer and in the message.
-        nothing: the message if no shard matched.
+        answer: of the daemon.
+        action: "evicted" or "unpinned", which names the removed shards in answer and message.
+        no_match: the message if no shard matched.
+        as_json: True to print the answer as JSON instead.
     """
-    removed = answer[what]
+    removed = answer[action]
     kept = answer["kept"]
     if as_json:
         common.print_json(answer)
     else:
         lines = [f"kept  {row['url']}: {row['reason']}" for row in kept]
-        summary = nothing
+        summary = no_match
         if removed or kept:
-            summary = f"{common.count(len(removed), 'shard')} {what}"
+            summary = f"{common.count(len(removed), 'shard')} {action}"
             if "freed_bytes" in answer:
                 summary += f", {size(answer['freed_bytes'])} freed"
         lines.append(summary)
@@ -267,4 +274,4 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     it.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt; {refused:,} refused on arrival"
-    common.carry_out(AdminClient(socket).verify(_prefix(prefix)), as_json, "verifying", summary)
+    carry_out(AdminClient(socket).verify(_prefix(prefix)), "verifying", summary, as_json=as_json)

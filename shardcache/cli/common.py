@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -12,16 +12,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
-from shardcache.shared.protocol import Json
-from shardcache.shared.units import size
 from shardcache.shared.urls.local_urls import from_here
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from shardcache.cli.admin_client import Lines
 
 # Exit codes.
 FAILED = 1
@@ -31,6 +27,7 @@ INTERRUPTED = 130
 
 _JSON_KEY = "shardcache.json"
 _PIPE_COLUMNS = 10_000  # wider than any url: a pipe has no edge to wrap at
+_ANY_CHARS = 10_000  # longer than any summary of a command
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 AnyCommand = TypeVar("AnyCommand", bound=click.Command)
@@ -49,7 +46,7 @@ class Family(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
-                    (name, command.get_short_help_str(10_000))
+                    (name, command.get_short_help_str(_ANY_CHARS))
                     for name, command in self.commands.items()
                 ]
             )
@@ -75,17 +72,16 @@ def parse_size(text: str) -> int:
     """Parse an option's size into bytes. Raises click.BadParameter."""
     from shardcache.config.amounts import DiskAmount
 
-    try:
-        found = DiskAmount.parse(text)
-    except ValueError:
-        found = DiskAmount()
-    if found.value_bytes < 1:
+    size_bytes = 0
+    with suppress(ValueError):
+        size_bytes = DiskAmount.parse(text).value_bytes
+    if size_bytes < 1:
         raise click.BadParameter(f"{text!r} is not a size; write 256MiB or 1GB")
-    return found.value_bytes
+    return size_bytes
 
 
 def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
-    """Note for `report` whether the command prints JSON."""
+    """Record, for `report`, if the command prints JSON."""
     ctx.meta[_JSON_KEY] = value
     return value
 
@@ -184,16 +180,19 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def make_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    """Return a table without borders: unobtrusive on a terminal, easy to `cut` in a pipe."""
+    """Return a table without borders: unobtrusive on a terminal, easy to `cut` in a pipe.
+
+    Columns of `numbers` are aligned to the right.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        right = column in numbers
+        is_number = column in numbers
         table.add_column(
             one_line(column),
-            justify="right" if right else "left",
-            no_wrap=right,
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
             overflow="fold",
             header_style="dim",
         )
@@ -229,144 +228,3 @@ def count(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}s"
-
-
-def readable(event: Json) -> Json:
-    """Return an event with sizes and numbers of things as people read them.
-
-    `intact` are shards that did not fail.
-    """
-    shown: Json = {"intact": count(event.get("shards", 0) - event.get("failed", 0), "shard")}
-    shown["refused"] = 0  # a daemon of an earlier release does not count them
-    for name, value in event.items():
-        match value:
-            case dict():
-                shown[name] = readable(value)
-            case int() if name.endswith("bytes"):
-                shown[name] = size(value)
-            case int() if name in ("shards", "samples"):
-                shown[name] = count(value, name.removesuffix("s"))
-            case _:
-                shown[name] = value
-    return shown
-
-
-# Long work over shards
-
-
-@contextmanager
-def byte_progress(console: Console, label: str) -> Iterator[Callable[[Json], None]]:
-    """Show a progress bar in bytes and shards, hidden if the output is not a terminal.
-
-    Yields a function that shows an event's `done_bytes`, `total_bytes`, `done_shards` and `shards`.
-    """
-    from rich import progress
-
-    text = progress.TextColumn
-    bar = progress.BarColumn()
-    numbers = (
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    columns = (text("{task.description}"), bar, *numbers, text("{task.fields[shards]}"))
-    with progress.Progress(
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as shown:
-        task = shown.add_task(label, total=None, shards="")
-
-        def update(event: Json) -> None:
-            if "done_shards" in event:
-                shown.update(task, shards=f"{event['done_shards']:,}/{event['shards']:,} shards")
-            shown.update(task, completed=event.get("done_bytes"), total=event.get("total_bytes"))
-
-        yield update
-
-
-def print_lines(lines: Iterable[Json]) -> int:
-    """Print each line of an answer as JSON; return the number of shards that failed."""
-    failed = 0
-    for line in lines:
-        print_json(line)
-        if line.get("event") == "error" or line.get("ok") is False:
-            failed += 1
-    return failed
-
-
-def carry_out(
-    events: Lines,
-    as_json: bool,
-    label: str,
-    summary: str,
-    *,
-    otherwise: Callable[[], str] = str,
-    each_shard: bool = False,
-    stderr: bool = False,
-) -> None:
-    """Show the progress of the daemon's work on many shards until it is done.
-
-    Exit 1 if a shard failed.
-
-    Args:
-        summary: the last line to print, with the fields of `readable` for the `done` event.
-        otherwise: returns a line to print after it if a shard failed; an empty one is not printed.
-        each_shard: True to print a line per shard if there is no terminal for a progress bar.
-        stderr: True to leave standard output to what the command prints there.
-    """
-    with closing(events):
-        if as_json:
-            failed = print_lines(events)
-        else:
-            console = make_console(stderr=stderr)
-            done, failed = _follow(events, console, label, each_shard=each_shard)
-            console.print(summary.format_map(readable(done)), markup=False)
-            advice = otherwise() if failed else ""
-            if advice:
-                console.print(advice, markup=False)
-    if failed:
-        fail()
-
-
-def _follow(
-    events: Iterable[Json],
-    console: Console,
-    label: str,
-    *,
-    each_shard: bool,
-) -> tuple[Json, int]:
-    """Show the progress, each failure as it occurs, and each distinct remedy once at the end.
-
-    Returns the work's `done` event and the number of failures.
-    """
-    from rich.text import Text
-
-    failures: list[Json] = []
-
-    def show_failure(error: Json, url: str | None = None) -> None:
-        failures.append(error)
-        where = error.get("url") or url
-        text = f"{where}: {error['message']}" if where else error["message"]
-        console.print(Text("failed  ", style="red").append(text, style="default"))
-
-    with byte_progress(console, label) as show:
-        for event in events:
-            match event["event"]:
-                case "start" | "resolved" | "progress":
-                    show(event)
-                case "shard" if event.get("ok") is False:
-                    show_failure(event["error"], event["url"])
-                case "shard" if each_shard and not console.is_terminal:
-                    line = f"{event['state']}  {size(event['size_bytes'])}  {event['url']}"
-                    console.print(line, markup=False)
-                case "retrying":
-                    console.print(f"retrying  {event['url']}: {event['message']}", markup=False)
-                case "error":
-                    show_failure(event["error"])
-                case "done":
-                    done = event
-    for remedy in dict.fromkeys(error["remedy"] for error in failures if error.get("remedy")):
-        console.print(f"  What to do: {remedy}", markup=False)
-    return done, len(failures)

@@ -16,7 +16,7 @@ from shardcache.server.peer import peer_of
 from shardcache.server.process.process_load import process_stats
 from shardcache.server.service import SERVICE
 from shardcache.shared.protocol import Json, parse, take, wanted_of
-from shardcache.tarindex.contents import TokenMember
+from shardcache.tarindex.named_members import TokenMember
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Send = Callable[[Json], Awaitable[None]]

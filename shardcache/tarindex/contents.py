@@ -1,27 +1,30 @@
-"""Contents of samples that shardcache reads: tokens, metadata, and tables of samples.
+"""Metadata of samples, and rows of tables of samples, which serve to choose samples by them.
 
-A table serves to choose samples without their bytes.
+A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has these fields:
 
-A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has `shard`, the
-number of the shard in the index file, and its `version`; `samples`, the number of samples in the
-shard; `first`, the number of the first one that it lists; their `keys`; for each extension under
-`sizes`, the sizes in bytes, null where a sample has no such member; the samples' places in the tar
-(`spans`), unless an earlier release wrote the table, or the tar is compressed; and if the table was
-made with metadata, under `metadata` an object for each sample, from one small JSON member of it,
-null where a sample has none.
+    shard       number of the shard in the index file
+    version     of the shard
+    samples     number of samples in the shard
+    first       number of the first sample that the row lists
+    keys        of the samples
+    sizes       for each extension, the sizes in bytes; null where a sample has no such member
+    first_block, blocks, irregular
+                places of the samples in the tar (`spans`); missing if an earlier release wrote the
+                table, or the tar is compressed
+    metadata    for each sample, an object from one small JSON member of it; null for a sample
+                without that member; missing if the table was made without metadata
 """
 
 import json
-import re
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, repeat
-from typing import Any, Self
+from typing import Any
 
-from shardcache.errors import ConfigError, MetadataError, TokensError
+from shardcache.errors import ConfigError, MetadataError
+from shardcache.tarindex.named_members import MetadataMember
 from shardcache.tarindex.spans import irregular_in
-from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of, member_spans
+from shardcache.tarindex.tables import Tables, TarBytes, key_of, member_spans
 
 Metadata = dict[str, Any]
 Row = dict[str, Any]
@@ -32,56 +35,11 @@ SUFFIX = ".samples"
 MAX_METADATA_BYTES = 16 * 1024
 """Limit for the metadata of one sample, as JSON."""
 
-DTYPES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int16": 2, "int32": 4, "int64": 8}
-"""Sizes in bytes of the types that tokens may have; arrays are little-endian."""
-
 _MAX_MEMBER_BYTES = 1024 * 1024  # of a member with metadata, most of which may be left out
-# Samples in a row of a table: a few megabytes, as shards of text may have millions of samples.
+# Number of samples in a row of a table: a shard of text may have millions of them, and a row should
+# take no more than a few megabytes.
 _MAX_SAMPLES = 50_000
 _MAX_WITH_METADATA = 1_000  # 16 MB at worst
-
-# numpy's format: magic, version, length of the header, and a header that is the text of a dict with
-# sorted keys.
-_MAGIC = b"\x93NUMPY"
-_HEADER = re.compile(
-    rb"\{'descr': '[<|]([iu])([1248])', "
-    rb"'fortran_order': (?:False|True), "
-    rb"'shape': \(([0-9]+),\), ?\}\s*",
-)
-_KINDS = {b"u": "uint", b"i": "int"}
-_MAX_HEADER_BYTES = 1024
-
-
-def _check_extension(extension: str, example: str) -> None:
-    """Raise ConfigError unless members can have this extension; the message has an example."""
-    if not extension or extension.startswith("."):
-        raise ConfigError(
-            f"{extension!r} is not a member extension",
-            remedy=f'write it as "{example}", no dot',
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataMember:
-    """The member of each sample that holds its metadata.
-
-    Attributes:
-        extension: of the member.
-        fields: of its JSON object that are metadata; empty for all.
-    """
-
-    extension: str
-    fields: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for an extension that no member has."""
-        _check_extension(self.extension, "json")
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Build from `EXTENSION`, or `EXTENSION:FIELD,FIELD`. Raises ConfigError."""
-        extension, _, fields = text.partition(":")
-        return cls(extension, tuple(filter(None, fields.split(","))))
 
 
 def read_metadata(
@@ -101,17 +59,17 @@ def read_metadata(
             continue
         try:
             _check_size(end - start, _MAX_MEMBER_BYTES)
-            found = json.loads(tar[start:end])
-            if not isinstance(found, dict):
-                raise TypeError(f"a {type(found).__name__}, not an object")
+            metadata = json.loads(tar[start:end])
+            if not isinstance(metadata, dict):
+                raise TypeError(f"a {type(metadata).__name__}, not an object")
             if member.fields:
-                found = {field: found[field] for field in member.fields if field in found}
-            compact = json.dumps(found, separators=(",", ":"))
+                metadata = {name: metadata[name] for name in member.fields if name in metadata}
+            compact = json.dumps(metadata, separators=(",", ":"))
             _check_size(len(compact), MAX_METADATA_BYTES)
         except (ValueError, TypeError, RecursionError) as exn:
             where = f"the member {member.extension!r} of the sample {key_of(tables, sample)!r}"
             raise MetadataError(f"{where} holds no valid metadata: {exn}", url=url) from exn
-        yield found
+        yield metadata
 
 
 def _check_size(size_bytes: int, max_bytes: int) -> None:
@@ -159,7 +117,7 @@ def rows_of(
     max_samples: int = _MAX_SAMPLES,
     blocks: Iterator[int] | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a shard, of which there is one even if it has no samples.
+    """Yield the rows of a shard: at least one, even if the shard has no samples.
 
     Args:
         tables: the samples.
@@ -169,10 +127,12 @@ def rows_of(
             without places.
     """
     samples = len(tables.member_ends)
-    step = max_samples if metadata is None else min(max_samples, _MAX_WITH_METADATA)
+    samples_per_row = max_samples
+    if metadata is not None:
+        samples_per_row = min(max_samples, _MAX_WITH_METADATA)
     first_block = 0
-    for first in range(0, samples or 1, step):
-        numbers = range(first, min(first + step, samples))
+    for first in range(0, samples or 1, samples_per_row):
+        numbers = range(first, min(first + samples_per_row, samples))
         row: Row = {
             "samples": samples,
             "first": first,
@@ -216,147 +176,10 @@ def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
 
 
 def _metadata_of(row: Row) -> Iterable[Metadata | None]:
+    """Return the metadata of each sample, empty for one without; None for a row without any."""
     if "metadata" not in row:
         return repeat(None, len(row["keys"]))
-    found = [{} if each is None else each for each in row["metadata"]]
-    if not all(type(each) is dict for each in found):
+    metadata = [{} if each is None else each for each in row["metadata"]]
+    if not all(type(each) is dict for each in metadata):
         raise TypeError("metadata of samples must be objects")
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMember:
-    """The member of each sample that holds its tokens.
-
-    Attributes:
-        extension: of the member.
-        dtype: a name of `DTYPES`, for plain arrays; None for `.npy` files, which state their own.
-    """
-
-    extension: str = "npy"
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a type that tokens cannot have."""
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigError(
-                f"tokens cannot be of type {self.dtype!r}",
-                remedy=f"choose one of {', '.join(DTYPES)}",
-            )
-        _check_extension(self.extension, "npy")
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Build from `EXTENSION` for `.npy` files, or `EXTENSION:DTYPE`. Raises ConfigError."""
-        extension, _, dtype = text.partition(":")
-        return cls(extension, dtype or None)
-
-    def __str__(self) -> str:
-        return self.extension if self.dtype is None else f"{self.extension}:{self.dtype}"
-
-
-def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
-    """Return the number of tokens in the member of the sample `key`.
-
-    Raises TokensError as `find_tokens`.
-    """
-    dtype = member.dtype
-    start = 0
-    if dtype is None:
-        dtype, start = _npy_values(data, 0, len(data), key, None)
-    return _token_count(len(data) - start, dtype, key, None)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRuns:
-    """The tokens of each sample of a shard; none for samples that lack the member.
-
-    Attributes:
-        dtype: a name of `DTYPES`.
-        starts: offset of each sample's first token in the tar, in bytes.
-        ends: end (exclusive) of each sample's tokens, as a number of tokens from the beginning of
-            the shard.
-    """
-
-    dtype: str
-    starts: "array[int]"
-    ends: "array[int]"
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens in the shard."""
-        return self.ends[-1] if self.ends else 0
-
-
-def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) -> TokenRuns:
-    """Return the tokens of a shard: those of each sample, end to end in the order of the tar.
-
-    Of the tar, only the headers of `.npy` files are read. Raises TokensError, with `url`, for a
-    sample that is unusable, a member that is not an array of tokens with one dimension, or members
-    of different types: a shard without some of its tokens would give other blocks.
-    """
-    if tables.faults:
-        raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)
-    dtype = member.dtype
-    starts = array("Q")
-    ends = array("Q")
-    total = 0
-    for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
-        first_token = start
-        if start < end:
-            key = key_of(tables, sample)
-            if member.dtype is None:  # a .npy file, which states its type in a header
-                head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
-                own_dtype, first_token = _npy_values(head, start, end, key, url)
-                if dtype not in (None, own_dtype):
-                    raise _unsupported(
-                        f"the sample {key!r} has {own_dtype}, those before {dtype}", url
-                    )
-                dtype = own_dtype
-            total += _token_count(end - first_token, dtype or "", key, url)
-        starts.append(first_token)
-        ends.append(total)
-    return TokenRuns(dtype or "uint8", starts, ends)
-
-
-def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
-    """Return the number of tokens in some bytes. Raises TokensError if it is not a whole one."""
-    tokens, surplus = divmod(size_bytes, DTYPES[dtype])
-    if surplus:
-        reason = f"{size_bytes} bytes of tokens, which is not a multiple of {DTYPES[dtype]}"
-        raise _unsupported(f"the sample {key!r} has {reason}", url)
-    return tokens
-
-
-def _npy_values(head: bytes, start: int, end: int, key: str, url: str | None) -> tuple[str, int]:
-    """Return type and offset of the values of a `.npy` file. Raises TokensError.
-
-    Args:
-        head: its first bytes.
-        start: its offset in the tar.
-        end: where it ends in the tar.
-        key: of its sample, for messages.
-        url: of the shard, for messages.
-    """
-    # Later versions have a longer field for the header's length.
-    fixed_bytes = 10 if head[6:7] == b"\1" else 12
-    header_end = fixed_bytes + int.from_bytes(head[8:fixed_bytes], "little")
-    found = _HEADER.fullmatch(head, fixed_bytes, min(header_end, len(head)))
-    if not head.startswith(_MAGIC) or found is None:
-        raise _unsupported(
-            f"the sample {key!r} has a member that is not a .npy file of integers in one dimension",
-            url,
-        )
-    kind = _KINDS[found[1]]
-    size_bytes = int(found[2])
-    count = int(found[3])
-    present_bytes = end - start - header_end
-    expected_bytes = count * size_bytes
-    if present_bytes != expected_bytes:
-        reason = f"{present_bytes} bytes of tokens instead of {expected_bytes}"
-        raise _unsupported(f"the sample {key!r} has {reason}", url)
-    return f"{kind}{8 * size_bytes}", start + header_end
-
-
-def _unsupported(reason: str, url: str | None) -> TokensError:
-    return TokensError(f"its tokens cannot be cut into blocks: {reason}", url=url)
+    return metadata

@@ -20,6 +20,9 @@ _MACOS_FILE = re.compile(rb"(?:^|/)(?:\._[^/]*|\.DS_Store)\Z")
 # Keys that every sample has, or that have a meaning in WebDataset: no member may replace them.
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
 
+Splitter = Callable[[bytes], tuple[bytes, bytes]]
+"""Returns key and extension of a member's name; both are empty for one that is left out."""
+
 
 def index_tar(
     path: Path,
@@ -31,11 +34,12 @@ def index_tar(
 ) -> Samples:
     """Walk the tar at `path` and return its samples. Blocks.
 
-    Symbolic links, directories, devices and `__x__` members are skipped, as in WebDataset, but for
-    those with lines of samples (`split_lines`); so is what macOS adds (`is_of_macos`). A hard link,
-    which WebDataset skips, has the content of the file that it is linked to. A sample with two
-    members of the same extension, for which WebDataset raises, and one with a member whose content
-    is not contiguous or not in the tar, are recorded as faults; the other samples stay usable.
+    Symbolic links, directories, devices and `__x__` members are skipped, as in WebDataset, except
+    members with lines of samples (`split_lines`). Members that macOS adds are skipped, too
+    (`is_of_macos`). A hard link, which WebDataset skips, has the content of the file that it is
+    linked to. A sample with two members of the same extension, for which WebDataset raises, and one
+    with a member whose content is not contiguous or not in the tar, are recorded as faults; the
+    other samples stay usable.
 
     Raises OSError, UnsupportedShardError for too many lines, what iterating a `Tar` with these
     options raises, and with `require_adjacent` TornSampleError if members of one sample are not
@@ -63,7 +67,7 @@ def index_tar(
     return samples
 
 
-def group(members: Iterable[Member], split: "Splitter | None" = None) -> Samples:
+def group(members: Iterable[Member], split: Splitter | None = None) -> Samples:
     """Group consecutive members with the same key into samples."""
     grouping = Grouping(split)
     grouping.add(members)
@@ -80,16 +84,11 @@ class Grouping:
         samples: those so far; the last one may be incomplete.
     """
 
-    def __init__(self, split: "Splitter | None" = None) -> None:
+    def __init__(self, split: Splitter | None = None) -> None:
         self.samples = Samples()
         self._split = split or split_name
         self._extensions = _Extensions(self.samples.extensions)
         self._current = b""
-
-    @property
-    def whole(self) -> int:
-        """Number of complete samples: all but the last, until `finish`."""
-        return len(self.samples.member_ends)
 
     def add(self, members: Iterable[Member]) -> None:
         """Add the members that follow in the tar."""
@@ -98,34 +97,34 @@ class Grouping:
         split = self._split
         extensions = self._extensions
         current = self._current
-        hidden = current.endswith(b"/")  # the member before is a hidden file
+        sample = len(samples) - 1  # number of the current one
+        is_hidden = current.endswith(b"/")  # the member before is a hidden file
         starts = samples.starts
         ends = samples.ends
         extension_ids = samples.extension_ids
-        key_ends = samples.key_ends
         for name, start_byte, end_byte, flaw in members:
             key, extension = split(name)
             if not key or (name.startswith(b"__") and _METADATA.match(name)):
                 continue
 
-            if key != current or hidden:
-                # Of the names that macOS adds, those of files are hidden: their key is the folder
-                # with its slash.
-                hidden = key[-1] == _SLASH
-                if (hidden or _MACOS_FOLDER in key) and is_of_macos(name):
+            if key != current or is_hidden:
+                # The files that macOS adds are hidden: their key is the folder with its slash.
+                is_hidden = key[-1] == _SLASH
+                if (is_hidden or _MACOS_FOLDER in key) and is_of_macos(name):
                     continue
                 if key != current:
                     samples.begin(key)
                     current = key
+                    sample += 1
 
-            number = extensions.number(extension)
-            fault = extensions.fault(number, len(key_ends), flaw)
+            extension_id = extensions.id_of(extension)
+            fault = extensions.fault_after(extension_id, sample, flaw)
             if fault is None:
                 starts.append(start_byte)
                 ends.append(end_byte)
-                extension_ids.append(number)
+                extension_ids.append(extension_id)
             else:
-                samples.faults.setdefault(len(samples) - 1, (fault, number))
+                samples.faults.setdefault(sample, (fault, extension_id))
         self._current = current
 
     def finish(self) -> Samples:
@@ -135,9 +134,9 @@ class Grouping:
 
 
 class Adjacency:
-    """Finds samples of which the members are not adjacent: their key comes again, with others.
+    """Finds samples whose members are not adjacent: their key appears again, with other members.
 
-    With the same members, it is another sample of that key, as in WebDataset.
+    With the same members, it is another sample with that key, as in WebDataset.
 
     Args:
         samples: to check; there may be more at each call.
@@ -150,9 +149,9 @@ class Adjacency:
         self._firsts: dict[bytes, int] | None = None
 
     def check(self, url: str) -> None:
-        """Look at the samples that have become complete since.
+        """Check the samples that have become complete since the previous call.
 
-        Raises TornSampleError for the first that is torn.
+        Raises TornSampleError for the first one whose members are not adjacent.
         """
         torn = self.torn()
         if torn is not None:
@@ -165,7 +164,11 @@ class Adjacency:
             )
 
     def torn(self) -> tuple[str, str, int] | None:
-        """Return key, extension and offset of the first member of a part of a sample, if any."""
+        """Return key, extension and offset of the member with which a key appears again.
+
+        It is the first of those that have become complete since the previous call; None without
+        any.
+        """
         samples = self._samples
         start = self._checked
         stop = len(samples.member_ends)
@@ -182,7 +185,7 @@ class Adjacency:
             first = self._firsts.setdefault(key, number)
             if first == number:
                 continue
-            extension = self._difference(first, number)
+            extension = self._other_extension(first, number)
             if extension is not None:
                 member = self._members(number).start
                 return key_of(samples, number), extension, samples.starts[member]
@@ -196,9 +199,9 @@ class Adjacency:
         samples = self._samples
         pattern = samples.extension_ids[: samples.member_ends[0]]
         begin = samples.member_ends[start - 1] if start else 0
-        found = samples.extension_ids[begin : samples.member_ends[stop - 1]]
+        extension_ids = samples.extension_ids[begin : samples.member_ends[stop - 1]]
         # No sample has an extension twice: of this many members, each has all.
-        return found == pattern * (stop - start)
+        return extension_ids == pattern * (stop - start)
 
     def _keys(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """Yield number and key of each sample."""
@@ -212,17 +215,18 @@ class Adjacency:
             begin = end
 
     def _members(self, number: int) -> range:
+        """Return the numbers of a sample's members."""
         ends = self._samples.member_ends
         return range(ends[number - 1] if number else 0, ends[number])
 
-    def _difference(self, first: int, number: int) -> str | None:
-        """Return the extension of the second sample's first member if their members differ."""
-        some = self._extension_ids(first)
-        others = self._extension_ids(number)
-        # Without members, the sample is an error of its own.
-        if not others or set(some) == set(others):
+    def _other_extension(self, first: int, second: int) -> str | None:
+        """Return the extension of the second sample's first member; None if both are alike."""
+        first_ids = self._extension_ids(first)
+        second_ids = self._extension_ids(second)
+        # A sample has no members if all of them have faults, which is an error already.
+        if not second_ids or set(first_ids) == set(second_ids):
             return None
-        return self._samples.extensions[others[0]]
+        return self._samples.extensions[second_ids[0]]
 
     def _extension_ids(self, number: int) -> list[int]:
         return [self._samples.extension_ids[member] for member in self._members(number)]
@@ -245,9 +249,9 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
     including line feeds, which `.` does not match, and hidden files, but in linear time even on
     hostile names, where the regular expression backtracks.
     """
-    stem, dotted, rest = name.partition(b".")
-    if stem and dotted and b"/" not in rest:
-        return stem, rest
+    stem, dot_or_nothing, extension = name.partition(b".")
+    if stem and dot_or_nothing and b"/" not in extension:
+        return stem, extension
 
     # Dots in folder names, and names that begin with a dot.
     line_end = name.find(b"\n")
@@ -275,10 +279,6 @@ def split_at_last_dot(name: bytes) -> tuple[bytes, bytes]:
     return name[:dot], name[dot + 1 :]
 
 
-Splitter = Callable[[bytes], tuple[bytes, bytes]]
-"""Returns key and extension of a member's name; both are empty for one that is left out."""
-
-
 def splitter_of(url: str) -> Splitter:
     """Return what splits the names of a shard's members, as its url says."""
     _, key_split = key_split_in(url)
@@ -286,43 +286,44 @@ def splitter_of(url: str) -> Splitter:
 
 
 class _Extensions:
-    """Numbers of lower-cased extensions, with the sample in which each was last seen."""
+    """Ids of lower-cased extensions, with the sample in which each was last seen."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
-        self._ids: dict[bytes, int] = {}
+        self._ids: dict[bytes, int] = {}  # as spelt in the tar
         self._ids_of_lowered: dict[str, int] = {}
-        self._last_seen: list[int] = []
-        self._reserved: set[int] = set()
+        self._last_seen: list[int] = []  # by id
+        self._reserved_ids: set[int] = set()
 
-    def number(self, extension: bytes) -> int:
-        """Return the number of an extension, given as spelt in the tar."""
+    def id_of(self, extension: bytes) -> int:
+        """Return the id of an extension, given as spelt in the tar."""
         known = self._ids.get(extension)
         if known is not None:
             return known
         lowered = extension.decode("utf-8", "surrogateescape").lower()
-        number = self._ids_of_lowered.setdefault(lowered, len(self._names))
-        if number == len(self._names):
+        new_id = len(self._names)
+        extension_id = self._ids_of_lowered.setdefault(lowered, new_id)
+        if extension_id == new_id:
             self._names.append(lowered)
             self._last_seen.append(-1)
             if lowered in _RESERVED:
-                self._reserved.add(number)
-        self._ids[extension] = number
-        return number
+                self._reserved_ids.add(extension_id)
+        self._ids[extension] = extension_id
+        return extension_id
 
-    def fault(self, number: int, sample: int, flaw: Fault | None) -> Fault | None:
+    def fault_after(self, extension_id: int, sample: int, flaw: Fault | None) -> Fault | None:
         """Record that a sample has an extension; return the fault that this causes, if any.
 
         Args:
-            number: of the extension.
-            sample: its number; samples come in order.
-            flaw: what is wrong with the member itself.
+            extension_id: that of a member.
+            sample: number of the member's sample; samples come in order.
+            flaw: what is wrong with the member alone.
         """
-        if self._last_seen[number] == sample:
+        if self._last_seen[extension_id] == sample:
             return Fault.DUPLICATE
-        self._last_seen[number] = sample
+        self._last_seen[extension_id] = sample
         if flaw is not None:
             return flaw
-        if number in self._reserved:
+        if extension_id in self._reserved_ids:
             return Fault.RESERVED
         return None

@@ -37,16 +37,21 @@ DATALESS = frozenset({HARD_LINK, b"2", b"3", b"4", DIRECTORY, b"6"})
 _WITHOUT_PREFIX = frozenset({GNU_SPARSE, *GNU_LONG})  # use that field for other data
 # name, size, checksum, type, prefix
 _FIELDS = struct.Struct("100s 24x 12s 12x 8s 1s 188x 155s 12x")
-_LINK_NAME = slice(157, 257)  # of a header block
+# Fields of a header block.
+_BEFORE_CHECKSUM = slice(0, 148)
+_AFTER_CHECKSUM = slice(156, None)
+_LINK_NAME = slice(157, 257)
 _PAX_RECORD = re.compile(rb"([0-9]{1,9}) ([^=\n]+)=")
-# Offsets of the flag that another block of a sparse map follows: in a header, and in such a block.
-_MAP_GOES_ON = 482
-_MAP_GOES_ON_AGAIN = 504
+# Offsets of GNU's `isextended`, the flag that another block of a sparse map follows: in a header,
+# and in such a block.
+_IS_EXTENDED_IN_HEADER = 482
+_IS_EXTENDED_IN_MAP = 504
 
 # Headers of small members share one read; after a large member, little more than the next header is
 # read.
 _WINDOW_BYTES = 32 * 1024
-_ALONE_BYTES = 2 * 1024
+_WINDOW_AFTER_LARGE_BYTES = 2 * 1024
+# Zeros after the end of the archive are checked in pieces of this size.
 _TAIL_BYTES = 1024 * 1024
 
 # Limit for a long name or a set of PAX records; libarchive's limit for names is 1 MiB.
@@ -57,6 +62,9 @@ _EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
 _GLOBAL_LIMIT_BYTES = 4096
 
 _SHOWN_BYTES = 200  # of a name, in messages
+_SHOWN_DIGITS = 40
+_MAX_SIZE_DIGITS = 19  # of a number below 2**63
+_ADLER_MODULUS = 65521
 
 # PAX records that change a member. Of the others about sparse files, only their presence matters.
 _SPARSE = b"GNU.sparse."
@@ -107,11 +115,13 @@ def parse_header(block: bytes) -> Header:
     # The checksum is the sum of all bytes, with its own field taken as blanks. Adler-32's low half
     # is that sum plus one, modulo 65521, and about 20 times as fast as sum().
     adler = adler32(block) & 0xFFFF
-    expected = parse_number(checksum) + sum(checksum) - 8 * 0x20 + 1
-    if adler != expected % 65521:
+    blanks = len(checksum) * ord(" ")
+    expected = parse_number(checksum) + sum(checksum) - blanks + 1
+    if adler != expected % _ADLER_MODULUS:
         # Some tars sum signed characters: each byte from 0x80 on then counts 256 less.
-        negative = sum(byte >= 0x80 for byte in block[:148] + block[156:])
-        if adler != (expected + 256 * negative) % 65521:
+        summed = block[_BEFORE_CHECKSUM] + block[_AFTER_CHECKSUM]
+        negative = sum(byte >= 0x80 for byte in summed)
+        if adler != (expected + 256 * negative) % _ADLER_MODULUS:
             raise ValueError("its checksum does not match")
     size_bytes = parse_number(size)
     if size_bytes < 0:
@@ -142,9 +152,10 @@ def parse_pax(payload: bytes) -> Records:
         if match is None:
             raise ValueError(f"its record at byte {at} has no length and keyword")
         end = at + int(match[1])
-        if not match.end() < end <= len(payload) or payload[end - 1] != 0x0A:
+        value_start = match.end()
+        if not value_start < end <= len(payload) or payload[end - 1] != ord("\n"):
             raise ValueError(f"its record at byte {at} has a wrong length")
-        records[match[2]] = payload[match.end() : end - 1]
+        records[match[2]] = payload[value_start : end - 1]
         at = end
     if b"path" in records:
         records[b"path"] = records[b"path"].rstrip(b"/")
@@ -176,7 +187,7 @@ class Tar:
     ignore_trailing_data: bool = False
     _window: bytes = field(default=b"", init=False)
     _window_start: int = field(default=0, init=False)
-    # by path, from the first hard link on
+    # By path, those so far; None before the first hard link.
     _contents: dict[bytes, Content] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Member]:
@@ -188,8 +199,8 @@ class Tar:
             TrailingDataError: data follows its end.
             CorruptShardError: a header is damaged.
         """
-        shared: Records = {}  # of global headers, for all members that follow
-        own: Records = {}  # of the extended headers of the next member
+        global_records: Records = {}  # for all members that follow
+        own_records: Records = {}  # of the extended headers of the next member
         has_extended_header = False
         at = 0
         begin = 0  # of the next member, with the headers that belong to it
@@ -201,26 +212,29 @@ class Tar:
             if kind in EXTENSIONS:
                 records, end = self._extension(header, at)
                 if kind == PAX_GLOBAL:
-                    self._check_shared(records, at)
-                    shared |= records
+                    self._check_global(records, at)
+                    global_records |= records
                 else:
-                    own = records | own  # the first of several headers takes precedence
+                    own_records = records | own_records  # the first header takes precedence
                     has_extended_header = True
                 at = end
                 continue
 
-            records = (shared | own) if shared else own
+            records = own_records
+            if global_records:
+                records = global_records | own_records
             member, next_header = self._member(header, at, records)
             if kind == HARD_LINK:
                 member = self._hard_link(header, at, begin, records)
             at = next_header
             if member is not None:
                 if self._contents is not None:
-                    self._contents[_path(member[0])] = member[1:]
+                    name, start, end, fault = member
+                    self._contents[_path(name)] = (start, end, fault)
                 yield member
             begin = at
             if has_extended_header:
-                own = {}
+                own_records = {}
                 has_extended_header = False
 
         if has_extended_header:
@@ -230,9 +244,10 @@ class Tar:
             )
 
     def _header(self, at: int) -> Header | None:
+        """Read the header at byte `at`; None at the end, if the tar may end there."""
         block = self._read(at, BLOCK_BYTES)
         if len(block) < BLOCK_BYTES:
-            self._judge_end(at, block)
+            self._check_end(at, block)
             return None
         if block == ZERO_BLOCK:
             self._check_tail(at)
@@ -244,13 +259,13 @@ class Tar:
                 raise self._not_a_tar(block) from exn
             raise self._corrupt(at, f"the tar header there is damaged ({exn})") from exn
 
-    def _judge_end(self, at: int, rest: bytes) -> None:
-        """Raise ShardError if the tar must not end with `rest`, which begins at byte `at`."""
+    def _check_end(self, at: int, partial_block: bytes) -> None:
+        """Raise ShardError if the tar must not end with this block, which begins at byte `at`."""
         if self._size_bytes == 0:
             raise TruncatedShardError("the file is empty", url=self._url)
         if at == 0:
-            raise self._not_a_tar(rest)
-        if rest:
+            raise self._not_a_tar(partial_block)
+        if partial_block:
             raise self._truncated(f"inside the tar header that begins at byte {at}")
         if self.require_end:
             raise self._truncated(
@@ -269,9 +284,10 @@ class Tar:
         while piece:
             data = piece.lstrip(b"\0")
             if data:
+                data_start = at + len(piece) - len(data)
                 raise TrailingDataError(
                     f"a block of zeros at byte {end} ends the tar, but data follows at byte "
-                    f"{at + len(piece) - len(data)}, so samples may be missing",
+                    f"{data_start}, so samples may be missing",
                     url=self._url,
                 )
             at += len(piece)
@@ -295,7 +311,7 @@ class Tar:
         except ValueError as exn:
             raise self._corrupt(at, f"the PAX header there is damaged ({exn})") from exn
 
-    def _check_shared(self, records: Records, at: int) -> None:
+    def _check_global(self, records: Records, at: int) -> None:
         for keyword, value in records.items():
             if len(value) > _GLOBAL_LIMIT_BYTES:
                 raise self._corrupt(
@@ -311,10 +327,11 @@ class Tar:
         if kind in DATALESS:
             return None, start
         if is_sparse:
-            start = self._behind_sparse_map(at)
+            start = self._end_of_sparse_map(at)
         if records:
             name = records.get(_SPARSE_NAME, records.get(b"path", name))
-            size_bytes = self._pax_size(records, at, size_bytes)
+            if b"size" in records:
+                size_bytes = self._pax_size(records[b"size"], at)
             is_sparse = is_sparse or any(keyword.startswith(_SPARSE) for keyword in records)
         end = start + size_bytes
         next_header = start + padded(size_bytes)
@@ -341,7 +358,8 @@ class Tar:
         """
         if self._contents is None:
             self._contents = self._contents_before(begin)
-        name = records.get(b"path", header[0])
+        header_name, _, _ = header
+        name = records.get(b"path", header_name)
         target = records.get(b"linkpath")
         if target is None:
             target = self._read(at, BLOCK_BYTES)[_LINK_NAME].partition(b"\0")[0]
@@ -349,9 +367,9 @@ class Tar:
         return (name, *content)
 
     def _contents_before(self, stop: int) -> dict[bytes, Content]:
-        """Walk again to the first hard link, whose headers begin at `stop`.
+        """Walk again to the first hard link, whose headers begin at `stop`; return the contents.
 
-        Tars without hard links need not remember names.
+        This is so that tars without hard links need not remember names.
         """
         if not stop:
             return {}
@@ -365,31 +383,31 @@ class Tar:
         before = Tar(read, self._size_bytes, self._url, require_end=False)
         return {_path(name): (start, end, fault) for name, start, end, fault in before}
 
-    def _pax_size(self, records: Records, at: int, size_bytes: int) -> int:
-        digits = records.get(b"size")
-        if digits is None:
-            return size_bytes
-        if not digits.isdigit() or len(digits) > 19:
-            raise self._corrupt(at, f"a PAX header gives the size {digits[:40]!r}")
+    def _pax_size(self, digits: bytes, at: int) -> int:
+        """Return the size in bytes that a PAX record gives for the member at byte `at`."""
+        if not digits.isdigit() or len(digits) > _MAX_SIZE_DIGITS:
+            raise self._corrupt(at, f"a PAX header gives the size {digits[:_SHOWN_DIGITS]!r}")
         return int(digits)
 
-    def _behind_sparse_map(self, at: int) -> int:
-        """Return the offset after the continuation blocks of an old GNU sparse header's map."""
-        goes_on = self._read(at, BLOCK_BYTES)[_MAP_GOES_ON]
+    def _end_of_sparse_map(self, at: int) -> int:
+        """Return the offset after the map of the old GNU sparse header at byte `at`."""
+        header = self._read(at, BLOCK_BYTES)
+        is_extended = header[_IS_EXTENDED_IN_HEADER]
         at += BLOCK_BYTES
-        while goes_on:
+        while is_extended:
             block = self._read(at, BLOCK_BYTES)
             if len(block) < BLOCK_BYTES:
                 raise self._truncated("inside a sparse member's header")
-            goes_on = block[_MAP_GOES_ON_AGAIN]
+            is_extended = block[_IS_EXTENDED_IN_MAP]
             at += BLOCK_BYTES
         return at
 
     def _read(self, at: int, size_bytes: int) -> bytes:
+        """Return bytes of the tar from the window, which is first moved to `at` if it must be."""
         begin = at - self._window_start  # never negative: the walk only goes forward
         if begin + size_bytes > len(self._window):
             follows_small_member = begin < 2 * _WINDOW_BYTES
-            window_bytes = _WINDOW_BYTES if follows_small_member else _ALONE_BYTES
+            window_bytes = _WINDOW_BYTES if follows_small_member else _WINDOW_AFTER_LARGE_BYTES
             self._window = self._source(at, size_bytes, max(size_bytes, window_bytes))
             self._window_start = at
             begin = 0
@@ -433,5 +451,5 @@ def _used(records: Records) -> Records:
     """Drop unused records: a header may have a million of them, and a tar a million members."""
     used = {keyword: value for keyword, value in records.items() if keyword in _USED}
     if any(keyword.startswith(_SPARSE) for keyword in records):
-        used[_SPARSE] = b""
+        used[_SPARSE] = b""  # only their presence matters
     return used

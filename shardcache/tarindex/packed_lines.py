@@ -40,10 +40,10 @@ def split_lines(
     lines_end = 0
     for member in members:
         name, start, end, flaw = member
-        found = None
-        if flaw is None and name.startswith(b"__lines__/"):
-            found = _LINES_NAME.fullmatch(name)
-        if found is None:
+        match = None
+        if flaw is None and name.startswith(b"__lines__/"):  # much faster than the expression
+            match = _LINES_NAME.fullmatch(name)
+        if match is None:
             yield member
             continue
 
@@ -54,8 +54,8 @@ def split_lines(
                 remedy="write the shard with `tar --hard-dereference`",
             )
         lines_end = end
-        digits, extension = found.groups()
-        for number, first, stop in _lines(read, start, end):
+        digits, extension = match.groups()
+        for number, line_start, line_end in _lines(read, start, end):
             count += 1
             if count > max_lines:
                 raise UnsupportedShardError(
@@ -65,23 +65,24 @@ def split_lines(
                     remedy="write smaller shards",
                 )
             name_of_line = b"%0*d.%s" % (len(digits), int(digits) + number, extension)
-            yield name_of_line, first, stop, None
+            yield name_of_line, line_start, line_end, None
 
 
 def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield number, start and end of each line between two offsets in the tar; no empty ones."""
     number = 0
-    first = start
+    line_start = start
     at = start
     while at < end:
         piece = read(at, 1, min(_PIECE_BYTES, end - at))
         feed = piece.find(b"\n")
         while feed >= 0:
-            if at + feed > first:
-                yield number, first, at + feed
+            line_end = at + feed
+            if line_end > line_start:
+                yield number, line_start, line_end
             number += 1
-            first = at + feed + 1
+            line_start = line_end + 1
             feed = piece.find(b"\n", feed + 1)
         at += len(piece)
-    if first < end:
-        yield number, first, end
+    if line_start < end:  # the last one has no line feed
+        yield number, line_start, end

@@ -66,13 +66,14 @@ def _is_alone(
     blocks: int,
     tar: TarBytes | None,
 ) -> bool:
-    """Return whether a sample can be read from its blocks alone.
+    """Return True if a sample can be read from its blocks alone.
 
     Args:
         number: the sample's.
         members: numbers of its members.
         begin_block: the first of its blocks.
         blocks: their number.
+        tar: as of `blocks_of`.
     """
     if not members or number in tables.faults:
         return False
@@ -89,32 +90,37 @@ def _is_alone(
 
     # The blocks are enough if the same sample is found in them as in the whole tar.
     begin_byte = begin_block * BLOCK_BYTES
+    end_byte = begin_byte + blocks * BLOCK_BYTES
     try:
-        found = samples_in(tar[begin_byte : begin_byte + blocks * BLOCK_BYTES], "")
+        samples = samples_in(tar[begin_byte:end_byte], "")
     except ShardError:
         return False
-    return _members_of(found, 0, 0) == _members_of(tables, number, begin_byte)
+    return _members_of(samples, 0, 0) == _members_of(tables, number, begin_byte)
 
 
 def _members_of(
     tables: Tables, number: int, begin_byte: int
 ) -> list[tuple[bytes, str, int, int]] | None:
-    """Return key, extension, start and end of each member of a sample; None unless it is sound."""
+    """Return key, extension, start and end of each member of a sample; None unless it is sound.
+
+    Offsets are relative to `begin_byte`.
+    """
     if number >= len(tables.member_ends) or number in tables.faults:
         return None
     key_start = tables.key_ends[number - 1] if number else 0
     key = bytes(tables.keys[key_start : tables.key_ends[number]])
     first = tables.member_ends[number - 1] if number else 0
-    found = []
+    members = []
     for member in range(first, tables.member_ends[number]):
         extension = tables.extensions[tables.extension_ids[member]]
         start = tables.starts[member] - begin_byte
-        found.append((key, extension, start, tables.ends[member] - begin_byte))
-    return found
+        end = tables.ends[member] - begin_byte
+        members.append((key, extension, start, end))
+    return members
 
 
 def _blocks(size_bytes: int) -> int:
-    """Return the number of blocks that so many bytes take, the last one padded."""
+    """Return the number of blocks that `size_bytes` take, the last one padded."""
     return -(-size_bytes // BLOCK_BYTES)
 
 
@@ -137,7 +143,7 @@ def irregular_in(
     """
     place_of_column = {name: place for place, name in enumerate(columns)}
     column_places = [place_of_column.get(name, -1) for name in tables.extensions]
-    found = []
+    irregular = []
     for place, number in enumerate(numbers):
         if blocks[place] <= 0:
             continue  # its blocks are not enough anyway
@@ -146,8 +152,8 @@ def irregular_in(
         own_blocks = sum(map(_member_blocks, tables.starts[first:end], tables.ends[first:end]))
         order = [column_places[extension] for extension in tables.extension_ids[first:end]]
         if own_blocks != blocks[place] or order != sorted(order):
-            found.append(place)
-    return found
+            irregular.append(place)
+    return irregular
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +172,14 @@ class RowSpans:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], reads: Callable[[str], bool] | None = None) -> Self:
-        """Take the spans out of a row; none are enough if it was written without.
+        """Take the spans out of a row; if it was written without, no span is enough.
 
         Args:
+            row: of a sample table.
             reads: chooses the members that samples have, by extension; None for all.
 
         Raises KeyError, TypeError, ValueError, IndexError, AttributeError or OverflowError for a
-        row that is not one.
+        row with other fields, or values of other types.
         """
         keys = row["keys"]
         checks = array("I", map(check_of, keys))
@@ -190,29 +197,6 @@ class RowSpans:
             spans._narrow(row, reads)
         return spans
 
-    def _narrow(self, row: Mapping[str, Any], reads: Callable[[str], bool]) -> None:
-        """Leave out the members before and after those that are read."""
-        columns = [(reads(name), sizes) for name, sizes in row["sizes"].items()]
-        if all(is_read for is_read, _ in columns):
-            return
-        irregular = frozenset(row.get("irregular", ()))
-        for place, start in enumerate(self.starts):
-            if place in irregular or start == self.stops[place]:
-                continue
-            begin = start
-            read: list[tuple[int, int]] = []  # first and end block of each member that is read
-            for is_read, sizes in columns:
-                size_bytes = sizes[place]
-                if size_bytes is None:
-                    continue  # the sample has no such member
-                end = begin + _member_blocks(0, size_bytes)
-                if is_read:
-                    read.append((begin, end))
-                begin = end
-            if read:  # otherwise, the whole sample is: errors name the members that there are
-                self.starts[place], _ = read[0]
-                _, self.stops[place] = read[-1]
-
     def __len__(self) -> int:
         return len(self.checks)
 
@@ -223,6 +207,30 @@ class RowSpans:
         if start == stop:
             return None
         return start * BLOCK_BYTES, stop * BLOCK_BYTES
+
+    def _narrow(self, row: Mapping[str, Any], reads: Callable[[str], bool]) -> None:
+        """Leave out the members before and after those that are read."""
+        columns = [(reads(name), sizes) for name, sizes in row["sizes"].items()]
+        if all(is_read for is_read, _ in columns):
+            return
+        irregular = frozenset(row.get("irregular", ()))
+        for place, start in enumerate(self.starts):
+            if place in irregular or start == self.stops[place]:
+                continue
+            begin = start
+            read_blocks: list[tuple[int, int]] = []  # start and stop of each member that is read
+            for is_read, sizes in columns:
+                size_bytes = sizes[place]
+                if size_bytes is None:
+                    continue  # the sample has no such member
+                end = begin + _member_blocks(0, size_bytes)
+                if is_read:
+                    read_blocks.append((begin, end))
+                begin = end
+            # Without any, the whole sample is read: errors name the members that there are.
+            if read_blocks:
+                self.starts[place], _ = read_blocks[0]
+                _, self.stops[place] = read_blocks[-1]
 
 
 def check_of(key: str) -> int:

@@ -1,6 +1,6 @@
 """The samples of a tar as flat tables: cheap to build, write and read, and to look samples up in.
 
-The sidecar file of a shard has its facts as JSON, and these tables:
+A shard's sidecar file has these sections, in this order:
 
     prologue        magic, seven counts, CRC-32 of the tables
     header          JSON, `header_bytes` long
@@ -36,6 +36,7 @@ _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
 _BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
+_FAULT_NUMBERS = 3  # sample, fault, extension
 _DIGITS = 8192  # numbers compared at once
 _ONES_OF_64_BITS = int.from_bytes(bytes((1, 0, 0, 0, 0, 0, 0, 0)) * _DIGITS, "little")
 _ONES_OF_32_BITS = int.from_bytes(bytes((1, 0, 0, 0)) * _DIGITS, "little")
@@ -55,21 +56,22 @@ class Fault(enum.IntEnum):
     EXAMPLE = 6
 
 
-_FAULTS = {
-    Fault.DUPLICATE: "the sample {!r} has two members with the extension {!r}",
-    Fault.RESERVED: "the sample {!r} has a member with the reserved extension {!r}",
-    Fault.SPARSE: "the member {1!r} of the sample {0!r} is stored as a sparse file, which cannot "
-    "be mapped",
-    Fault.LINK: "the member {1!r} of the sample {0!r} is a hard link to a file that is not in the "
-    "tar before it",
-    Fault.JSON: "the line of the sample {!r} is not a JSON object in UTF-8",
-    Fault.EXAMPLE: "the record of the sample {!r} is not a tf.train.Example, as the first one is",
+_REASONS = {
+    Fault.DUPLICATE: "the sample {key!r} has two members with the extension {extension!r}",
+    Fault.RESERVED: "the sample {key!r} has a member with the reserved extension {extension!r}",
+    Fault.SPARSE: "the member {extension!r} of the sample {key!r} is stored as a sparse file, "
+    "which cannot be mapped",
+    Fault.LINK: "the member {extension!r} of the sample {key!r} is a hard link to a file that is "
+    "not in the tar before it",
+    Fault.JSON: "the line of the sample {key!r} is not a JSON object in UTF-8",
+    Fault.EXAMPLE: "the record of the sample {key!r} is not a tf.train.Example, as the first one "
+    "is",
 }
 _REMEDIES = {
     Fault.JSON: "write one JSON object a line; with jq, `jq -c . FILE` names the first bad one",
     Fault.EXAMPLE: "write Examples and other records into files of their own",
 }
-_REMEDY_OF_FILES = (
+_REMEDY_FOR_MEMBERS = (
     "rewrite the shard with the members of each sample as plain files of different extensions"
 )
 
@@ -77,7 +79,7 @@ _REMEDY_OF_FILES = (
 class TarBytes(Protocol):
     """The bytes of a tar, by range."""
 
-    def __getitem__(self, run: slice, /) -> bytes: ...
+    def __getitem__(self, byte_range: slice, /) -> bytes: ...
 
 
 def key_of(tables: Tables, sample: int) -> str:
@@ -98,35 +100,35 @@ def fault_of(tables: Tables, sample: int) -> str | None:
     if sample not in tables.faults:
         return None
     fault, extension = tables.faults[sample]
-    return _FAULTS[fault].format(
-        key_of(tables, sample)[:_SHOWN_CHARS],
-        tables.extensions[extension][:_SHOWN_CHARS],
+    return _REASONS[fault].format(
+        key=key_of(tables, sample)[:_SHOWN_CHARS],
+        extension=tables.extensions[extension][:_SHOWN_CHARS],
     )
 
 
 def fault_remedy(tables: Tables, sample: int) -> str:
     """Return what to do about a sample that is unusable."""
     fault, _ = tables.faults[sample]
-    return _REMEDIES.get(fault, _REMEDY_OF_FILES)
+    return _REMEDIES.get(fault, _REMEDY_FOR_MEMBERS)
 
 
 def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of each sample's member with an extension, (0, 0) without one."""
     extension = extension.lower()
     lowered = [each.lower() for each in tables.extensions]
-    wanted = -1
+    wanted_id = -1  # no member's
     if extension in lowered:
-        wanted = lowered.index(extension)
+        wanted_id = lowered.index(extension)
     starts = tables.starts
     ends = tables.ends
     extension_ids = tables.extension_ids
     first = 0
     for last in tables.member_ends:
         for member in range(first, last):
-            if extension_ids[member] == wanted:
+            if extension_ids[member] == wanted_id:
                 yield starts[member], ends[member]
                 break
-        else:
+        else:  # no member of the sample has the extension
             yield 0, 0
         first = last
 
@@ -199,7 +201,7 @@ class _Counts(NamedTuple):
             8 * self.samples,  # member_ends
             8 * self.samples,  # key_ends
             8 * self.extensions,  # extension_ends
-            8 * 3 * self.faults,
+            8 * _FAULT_NUMBERS * self.faults,
             4 * self.members,  # extension_ids
             self.key_bytes,
             self.extension_bytes,
@@ -226,7 +228,7 @@ def write(
         limit_bytes: maximum size of the sidecar; None for any.
     """
     header_json = json.dumps(header, separators=(",", ":")).encode()
-    names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
+    extensions = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
     faults = array("Q")
     for sample, (fault, extension) in samples.faults.items():
         faults.extend((sample, fault, extension))
@@ -236,28 +238,29 @@ def write(
             samples.ends.tobytes(),
             samples.member_ends.tobytes(),
             samples.key_ends.tobytes(),
-            array("Q", accumulate(map(len, names))).tobytes(),
+            array("Q", accumulate(map(len, extensions))).tobytes(),
             faults.tobytes(),
             samples.extension_ids.tobytes(),
             samples.keys,
-            *names,
+            *extensions,
         ),
     )
     counts = _Counts(
         header_bytes=len(header_json),
         samples=len(samples),
         members=len(samples.starts),
-        extensions=len(names),
+        extensions=len(extensions),
         faults=len(samples.faults),
         key_bytes=len(samples.keys),
-        extension_bytes=sum(map(len, names)),
+        extension_bytes=sum(map(len, extensions)),
     )
-    if limit_bytes is None or counts.file_bytes() <= limit_bytes:
+    size_bytes = counts.file_bytes()
+    if limit_bytes is None or size_bytes <= limit_bytes:
         head = _PROLOGUE.pack(_MAGIC, *counts, zlib.crc32(tables)) + header_json
         with open(path, "wb") as file:
             file.write(head + _CRC.pack(zlib.crc32(head)))
             file.write(tables)
-    return counts.file_bytes()
+    return size_bytes
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -266,7 +269,8 @@ def read_header(path: Path) -> dict[str, Any]:
     Raises CorruptShardError, OSError.
     """
     with open(path, "rb") as file:
-        return _read_head(file, path)[0]
+        header, _, _ = _read_head(file, path)
+    return header
 
 
 def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int]:
@@ -350,19 +354,20 @@ class TarIndex:
         tables: memoryview,
         path: Path,
     ) -> Self:
-        parts = []
+        """Cut the sidecar's tables apart; they may still contradict each other."""
+        pieces = []
         start = 0
         for size_bytes in counts.table_sizes():
-            parts.append(tables[start : start + size_bytes])
+            pieces.append(tables[start : start + size_bytes])
             start += size_bytes
-        *of_u64, extension_ids, keys, extensions = parts
+        *u64_pieces, extension_ids, keys, extensions = pieces
         starts, ends, member_ends, key_ends, extension_ends, faults = (
-            part.cast("Q") for part in of_u64
+            piece.cast("Q") for piece in u64_pieces
         )
 
         fault_of_sample: dict[int, tuple[Fault, int]] = {}
         try:
-            for first in range(0, len(faults), 3):
+            for first in range(0, len(faults), _FAULT_NUMBERS):
                 sample = faults[first]
                 fault_of_sample[sample] = (Fault(faults[first + 1]), faults[first + 2])
         except ValueError as exn:
@@ -375,23 +380,25 @@ class TarIndex:
             member_ends=member_ends,
             keys=keys,
             key_ends=key_ends,
-            extensions=_cut(bytes(extensions), extension_ends),
+            extensions=_texts(bytes(extensions), extension_ends),
             faults=fault_of_sample,
         )
 
     def is_sound(self) -> bool:
         """Return True if every offset and index is within bounds."""
-        names = len(self.extensions)
+        extensions = len(self.extensions)
         if not _are_ranges(self.starts, self.ends, self.header["size_bytes"]):
             return False
-        if not _are_below(self.extension_ids, names):
+        if not _are_below(self.extension_ids, extensions):
             return False
         if not _partitions(self.member_ends, len(self.starts)):
             return False
         if not _partitions(self.key_ends, len(self.keys)):
             return False
-        faults = self.faults.items()
-        return all(sample < len(self) and name < names for sample, (_, name) in faults)
+        return all(
+            sample < len(self) and extension < extensions
+            for sample, (_, extension) in self.faults.items()
+        )
 
     def __len__(self) -> int:
         return len(self.member_ends)
@@ -402,9 +409,10 @@ class TarIndex:
         )
 
 
-# Thousands of numbers are compared by one subtraction, as the digits of two large numbers: each
-# upper digit gets its top bit, which is still set if nothing was borrowed from it. A call for each
-# number would be a tenth of the time for which small samples are read.
+# Thousands of numbers are compared by one subtraction, as the digits of two large numbers. Each
+# digit of the number that is subtracted from gets its top bit (`tops`): the bit is still set after
+# the subtraction if nothing was borrowed from it, because the digit was at least the other one.
+# A call for each number would be a tenth of the time for which small samples are read.
 
 
 def _partitions(ends: NumberTable, total: int) -> bool:
@@ -421,15 +429,15 @@ def _are_ranges(starts: NumberTable, ends: NumberTable, limit: int) -> bool:
     if not 0 <= limit < 1 << 63:
         return False
     for at in range(0, len(starts), _DIGITS):
-        start = int.from_bytes(starts[at : at + _DIGITS], sys.byteorder)
-        end = int.from_bytes(ends[at : at + _DIGITS], sys.byteorder)
+        all_starts = int.from_bytes(starts[at : at + _DIGITS], sys.byteorder)
+        all_ends = int.from_bytes(ends[at : at + _DIGITS], sys.byteorder)
         ones = _ONES_OF_64_BITS >> 64 * max(0, at + _DIGITS - len(starts))
         tops = ones << 63
-        if (start | end) & tops:
+        if (all_starts | all_ends) & tops:  # one is 2**63 or more
             return False
-        if ((end | tops) - start) & tops != tops:
+        if ((all_ends | tops) - all_starts) & tops != tops:  # an end is before its start
             return False
-        if ((ones * limit | tops) - end) & tops != tops:
+        if ((ones * limit | tops) - all_ends) & tops != tops:  # an end is above the limit
             return False
     return True
 
@@ -441,15 +449,17 @@ def _are_below(numbers: NumberTable, limit: int) -> bool:
     if not 0 < limit < 1 << 31:
         return False
     for at in range(0, len(numbers), _DIGITS):
-        some = int.from_bytes(numbers[at : at + _DIGITS], sys.byteorder)
+        all_numbers = int.from_bytes(numbers[at : at + _DIGITS], sys.byteorder)
         ones = _ONES_OF_32_BITS >> 32 * max(0, at + _DIGITS - len(numbers))
         tops = ones << 31
-        if some & tops or ((ones * (limit - 1) | tops) - some) & tops != tops:
+        if all_numbers & tops:  # one is 2**31 or more
+            return False
+        if ((ones * (limit - 1) | tops) - all_numbers) & tops != tops:  # one is not below the limit
             return False
     return True
 
 
-def _cut(joined: bytes, ends: NumberTable) -> list[str]:
+def _texts(joined: bytes, ends: NumberTable) -> list[str]:
     pieces = [joined[start:end] for start, end in pairwise((0, *ends))]
     return [piece.decode("utf-8", "surrogateescape") for piece in pieces]
 

@@ -1,9 +1,8 @@
 """Writing of a whole input to shards, by parallel processes; an interrupted run can be resumed.
 
-As a program it is one of these processes. It reads JSON from standard input, one value per line:
-first the setup of `_serve`, then number, name, first and last position of one shard after another,
-and its record if it is there already; it writes one answer per line. It ends with its input, hence
-with the command, however that ends.
+As a program, this module is one of these processes. It reads JSON from standard input, one value
+per line: first a `_Setup`, then a `_Request` for each shard. It writes one answer per line. It ends
+with its input, hence with the command, however that ends.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import CacheError, InputError, ShardcacheError, from_json
@@ -21,7 +20,7 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.shared.protocol import Json
 from shardcache.store.indexing.helper_process import HelperProcess
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
-from shardcache.tarindex.contents import TokenMember
+from shardcache.tarindex.named_members import TokenMember
 from shardcache.writing.destination import INDEX, TABLE, Destination, check_empty
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.journal import JOURNAL, Journal, Stored, resume
@@ -36,9 +35,55 @@ CLASSES = "classes.json"
 Progress = Callable[[Json], object]
 """Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`.
 
-The totals grow until all is planned. If shards are there already, it is first called with the
-number of `files` of the input, 0 if unknown, that are compared with them.
+The totals grow until all shards are planned. If the destination has shards already, it is first
+called with the number of `files` of the input, 0 if unknown, that are compared with them.
 """
+
+
+class _Setup(NamedTuple):
+    """The settings of a process that writes shards, as JSON values.
+
+    Attributes:
+        kind: of the input.
+        arguments: of the input.
+        url: of the destination.
+        tables: access settings of object stores.
+        tokens: the member whose tokens are counted; None for none.
+        scratch: folder for drafts.
+    """
+
+    kind: str
+    arguments: Json
+    url: str
+    tables: list[Json]
+    tokens: str | None
+    scratch: str
+
+
+class _Request(NamedTuple):
+    """A shard that a process shall write.
+
+    Attributes:
+        number: of the shard, in the index.
+        name: of the shard.
+        first: position of its first sample in the input.
+        last: position of its last sample.
+        kept: its record if it is stored already; then only its part of the table is written.
+    """
+
+    number: int
+    name: str
+    first: Any
+    last: Any
+    kept: Stored | None
+
+
+class _PlannedShard(NamedTuple):
+    """A shard to be written: its number and name in the index, and its samples."""
+
+    number: int
+    name: str
+    cut: Cut
 
 
 async def convert(
@@ -52,10 +97,10 @@ async def convert(
 ) -> Json:
     """Write files, folders or a dataset to shards with an index; return a summary.
 
-    A run that was interrupted is resumed: shards that its journal names are kept if they are still
-    there, in the same size and version. When all shards are there, the table of their samples is
-    written, and then the index. The table needs the input of kept shards again, unless an earlier
-    run has written it; lines that are packed have none.
+    An interrupted run is resumed: shards in its journal are kept if the destination still has them
+    in the same size and version. When the destination has all shards, the table of their samples is
+    written, and then the index. For the table, the samples of kept shards are read again, unless an
+    earlier run has written it. There is no table of packed lines.
 
     Args:
         names: of the files, the folders or the dataset.
@@ -71,42 +116,43 @@ async def convert(
     """
     with tempfile.TemporaryDirectory(prefix="shardcache-write-") as scratch:
         async with Destination(destination, tables, Path(scratch)) as target:
-            found = await asyncio.to_thread(recognize, names, options, Path(scratch))
-            member = None if options.tokens is None else str(options.tokens)
-            origins = [table.model_dump() for table in tables]
-            setup = (found.kind, found.arguments, target.url, origins, member, scratch)
-            return await _Conversion(found, target, options, setup, progress).run(workers)
+            input_ = await asyncio.to_thread(recognize, names, options, Path(scratch))
+            setup = _Setup(
+                kind=input_.kind,
+                arguments=input_.arguments,
+                url=target.url,
+                tables=[table.model_dump() for table in tables],
+                tokens=None if options.tokens is None else str(options.tokens),
+                scratch=scratch,
+            )
+            return await _Conversion(input_, target, options, setup, progress).run(workers)
 
 
 class _Conversion:
-    """One run: a task that plans shards, and one per process that writes them.
-
-    Args:
-        setup: the arguments of `_serve` after the first, which each process is sent first.
-    """
+    """One run: a task that plans shards, and one per process that writes them."""
 
     def __init__(
         self,
-        found: Input,
+        input_: Input,
         target: Destination,
         options: WriteOptions,
-        setup: tuple[object, ...],
+        setup: _Setup,
         progress: Progress,
     ) -> None:
-        self._input = found
+        self._input = input_
         self._target = target
         self._options = options
         self._setup = setup
         self._progress = progress
-        self._journal = Journal(options.recorded(found))
-        self._objects: dict[str, RemoteObject] = {}
-        self._queue: asyncio.Queue[tuple[int, str, Cut] | None] = asyncio.Queue()
+        self._journal = Journal(options.recorded(input_))
+        self._objects: dict[str, RemoteObject] = {}  # in the destination at the beginning
+        self._queue: asyncio.Queue[_PlannedShard | None] = asyncio.Queue()  # None at the end
         self._needs_table = not options.pack
         self._planned: list[str] = []  # names of the shards
         self._planned_bytes = 0
         self._done = {"written": 0, "kept": 0}  # numbers of shards
         self._done_bytes = 0
-        self._saving = asyncio.Lock()
+        self._save_lock = asyncio.Lock()
         self._unsaved = 0  # number of shards that were written since the journal was last stored
         self._failure: ShardcacheError | None = None  # the first one
 
@@ -133,29 +179,26 @@ class _Conversion:
             self._journal = resume(recorded, self._journal.settings, self._target.url)
             shards = self._objects.keys() - {TABLE}
             check_empty(self._options.names.foreign(shards), self._target.url)
-            if TABLE in self._journal.shards and all(map(self._is_there, self._journal.shards)):
+            if TABLE in self._journal.shards and all(map(self._is_unchanged, self._journal.shards)):
                 self._needs_table = False  # the interrupted run has written it
         else:
             check_empty(self._objects, self._target.url)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     async def _plan(self) -> None:
-        """Cut the input into shards, ahead of the writing.
-
-        A planned shard takes next to no memory.
-        """
+        """Cut the whole input into shards, ahead of the writing: a plan takes hardly any memory."""
         try:
             source = await asyncio.to_thread(open_source, self._input.kind, self._input.arguments)
             cuts = cut(source.positions(), self._options.shard_size_bytes)
             while self._failure is None:
-                shard = await asyncio.to_thread(next, cuts, None)
-                if shard is None:
+                next_cut = await asyncio.to_thread(next, cuts, None)
+                if next_cut is None:
                     break
                 number = len(self._planned)
                 name = self._options.names.name(number)
                 self._planned.append(name)
-                self._planned_bytes += shard.size_bytes
-                self._queue.put_nowait((number, name, shard))
+                self._planned_bytes += next_cut.size_bytes
+                self._queue.put_nowait(_PlannedShard(number, name, next_cut))
                 self._report_progress()
             if not self._planned:
                 raise InputError("the input contains no samples", remedy="check the path")
@@ -168,31 +211,25 @@ class _Conversion:
         writer = _WriterProcess(self._setup)
         try:
             while True:
-                planned = await self._queue.get()
-                if planned is None or self._failure is not None:
+                shard = await self._queue.get()
+                if shard is None or self._failure is not None:
                     break
-                number, name, shard = planned
                 try:
-                    await self._write_shard(writer, number, name, shard)
+                    await self._write_shard(writer, shard)
                 except ShardcacheError as exn:
                     self._failure = self._failure or exn
-                self._done_bytes += shard.size_bytes
+                self._done_bytes += shard.cut.size_bytes
                 self._report_progress()
             self._queue.put_nowait(None)  # for the next task that waits
         finally:
             await writer.end()
 
-    async def _write_shard(
-        self,
-        writer: "_WriterProcess",
-        number: int,
-        name: str,
-        shard: Cut,
-    ) -> None:
+    async def _write_shard(self, writer: "_WriterProcess", shard: _PlannedShard) -> None:
         """Have a shard written unless it is kept, and its part of the table if that is needed."""
-        kept = self._kept(name, shard)
+        kept = self._kept_record(shard)
         if kept is None or self._needs_table:
-            self._journal.shards[name] = await writer.write(number, name, shard, kept)
+            request = _Request(shard.number, shard.name, shard.cut.first, shard.cut.last, kept)
+            self._journal.shards[shard.name] = await writer.write(request)
         if kept is not None:
             self._done["kept"] += 1
             return
@@ -200,23 +237,26 @@ class _Conversion:
         self._unsaved += 1
         await self._save()
 
-    def _is_there(self, name: str) -> bool:
-        found = self._objects.get(name)
-        if found is None:
-            return False
-        recorded = self._journal.shards[name]
-        return (recorded.size_bytes, recorded.version) == (found.size_bytes, found.version)
-
-    def _kept(self, name: str, shard: Cut) -> Stored | None:
+    def _kept_record(self, shard: _PlannedShard) -> Stored | None:
         """Return the record of a shard that an interrupted run has stored with these samples."""
-        recorded = self._journal.shards.get(name)
-        if recorded is None or not self._is_there(name) or recorded.samples != shard.samples:
+        recorded = self._journal.shards.get(shard.name)
+        if recorded is None or recorded.samples != shard.cut.samples:
+            return None
+        if not self._is_unchanged(shard.name):
             return None
         return recorded
 
+    def _is_unchanged(self, name: str) -> bool:
+        """Return True if the destination has the object that the journal records."""
+        obj = self._objects.get(name)
+        if obj is None:
+            return False
+        recorded = self._journal.shards[name]
+        return (recorded.size_bytes, recorded.version) == (obj.size_bytes, obj.version)
+
     async def _save(self) -> None:
         """Store the journal, unless another call has just stored it with all complete shards."""
-        async with self._saving:
+        async with self._save_lock:
             if self._unsaved:
                 self._unsaved = 0
                 await self._target.store_bytes(self._journal.to_json(), JOURNAL)
@@ -228,7 +268,10 @@ class _Conversion:
         self._progress({**sizes, "done_shards": done, "shards": planned})
 
     async def _finish(self) -> Json:
-        """Store the table, and the index, which readers take for the end; return the summary."""
+        """Store the table and, last, the index; return the summary.
+
+        Readers take an index as the sign of a complete dataset.
+        """
         shards = {name: self._journal.shards[name] for name in self._planned}
         samples = sum(shard.samples for shard in shards.values())
         if self._input.classes:
@@ -258,12 +301,12 @@ class _Conversion:
 class _WriterProcess:
     """A process that writes shards; it is started for the first one."""
 
-    def __init__(self, setup: tuple[object, ...]) -> None:
+    def __init__(self, setup: _Setup) -> None:
         self._setup = setup
         self._process: HelperProcess | None = None
 
-    async def write(self, number: int, name: str, shard: Cut, kept: Stored | None) -> Stored:
-        """Have a shard written, or only its part of the table.
+    async def write(self, request: _Request) -> Stored:
+        """Have a shard written, or only its part of the table; return its record.
 
         Raises what the process raises; CacheError if it ended or hangs.
         """
@@ -271,19 +314,19 @@ class _WriterProcess:
             self._process = await HelperProcess.start(__name__)
             # Not as an argument: it may contain credentials.
             self._process.send(self._setup)
-        answer = await self._process.ask((number, name, shard.first, shard.last, kept))
+        answer = await self._process.ask(request)
         if not answer:
             raise CacheError(
                 "a process that writes shards was killed, or did not respond",
-                url=name,
+                url=request.name,
                 remedy="if it printed no traceback, see in dmesg whether the OOM killer "
                 "ended it, and try fewer --workers; to resume, run the same command "
                 "again",
             )
-        found = json.loads(answer)
-        if isinstance(found, dict):
-            raise from_json(found["error"])
-        return Stored(*found)
+        result = json.loads(answer)
+        if isinstance(result, dict):
+            raise from_json(result["error"])
+        return Stored(*result)
 
     async def end(self) -> None:
         """End the process, if it was started."""
@@ -291,61 +334,47 @@ class _WriterProcess:
             await self._process.end()
 
 
-async def _serve(
-    todo: Iterator[Any],
-    kind: str,
-    arguments: Json,
-    url: str,
-    tables: list[Json],
-    tokens: str | None,
-    scratch: str,
-) -> None:
+async def _serve(values: Iterator[Any], setup: _Setup) -> None:
     """Write the shards that the command asks for, and answer each request.
 
     Args:
-        todo: yields the requests: number, name, first and last position, record.
-        kind: of the input.
-        arguments: of the input.
-        url: of the destination.
-        tables: access settings of object stores, as JSON.
-        tokens: the member whose tokens are counted; None for none.
-        scratch: folder for drafts.
+        values: yields the requests, as JSON values.
+        setup: the first value that the command has sent.
     """
     # The command removes it, and with it the drafts of a process that was killed.
-    tempfile.tempdir = scratch
+    tempfile.tempdir = setup.scratch
     source: Source | None = None
-    member = None if tokens is None else TokenMember.parse(tokens)
-    origins = [OriginTable.model_validate(table) for table in tables]
-    async with Destination(url, origins, Path(scratch)) as destination:
+    member = None if setup.tokens is None else TokenMember.parse(setup.tokens)
+    origins = [OriginTable.model_validate(table) for table in setup.tables]
+    async with Destination(setup.url, origins, Path(setup.scratch)) as destination:
         while True:
-            request = await asyncio.to_thread(next, todo, None)
-            if request is None:
+            value = await asyncio.to_thread(next, values, None)
+            if value is None:
                 break
             answer: Any
             try:
                 if source is None:
-                    source = open_source(kind, arguments)
-                answer = await _written(source, destination, member, request)
+                    source = open_source(setup.kind, setup.arguments)
+                answer = await _write_shard(source, destination, member, _Request(*value))
             except ShardcacheError as exn:
                 answer = {"error": exn.to_json()}
             send_answer(answer)
 
 
-async def _written(
+async def _write_shard(
     source: Source,
     destination: Destination,
     member: TokenMember | None,
-    request: Sequence[Any],
+    request: _Request,
 ) -> Stored:
     """Write the shard of a request, and return its record."""
-    number, name, first, last, kept = request
-    shard = ShardFile(destination.draft(name), member)
+    shard = ShardFile(destination.draft(request.name), member)
     try:
-        for sample in source.read(first, last):
+        for sample in source.read(request.first, request.last):
             shard.add(sample)
         shard.finish()
-        recorded = None if kept is None else Stored(*kept)
-        return await destination.store_shard(shard, name, number, recorded)
+        kept = None if request.kept is None else Stored(*request.kept)
+        return await destination.store_shard(shard, request.name, request.number, kept)
     finally:
         shard.discard()
 
@@ -356,9 +385,9 @@ def main() -> None:
     When the command is killed, so is this process: the next run may write the same shard.
     """
     end_with_parent(int(sys.argv[1]))
-    todo = requests()
-    setup = next(todo)
-    asyncio.run(_serve(todo, *setup))
+    values = requests()
+    setup = _Setup(*next(values))
+    asyncio.run(_serve(values, setup))
 
 
 if __name__ == "__main__":

@@ -66,9 +66,10 @@ class Destination:
         self.url = from_here(url).rstrip("/") + "/"
         self._tables = tables
         self._scratch = scratch
-        self._is_local = protocol_of(self.url) in LOCAL
-        checked(self.url)
-        if protocol_of(self.url) in WEB:
+        protocol = protocol_of(self.url)
+        self._is_local = protocol in LOCAL
+        checked(self.url)  # raises ConfigError
+        if protocol in WEB:
             raise errors.ConfigError("web servers can only be read", url=self.url, remedy=WRITABLE)
 
     async def __aenter__(self) -> Self:
@@ -97,19 +98,19 @@ class Destination:
         """Return the objects in the destination, by name, those in folders below it excluded."""
         try:
             with _for_this_user():
-                found = await self._origins.origin(self.url).list_prefix(self.url, nothing)
+                objects = await self._origins.origin(self.url).list_prefix(self.url, nothing)
         except errors.NotFoundError:
             if not self._is_local:
                 raise
             return {}  # the folder will be made
-        names = {obj.url.removeprefix(self.url): obj for obj in found}
-        return {name: obj for name, obj in names.items() if "/" not in name}
+        by_name = {obj.url.removeprefix(self.url): obj for obj in objects}
+        return {name: obj for name, obj in by_name.items() if "/" not in name}
 
     async def version(self, name: str) -> str:
         """Return the version of an object; "" if there is none. Raises the origin's errors."""
         with suppress(errors.NotFoundError), _for_this_user():
-            found = await self._origins.origin(self.url).stat(self.url + name)
-            return found.version
+            obj = await self._origins.origin(self.url).stat(self.url + name)
+            return obj.version
         return ""
 
     async def read(self, name: str) -> bytes:
@@ -129,22 +130,33 @@ class Destination:
         Raises the origin's errors; those that may pass, only after several attempts.
 
         Args:
-            number: the shard's, in the index.
+            shard: the finished one.
+            name: of the shard.
+            number: of the shard, in the index.
             kept: its record if it is in the destination already: then it is not stored again.
         """
-        found = kept or await self.store_file(shard.path, name)
-        shard.write_rows(self._part(name), number, None if self._is_local else found.version)
-        return Stored(found.size_bytes, found.version, shard.samples, shard.tokens, shard.members)
+        stored = kept or await self.store_file(shard.path, name)
+        version_in_table = None if self._is_local else stored.version
+        shard.write_rows(self._rows_path(name), number, version_in_table)
+        return Stored(
+            size_bytes=stored.size_bytes,
+            version=stored.version,
+            samples=shard.samples,
+            tokens=shard.tokens,
+            members=shard.members,
+        )
 
-    def _part(self, name: str) -> Path:
-        return (self._scratch or Path(self._folder.name)) / f"{name}.rows"
+    def _rows_path(self, name: str) -> Path:
+        """Return the path of a shard's part of the table of samples."""
+        folder = self._scratch or Path(self._folder.name)
+        return folder / f"{name}.rows"
 
     async def store_table(self, names: Iterable[str]) -> RemoteObject:
         """Store the table of samples: the parts of these shards. Raises as `store_shard`."""
         draft = self.draft(TABLE)
         with writing(draft), draft.open("wb") as table:
             for name in names:
-                table.write(self._part(name).read_bytes())
+                table.write(self._rows_path(name).read_bytes())
             table.write(END)
         return await self.store_file(draft, TABLE)
 
@@ -173,11 +185,12 @@ class Destination:
         """
         try:
             with _for_this_user():
-                return await self._uploaded(draft, self.url + name, replaced)
+                return await self._upload(draft, self.url + name, replaced)
         finally:
             draft.unlink(missing_ok=True)  # noqa: ASYNC240  # one call of the system
 
-    async def _uploaded(self, draft: Path, url: str, replaced: str | None) -> RemoteObject:
+    async def _upload(self, draft: Path, url: str, replaced: str | None) -> RemoteObject:
+        """Upload a file, in several attempts while the origin is unavailable."""
         failures = 0
         while True:
             try:
@@ -197,10 +210,10 @@ class Destination:
 
 def check_empty(objects: Iterable[str], url: str) -> None:
     """Raise ConfigError if a new dataset would mix with shards that are there already."""
-    taken = [name for name in objects if name == INDEX or is_tar(name)]
-    if taken:
+    present = [name for name in objects if name == INDEX or is_tar(name)]
+    if present:
         raise errors.ConfigError(
-            f"the destination already holds other shards or their index, such as {min(taken)}",
+            f"the destination already holds other shards or their index, such as {min(present)}",
             url=url,
             remedy="choose an empty folder or prefix, or delete what is there",
         )

@@ -15,6 +15,7 @@ from shardcache.tarindex.grouping import split_name
 from shardcache.writing.merged_names import RareWords, numbers_apart
 from shardcache.writing.sample_tar import Sample, checked, tar_bytes
 from shardcache.writing.sources import (
+    IDENTITY_CHARS,
     FileFact,
     Input,
     fact_of,
@@ -31,6 +32,7 @@ KeyAt = Literal["first-dot", "last-dot"]
 _LISTING = "listing.jsonl"
 _OFFSETS = "offsets"
 _SIZES = "sizes"
+_NUMBER_BYTES = 8  # of an entry of the tables
 
 
 class FolderSource:
@@ -50,15 +52,16 @@ class FolderSource:
     def read(self, first: int, last: int) -> Iterator[Sample]:
         """As `Source.read`."""
         with open(self._listing / _OFFSETS, "rb") as file:
-            offsets = array("Q", os.pread(file.fileno(), 8 * (last + 1 - first), 8 * first))
+            table_bytes = _NUMBER_BYTES * (last + 1 - first)
+            offsets = array("Q", os.pread(file.fileno(), table_bytes, _NUMBER_BYTES * first))
         with open(self._listing / _LISTING, "rb") as rows:
             for offset in offsets:
                 rows.seek(offset)
                 key, members, label = json.loads(rows.readline())
-                found = [(extension, _content(fact)) for extension, fact in members]
+                contents = [(extension, _content(fact)) for extension, fact in members]
                 if label is not None:
-                    found.append(("cls", b"%d" % label))
-                yield checked(Sample(key, tuple(found)))
+                    contents.append(("cls", b"%d" % label))
+                yield checked(Sample(key, tuple(contents)))
 
 
 def list_folders(
@@ -71,13 +74,13 @@ def list_folders(
 ) -> Input:
     """List the files of folders, sorted, or shuffled by a seed.
 
-    A file belongs to the sample of its path below the folder up to the first dot of its name, as
-    readers split it; with `key_at` "last-dot" up to the last one, and dots before that become
-    underscores. The paths of several folders begin with the folder's name. Files without such a
-    key, as readers split names, are left out and counted; hidden files and folders, and what macOS
-    adds, are left out. With `classes`, each sample gets a member `cls`: the number of its folder
-    among all first-level folders with samples, sorted. The listing, in the folder `scratch`, has to
-    stay. Memory: 16 bytes per sample.
+    The key of a file's sample is its path below the folder, up to the first dot of its name; with
+    `key_at` "last-dot" up to the last one, and dots before that become underscores. Keys from
+    several folders begin with the folder's name. Files in which readers would not find a key are
+    left out and counted; hidden files and folders, and those that macOS adds, are left out without
+    counting. With `classes`, each sample gets a member `cls`: the number of its folder among all
+    first-level folders with samples, sorted. The listing is written to the folder `scratch`, and
+    has to stay there. Memory: 16 bytes per sample.
 
     Raises ConfigError for folders of one name, a sample below no class, a loop of links, and
     without `key_at` for numbered files that would become one sample; InputError.
@@ -106,7 +109,7 @@ def list_folders(
     return Input(
         "folder",
         {"listing": str(scratch)},
-        listing.digest.hexdigest()[:16],
+        listing.digest.hexdigest()[:IDENTITY_CHARS],
         files=listing.files,
         skipped=listing.skipped,
         classes=tuple(labels or ()),
@@ -143,7 +146,7 @@ class _Listing:
                 continue
             label = None
             if self._labels is not None:
-                label = _label(key, self._labels, root)
+                label = _class_number(key, self._labels, root)
             self._add_sample(prefix + key, members, label)
 
     def store_tables(self, folder: Path, seed: int | None) -> None:
@@ -181,10 +184,10 @@ def _members_by_key(
     Files without a key come with an empty one.
     """
     split = _split_at_last_dot if key_at == "last-dot" else _split
-    words = RareWords()
+    rare_words = RareWords()
 
-    def key_of(found: tuple[str, FileFact]) -> str:
-        path, _ = found
+    def key_of(file: tuple[str, FileFact]) -> str:
+        path, _ = file
         key, _ = split(path)
         return key
 
@@ -194,13 +197,14 @@ def _members_by_key(
         extensions = [extension for _, extension in map(split, paths)]
         if key:
             _check_names(key, paths, key_at, root)
-            words.add(dict(zip(extensions, paths, strict=True)))
+            rare_words.add(dict(zip(extensions, paths, strict=True)))
         facts = [fact for _, fact in files]
         yield key, list(zip(extensions, facts, strict=True))
 
-    merged = words.found()
-    if merged is not None and key_at is None:
-        raise _merging(*merged, root)
+    if key_at is None:
+        merged = rare_words.merged_files()
+        if merged is not None:
+            raise _merge_error(*merged, root)
 
 
 def _walk(
@@ -221,19 +225,20 @@ def _walk(
         key_at: the dot before which keys end.
     """
     try:
-        here = folder.stat()
-        if (here.st_dev, here.st_ino) in above:
+        status = folder.stat()
+        folder_id = (status.st_dev, status.st_ino)
+        if folder_id in above:
             raise ConfigError(
                 "this folder contains a link to itself",
                 url=str(folder),
                 remedy="remove the link",
             )
-        above |= {(here.st_dev, here.st_ino)}
+        above |= {folder_id}
         visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
-        entries = [(entry.is_dir(), entry.name) for entry in visible]
         # By their stems first, so that files with the same key come together.
         stem_of = _stem_to_last_dot if key_at == "last-dot" else _stem
-        for is_folder, name in sorted(entries, key=lambda entry: (stem_of(entry[1]), entry)):
+        entries = sorted((stem_of(entry.name), entry.is_dir(), entry.name) for entry in visible)
+        for _, is_folder, name in entries:
             if is_folder:
                 yield from _walk(folder / name, f"{below}{name}/", above, key_at=key_at)
             else:
@@ -287,10 +292,10 @@ def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Pat
     merged = numbers_apart(extensions)
     if merged is not None:
         one, other = (f"{key}.{extension}" for extension in merged)
-        raise _merging(one, other, root)
+        raise _merge_error(one, other, root)
 
 
-def _merging(one: str, other: str, root: Path) -> ConfigError:
+def _merge_error(one: str, other: str, root: Path) -> ConfigError:
     return ConfigError(
         f"the files {one!r} and {other!r} would become one sample: its key ends at the first dot "
         "of a name",
@@ -311,7 +316,7 @@ def _class_names(roots: Sequence[Path]) -> list[str]:
 
 
 def _has_samples(folder: os.DirEntry[str]) -> bool:
-    """Return whether any file below a folder has a key."""
+    """Return True if any file below a folder has a key."""
     for file, _ in _walk(Path(folder.path), f"{folder.name}/"):
         key, _ = _split(file)
         if key:
@@ -319,7 +324,7 @@ def _has_samples(folder: os.DirEntry[str]) -> bool:
     return False
 
 
-def _label(key: str, labels: dict[str, int], root: Path) -> int:
+def _class_number(key: str, labels: dict[str, int], root: Path) -> int:
     """Return the number of a sample's class. Raises ConfigError if it is in none."""
     name, is_below, _ = key.partition("/")
     if not is_below:

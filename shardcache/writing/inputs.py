@@ -10,7 +10,7 @@ from typing import Any
 
 from shardcache.errors import ConfigError, MissingPackageError
 from shardcache.shared.protocol import Json
-from shardcache.tarindex.contents import TokenMember
+from shardcache.tarindex.named_members import TokenMember
 from shardcache.writing import folders, sources
 from shardcache.writing.json_lines import LINE_SUFFIXES, JsonLines
 from shardcache.writing.shard_cuts import ShardNames
@@ -52,14 +52,14 @@ class WriteOptions:
     key_at: folders.KeyAt | None = None
     shuffle: int | None = None
 
-    def recorded(self, found: sources.Input) -> Json:
+    def recorded(self, input_: sources.Input) -> Json:
         """Return everything that the bytes of the shards depend on, for the journal.
 
-        A run goes on only if its journal says the same.
+        An interrupted run is resumed only if its journal has the same.
         """
         tokens = None if self.tokens is None else str(self.tokens)
         values = dataclasses.asdict(self) | {"names": self.names.pattern, "tokens": tokens}
-        return {"input": f"{found.kind} {found.identity}", **values}
+        return {"input": f"{input_.kind} {input_.identity}", **values}
 
 
 def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sources.Input:
@@ -76,13 +76,13 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
             raise ConfigError("inputs must be local files", url=name, remedy="download them first")
     paths = sorted({path for name in names for path in _files_of(name)})
     kinds = sorted({_kind(path) for path in paths})
-    kind, *others = kinds
-    if others:
+    if len(kinds) > 1:
         raise ConfigError(
             f"the inputs are of several kinds: {', '.join(kinds)}",
             remedy="write one kind at a time",
         )
-    _check(kind, options)
+    kind = kinds[0]
+    _check_options(kind, options)
 
     if kind == "folder":
         return folders.list_folders(
@@ -93,11 +93,11 @@ def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sou
             key_at=options.key_at,
         )
     if kind == "datasets":
-        return _dataset(paths, options)
-    return _files(kind, paths, options)
+        return _dataset_input(paths, options)
+    return _files_input(kind, paths, options)
 
 
-def _dataset(paths: Sequence[str], options: WriteOptions) -> sources.Input:
+def _dataset_input(paths: Sequence[str], options: WriteOptions) -> sources.Input:
     if len(paths) > 1:
         raise ConfigError(
             "several datasets cannot be written at once",
@@ -109,17 +109,18 @@ def _dataset(paths: Sequence[str], options: WriteOptions) -> sources.Input:
         "columns": dict(options.columns),
         "seed": options.shuffle,
     }
-    with _in_extra("datasets"):
+    with _importing_extra("datasets"):
         from shardcache.writing.row_tables import HuggingFace
 
         return sources.Input("datasets", arguments, HuggingFace(**arguments).identity, files=0)
 
 
-def _files(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
+def _files_input(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
     facts = [sources.fact_of(Path(path)) for path in paths]
     # By names alone: the files may be moved to another folder between two runs.
-    contents = json.dumps([(Path(path).name, *rest) for path, *rest in facts])
-    identity = hashlib.sha256(contents.encode()).hexdigest()[:16]
+    identifying = [(Path(path).name, size_bytes, mtime_ns) for path, size_bytes, mtime_ns in facts]
+    digest = hashlib.sha256(json.dumps(identifying).encode()).hexdigest()
+    identity = digest[: sources.IDENTITY_CHARS]
     arguments: Json = {"files": facts}
     if kind == "parquet":
         arguments["columns"] = dict(options.columns)
@@ -139,7 +140,7 @@ def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
         return folders.FolderSource(**arguments)
     if kind == "jsonl":
         return JsonLines(**arguments)
-    with _in_extra(kind):
+    with _importing_extra(kind):
         from shardcache.writing.row_tables import HuggingFace, Parquet
 
         if kind == "parquet":
@@ -148,7 +149,7 @@ def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
 
 
 @contextmanager
-def _in_extra(extra: str) -> Iterator[None]:
+def _importing_extra(extra: str) -> Iterator[None]:
     """Import packages of an extra; if one is missing, the error names the extra to install."""
     try:
         yield
@@ -161,17 +162,17 @@ def _in_extra(extra: str) -> Iterator[None]:
 
 
 def _files_of(name: str) -> list[str]:
-    """Return the files that a folder of nothing else stands for; else the name itself."""
+    """Return the files in a folder of only parquet or only JSONL files; else the name itself."""
     path = Path(name)
     if name.startswith(sources.HUB) or not path.is_dir():
         return [name]
     try:
-        inside = [entry for entry in path.iterdir() if not sources.is_left_out(entry.name)]
+        entries = [entry for entry in path.iterdir() if not sources.is_left_out(entry.name)]
     except OSError as exn:
         raise sources.unreadable(exn, path) from exn
     for suffixes in (_PARQUET, LINE_SUFFIXES):
-        if inside and all(entry.name.endswith(suffixes) for entry in inside):
-            return [str(entry) for entry in inside]
+        if entries and all(entry.name.endswith(suffixes) for entry in entries):
+            return [str(entry) for entry in entries]
     return [name]
 
 
@@ -200,15 +201,15 @@ def _kind(name: str) -> str:
     )
 
 
-def _check(kind: str, options: WriteOptions) -> None:
-    """Raise ConfigError for an option of other inputs."""
+def _check_options(kind: str, options: WriteOptions) -> None:
+    """Raise ConfigError for an option that applies only to other kinds of input."""
     if options.pack and options.field is not None:
         raise ConfigError(
             "--pack cannot be combined with --field, whose text may contain line feeds",
             remedy="omit one of them",
         )
-    # Of each option: whether it was given, and the kinds of input to which it applies.
-    given = {
+    # Of each option: True if it was given, and the kinds of input to which it applies.
+    uses = {
         "--field": (options.field is not None, {"jsonl"}),
         "--pack": (options.pack, {"jsonl"}),
         "--columns": (bool(options.columns), {"parquet", "datasets"}),
@@ -217,7 +218,7 @@ def _check(kind: str, options: WriteOptions) -> None:
         "--key-at": (options.key_at is not None, {"folder"}),
         "--shuffle": (options.shuffle is not None, {"folder", "parquet", "datasets"}),
     }
-    for option, (is_given, kinds) in given.items():
+    for option, (is_given, kinds) in uses.items():
         if is_given and kind not in kinds:
             remedy = _UNSHUFFLED if option == "--shuffle" else "omit it"
             raise ConfigError(f"{option} does not apply to this input ({kind})", remedy=remedy)

@@ -61,34 +61,34 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
         settings: this run's.
         url: the destination's, for errors.
 
-    Raises ConfigError, which names them, if settings or the input have changed: new shards must not
-    be mixed with old ones.
+    Raises ConfigError for settings or an input that have changed, and names the changes: new shards
+    must not be mixed with old ones.
     """
     remedy = "empty the destination, or choose another"
     try:
-        found = json.loads(text)
-        then = found["settings"]
-        shards = {name: Stored(*row) for name, row in found["shards"].items()}
+        recorded = json.loads(text)
+        old_settings = recorded["settings"]
+        shards = {name: Stored(*row) for name, row in recorded["shards"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exn:
         raise ConfigError(f"{JOURNAL} is damaged ({exn})", url=url, remedy=remedy) from exn
-    if found.get("format") != FORMAT:
+    if recorded.get("format") != FORMAT:
         raise ConfigError(
             "another release of shardcache began to write this dataset", url=url, remedy=remedy
         )
-    now = dict(settings)
-    names = sorted(now.keys() | then.keys())
-    changes = [
-        f"{name}: {_brief(then.get(name))} then, {_brief(now.get(name))} now"
-        for name in names
-        if now.get(name) != then.get(name)
-    ]
+    new_settings = dict(settings)
+    changes = []
+    for name in sorted(new_settings.keys() | old_settings.keys()):
+        old = old_settings.get(name)
+        new = new_settings.get(name)
+        if new != old:
+            changes.append(f"{name}: {_brief(old)} then, {_brief(new)} now")
     if changes:
         raise ConfigError(
             f"the destination holds shards of other input or settings ({'; '.join(changes)})",
             url=url,
             remedy=f"to resume, restore these; otherwise {remedy}",
         )
-    return Journal(now, shards)
+    return Journal(new_settings, shards)
 
 
 def _brief(value: object) -> str:

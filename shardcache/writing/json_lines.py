@@ -52,14 +52,14 @@ class JsonLines:
         The sizes are those for whole lines, even if only a field of each is written.
         """
         number = 0
-        for file in range(len(self._files)):
-            at = 0
-            with self._opened(file, at) as lines:
+        for file_number in range(len(self._files)):
+            offset = 0
+            with self._opened(file_number, offset) as lines:
                 for line in lines:
-                    size_bytes = len(line)
+                    line_bytes = len(line)
                     if not line.isspace():
-                        yield self._space(size_bytes), (file, at, number)
-                    at += size_bytes
+                        yield self._space_bytes(line_bytes), (file_number, offset, number)
+                    offset += line_bytes
                     number += 1
 
     def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
@@ -72,60 +72,64 @@ class JsonLines:
             if not line.isspace():
                 yield Sample(_KEY % number, (self._member(line, number, path),))
 
-    def _space(self, line_bytes: int) -> int:
+    def _space_bytes(self, line_bytes: int) -> int:
         """Return the space of a line in a shard, with its share of headers and padding."""
-        if self._pack:
-            return max(_MIN_LINE_BYTES, line_bytes + line_bytes // 512 + 1)
-        return member_bytes(_MEMBER_NAME_BYTES, line_bytes)
+        if not self._pack:
+            return member_bytes(_MEMBER_NAME_BYTES, line_bytes)
+        # Header and padding of a member of packed lines are 1/1024 of it at most; this is more.
+        share_bytes = line_bytes // 512 + 1
+        return max(_MIN_LINE_BYTES, line_bytes + share_bytes)
 
     def _lines(self, first: Sequence[int], last: Sequence[int]) -> Iterator[tuple[int, bytes, str]]:
         """Yield number, line and file of each line between two positions, blank ones included."""
-        first_file, at, number = first
+        first_file, offset, number = first
         last_file, _, last_number = last
-        for file in range(first_file, last_file + 1):
-            path = self._files[file][0]
-            with self._opened(file, at) as lines:
+        for file_number in range(first_file, last_file + 1):
+            path, _, _ = self._files[file_number]
+            with self._opened(file_number, offset) as lines:
                 for line in lines:
                     yield number, line, path
                     if number == last_number:
                         return
                     number += 1
-            at = 0  # of the next file, all lines
+            offset = 0  # of the next file, all lines
 
     @contextmanager
-    def _opened(self, file: int, at: int) -> Iterator[BinaryIO]:
+    def _opened(self, file_number: int, offset: int) -> Iterator[BinaryIO]:
         """Yield a file at an offset of its content. Raises InputError."""
-        fact = self._files[file]
-        codec = _CODECS.get(Path(fact[0]).suffix.lower())
+        fact = self._files[file_number]
+        path, _, _ = fact
+        codec = _CODECS.get(Path(path).suffix.lower())
         if codec is None:
             with open_unchanged(fact) as lines:
-                lines.seek(at)
+                lines.seek(offset)
                 yield lines
             return
 
-        inflated = self._inflating(file, codec)
+        inflated = self._inflated_file(file_number, codec)
         try:
-            with codec_errors(codec, fact[0]):
-                inflated.seek(at)
+            with codec_errors(codec, path):
+                inflated.seek(offset)
                 yield inflated
         except ShardError as exn:
             raise InputError(
                 exn.message,
-                url=fact[0],
+                url=path,
                 remedy="compress the file again, or leave it out",
             ) from exn
 
-    def _inflating(self, file: int, codec: Codec) -> BinaryIO:
+    def _inflated_file(self, file_number: int, codec: Codec) -> BinaryIO:
         """Return the content of a compressed file, which stays open until another is read."""
         if self._inflated is not None:
-            opened_file, inflated = self._inflated
-            if opened_file == file:
+            opened_number, inflated = self._inflated
+            if opened_number == file_number:
                 return inflated
             inflated.close()
-        fact = self._files[file]
+        fact = self._files[file_number]
+        path, _, _ = fact
         open_unchanged(fact).close()  # raises if the file has changed since it was listed
-        inflated = codec.open(Path(fact[0]))
-        self._inflated = file, inflated
+        inflated = codec.open(Path(path))
+        self._inflated = file_number, inflated
         return inflated
 
     def _member(self, line: bytes, number: int, path: str) -> tuple[str, bytes]:
@@ -153,17 +157,24 @@ def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
 
     Blank lines become empty ones, which readers count and leave out.
     """
-    for first_number, line, _ in lines:
-        block = [line]
-        size_bytes = len(line)
-        while size_bytes < _BLOCK_BYTES:
-            following = next(lines, None)
-            if following is None:
-                break
-            _, line, _ = following
-            block.append(line)
-            size_bytes += len(line)
-        texts = [b"" if each.isspace() else each.rstrip(b"\r\n") for each in block]
-        content = b"\n".join(texts) + b"\n"
-        samples = sum(1 for text in texts if text)
-        yield Sample(f"{LINES_FOLDER}/{_KEY % first_number}", (("json", content),), samples)
+    block: list[bytes] = []
+    block_bytes = 0
+    first_number = 0
+    for number, line, _ in lines:
+        if not block:
+            first_number = number
+        block.append(line)
+        block_bytes += len(line)
+        if block_bytes >= _BLOCK_BYTES:
+            yield _packed_block(first_number, block)
+            block = []
+            block_bytes = 0
+    if block:
+        yield _packed_block(first_number, block)
+
+
+def _packed_block(first_number: int, lines: list[bytes]) -> Sample:
+    texts = [b"" if line.isspace() else line.rstrip(b"\r\n") for line in lines]
+    content = b"\n".join(texts) + b"\n"
+    samples = sum(1 for text in texts if text)
+    return Sample(f"{LINES_FOLDER}/{_KEY % first_number}", (("json", content),), samples)

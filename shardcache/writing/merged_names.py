@@ -38,23 +38,23 @@ class RareWords:
     def __init__(self) -> None:
         # By extension of several parts, the number of keys that have it.
         self._keys_with = Counter[str]()
-        # By extension, two files of one key, of which one or the other has it.
+        # By extension, two files of one key, one of which has it.
         self._doubtful: dict[str, tuple[str, str]] = {}
 
     def add(self, files: Mapping[str, str]) -> None:
-        """Note the files of a key, by extension."""
+        """Record the files of a key, by extension."""
         compound = [extension for extension in files if "." in extension]
         self._keys_with.update(compound)
         endings = {ending for extension in compound for ending in _endings(extension)}
         for one, other in _same_last_part(files):
             for extension in (one, other):
-                # As `png` of `seg.png`, or as `seg.png` with `png`: words added to another name.
+                # Words added to another name: this is `png` next to `seg.png`, or the reverse.
                 ends_another = extension in endings
                 extends_another = not files.keys().isdisjoint(_endings(extension))
                 if not (ends_another or extends_another):
                     self._doubtful.setdefault(extension, (files[one], files[other]))
 
-    def found(self) -> tuple[str, str] | None:
+    def merged_files(self) -> tuple[str, str] | None:
         """Return two files that differ by words that no other key has, if there are any."""
         for extension, files in self._doubtful.items():
             if self._keys_with[extension] == 1:
@@ -73,6 +73,6 @@ def _same_last_part(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _endings(extension: str) -> list[str]:
-    """Return the shorter extensions in which one ends: `nii.gz` and `gz` for `seg.nii.gz`."""
+    """Return the shorter extensions at an extension's end: `nii.gz`, `gz` for `seg.nii.gz`."""
     parts = extension.split(".")
     return [".".join(parts[start:]) for start in range(1, len(parts))]

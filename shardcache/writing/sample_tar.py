@@ -34,8 +34,8 @@ class Sample:
     Attributes:
         key: without a dot in its last component.
         members: extension and content of each, in the order in which they are written.
-        count: of samples that readers will find in it: more than one in lines
-            (`tarindex.grouping`).
+        count: number of samples that readers will find in it: more than one in a member of lines
+            (`tarindex.packed_lines`).
     """
 
     key: str
@@ -50,7 +50,7 @@ class Sample:
     def tar(self) -> Iterator[bytes]:
         """Yield the pieces of the sample's members in a tar.
 
-        `END` is to follow the last sample's.
+        `END` has to follow the last sample's.
         """
         for extension, data in self.members:
             yield header(utf8(f"{self.key}.{extension}"), len(data))
@@ -63,7 +63,7 @@ class Sample:
 def as_table(number: int, version: str | None, rows: Iterable[Row]) -> Iterator[bytes]:
     """Yield the part of a sample table about one shard, the one with this number in the index.
 
-    `END` is to follow.
+    `END` has to follow the last part.
     """
     for row in rows:
         content = json.dumps(
@@ -162,7 +162,8 @@ def encoded(key: str, extension: str, value: object) -> bytes:
     try:
         return _ENCODERS[kind](value)
     except (KeyError, TypeError, ValueError) as exn:
-        reason = "" if isinstance(exn, KeyError) else f" ({exn})"
+        has_no_encoder = isinstance(exn, KeyError)
+        reason = "" if has_no_encoder else f" ({exn})"
         raise SampleError(
             f"the sample {shown(key)} has a value of type {type(value).__name__} for "
             f"{shown(extension)}{reason}",
@@ -218,10 +219,12 @@ def tar_bytes(key: str, sizes: Iterable[tuple[str, int]]) -> int:
     return total_bytes
 
 
-def member_bytes(name_bytes: int, size_bytes: int) -> int:
-    """Return the space that a member takes in a tar, given the length of its name and its own."""
-    extended = 0 if name_bytes <= _NAME_BYTES else BLOCK_BYTES + padded(name_bytes + 1)
-    return extended + BLOCK_BYTES + padded(size_bytes)
+def member_bytes(name_bytes: int, content_bytes: int) -> int:
+    """Return the space that a member takes in a tar, given the lengths of name and content."""
+    long_name_bytes = 0
+    if name_bytes > _NAME_BYTES:  # GNU's extra member holds the name, which ends with a NUL
+        long_name_bytes = BLOCK_BYTES + padded(name_bytes + 1)
+    return long_name_bytes + BLOCK_BYTES + padded(content_bytes)
 
 
 def header(name: bytes, size_bytes: int) -> bytes:
@@ -241,11 +244,12 @@ def _tarfile_header(name: bytes, size_bytes: int) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
-# What is the same in every header: of its fields, only name (0), size (124) and checksum (148)
-# differ.
+# The bytes that are the same in every header. Only three of its fields differ: the name (bytes 0 to
+# 100), the size (124 to 136) and the checksum (148 to 156).
 _PLAIN = _tarfile_header(b"", 0)
 _BEFORE_SIZE = _PLAIN[_NAME_BYTES:124]
 _BEFORE_SUM = _PLAIN[136:148]
 _AFTER_SUM = _PLAIN[156:]
-# The checksum itself counts as eight spaces.
-_FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_SUM) + 8 * 0x20 + sum(_AFTER_SUM)
+# The field of the checksum itself counts as eight spaces.
+_BLANKS_SUM = 8 * ord(" ")
+_FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_SUM) + _BLANKS_SUM + sum(_AFTER_SUM)

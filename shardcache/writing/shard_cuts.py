@@ -41,7 +41,7 @@ def cut(samples: Iterable[tuple[int, Any]], shard_size_bytes: int) -> Iterator[C
         if shard is None or shard.size_bytes + size_bytes > shard_size_bytes:
             if shard is not None:
                 yield shard
-            shard = Cut(position, position, 0, len(END))
+            shard = Cut(first=position, last=position, samples=0, size_bytes=len(END))
         shard.last = position
         shard.samples += 1
         shard.size_bytes += size_bytes
@@ -77,6 +77,7 @@ class ShardNames:
         return sorted(name for name in names if is_tar(name) and not self._is_own(name))
 
     def _is_own(self, name: str) -> bool:
+        """Return True for a name that the pattern gives to some number."""
         head, tail = _NUMBER.split(self.pattern)
         digits = name.removeprefix(head).removesuffix(tail)
         return digits.isdecimal() and self.name(int(digits)) == name

@@ -8,10 +8,12 @@ from typing import BinaryIO
 
 from shardcache import errors
 from shardcache.config.amounts import MIB
-from shardcache.tarindex.contents import TokenMember, rows_of, tokens_in
+from shardcache.tarindex.contents import rows_of
 from shardcache.tarindex.grouping import Adjacency, Grouping
 from shardcache.tarindex.members import padded
+from shardcache.tarindex.named_members import TokenMember
 from shardcache.tarindex.spans import blocks_of
+from shardcache.tarindex.token_runs import tokens_in
 from shardcache.writing.sample_tar import END, Sample, as_table, member_bytes, shown, utf8
 
 
@@ -71,14 +73,6 @@ class ShardFile:
             self._grouping.add([(name, start, start + len(data), None)])
         self.samples += sample.count
 
-    def _count_tokens(self, sample: Sample) -> None:
-        if self._member is None or self.tokens is None:
-            return
-        wanted = self._member.extension.lower()
-        for extension, data in sample.members:
-            if extension.lower() == wanted:
-                self.tokens += tokens_in(data, self._member, sample.key)
-
     def finish(self) -> None:
         """Write the end of the archive, and close the file.
 
@@ -114,6 +108,14 @@ class ShardFile:
         with suppress(OSError):
             self._file.close()
         self.path.unlink(missing_ok=True)
+
+    def _count_tokens(self, sample: Sample) -> None:
+        if self._member is None or self.tokens is None:
+            return
+        token_extension = self._member.extension.lower()
+        for extension, data in sample.members:
+            if extension.lower() == token_extension:
+                self.tokens += tokens_in(data, self._member, sample.key)
 
 
 @contextmanager

@@ -25,6 +25,11 @@ FileFact = tuple[str, int, int]
 If the size or the time differs later, the file has changed.
 """
 
+IDENTITY_CHARS = 16
+"""Length of an input's `identity`, where it is the beginning of a digest."""
+
+_WILDCARDS = "*?["
+
 
 class Source(Protocol):
     """Samples in a fixed order, any run of which can be read in another process.
@@ -69,16 +74,16 @@ class Input:
 def fact_of(path: Path) -> FileFact:
     """Return the facts of a regular file. Raises InputError for anything else."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as exn:
         raise unreadable(exn, path) from exn
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise InputError(
             "it is a pipe, socket or device, not a regular file",
             url=str(path),
             remedy="write its content to a file, or remove it from the folder",
         )
-    return str(path), found.st_size, found.st_mtime_ns
+    return str(path), status.st_size, status.st_mtime_ns
 
 
 def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
@@ -91,8 +96,8 @@ def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
         file = open(path, "rb", buffering=1024**2)  # noqa: SIM115  # the caller closes it
     except OSError as exn:
         raise unreadable(exn, Path(path)) from exn
-    found = os.fstat(file.fileno())
-    if (found.st_size, found.st_mtime_ns) != (size_bytes, mtime_ns):
+    status = os.fstat(file.fileno())
+    if (status.st_size, status.st_mtime_ns) != (size_bytes, mtime_ns):
         file.close()
         raise InputError(
             "the file changed while shards were being written from it",
@@ -104,7 +109,7 @@ def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
 
 def missing(path: Path) -> InputError:
     """Return the error for a file or folder that does not exist; it may name a similar one."""
-    if any(sign in str(path) for sign in "*?["):
+    if any(wildcard in str(path) for wildcard in _WILDCARDS):
         return InputError(
             "no file matches",
             url=str(path),
@@ -117,7 +122,7 @@ def missing(path: Path) -> InputError:
     # The same name with another suffix is the most probable one; else one that is spelled alike.
     same_stem = [name for name in names if Path(name).stem == path.stem]
     if same_stem:
-        hint = did_you_mean(path.name, same_stem, 0)
+        hint = did_you_mean(path.name, same_stem, cutoff=0)
     else:
         hint = did_you_mean(path.name, names)
     return InputError(

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from shardcache import errors
 from shardcache.config.amounts import MIB
 from shardcache.config.settings import Settings
-from shardcache.tarindex.contents import TokenMember
+from shardcache.tarindex.named_members import TokenMember
 from shardcache.writing.destination import Destination, check_empty
 from shardcache.writing.journal import Stored
 from shardcache.writing.sample_tar import sample_of
@@ -35,7 +35,7 @@ class ShardWriter:
         destination: folder or url for the shards and `index.json`, without other shards.
         shard_size_bytes: maximum size of a shard, unless a single sample is larger.
         names: pattern of the shards' names, with one number.
-        tokens: the member with a document's tokens, whose number the index then gives: "npy" for
+        tokens: the member with a document's tokens, which are counted for the index: "npy" for
             `.npy` files of that extension, "tok:uint16" for plain arrays.
             `ShardDataset(tokens=...)` needs it.
         config: TOML file with `[[origin]]` tables; by default, the daemon's.
@@ -64,9 +64,9 @@ class ShardWriter:
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
         self._member = None if tokens is None else TokenMember.parse(tokens)
         self._shard: ShardFile | None = None  # the one being written
-        self._number = 0  # its number: that of the finished ones before it
-        self._uploading: Future[Stored] | None = None  # the one before it
-        self._stored: list[Stored] = []
+        self._number = 0  # of the shard being written, and of the shards finished before it
+        self._upload: Future[Stored] | None = None  # of the shard before it
+        self._stored: list[Stored] = []  # records of the shards before that
         self._is_open = False
 
     def __enter__(self) -> Self:
@@ -117,15 +117,15 @@ class ShardWriter:
                 "the ShardWriter is not open",
                 remedy="write within its `with` block",
             )
-        found = sample_of(sample)
+        encoded = sample_of(sample)
         if self._shard is not None:
-            size_bytes = self._shard.size_bytes + found.size_bytes
+            size_bytes = self._shard.size_bytes + encoded.size_bytes
             if size_bytes > self._shard_size_bytes:
                 self._finish_shard()
         if self._shard is None:
             draft = self._target.draft(self._names.name(self._number))
             self._shard = ShardFile(draft, self._member)
-        self._shard.add(found)
+        self._shard.add(encoded)
 
     def _finish_shard(self) -> None:
         """Start the upload of the shard being written, once the one before it is uploaded.
@@ -138,15 +138,16 @@ class ShardWriter:
         self._await_upload()
         name = self._names.name(self._number)
         store = self._target.store_shard(self._shard, name, self._number)
-        self._uploading = self._thread.submit(self._runner.run, store)
+        self._upload = self._thread.submit(self._runner.run, store)
         self._shard = None
         self._number += 1
 
     def _await_upload(self) -> None:
-        future = self._uploading
-        if future is not None:
-            self._uploading = None
-            self._stored.append(future.result())
+        """Wait for the shard being uploaded, if there is one. Raises the upload's errors."""
+        upload = self._upload
+        if upload is not None:
+            self._upload = None
+            self._stored.append(upload.result())
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread of the event loop, and wait for its result."""

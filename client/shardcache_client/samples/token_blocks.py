@@ -7,8 +7,9 @@ from itertools import count
 from operator import add
 
 from shardcache.errors import ConfigError
-from shardcache.tarindex.contents import DTYPES, TokenMember, find_tokens
+from shardcache.tarindex.named_members import DTYPES, TokenMember
 from shardcache.tarindex.tables import Tables, TarBytes, key_of
+from shardcache.tarindex.token_runs import find_tokens
 from shardcache_client.arguments.values import TEXT, converted, flag, whole
 from shardcache_client.samples.slicing import Sample
 

@@ -25,7 +25,7 @@ from shardcache.store.indexing.indexer import TokensRequest
 from shardcache.store.indexing.indexers import Indexers
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
-from shardcache.tarindex.contents import TokenMember
+from shardcache.tarindex.named_members import TokenMember
 
 KNOWN = "known"
 """State of shards that need not be fetched."""

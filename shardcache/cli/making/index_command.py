@@ -7,13 +7,14 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient, Lines
-from shardcache.cli.making.member_option import member_type, tokens_option
+from shardcache.cli.making.member_option import parse_metadata_member, tokens_option
+from shardcache.cli.shard_work import byte_progress, carry_out
 from shardcache.shared.lists import shardlist
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.urls.local_urls import from_here, local_path
@@ -21,7 +22,7 @@ from shardcache.shared.urls.url_names import INDEX_SUFFIX, beside_index, path_of
 from shardcache.tarindex.key_splits import FIRST_DOT, LAST_DOT, with_key_split
 
 if TYPE_CHECKING:
-    from shardcache.tarindex.contents import MetadataMember, TokenMember
+    from shardcache.tarindex.named_members import MetadataMember, TokenMember
     from shardcache.writing.destination import Destination
 
 T = TypeVar("T")
@@ -32,8 +33,8 @@ _STDOUT = "-"
 def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> str:
     """Return the url or path of --output, or `-`.
 
-    An output that cannot be written, or not be recognized as an index, is rejected before the
-    shards are read.
+    Before any shard is read, it rejects an output that cannot be written, or whose name readers
+    would not recognize as an index.
     """
     if output == _STDOUT:
         return output
@@ -90,7 +91,7 @@ def _output_place(_ctx: click.Context, _param: click.Parameter, output: str) -> 
 @click.option(
     "--metadata",
     metavar="EXT[:FIELD,...]",
-    type=member_type("MetadataMember"),
+    type=parse_metadata_member,
     help="Add to that table the JSON object in the member with this extension, or only "
     "these of its fields.",
 )
@@ -118,50 +119,46 @@ def index(
     command began, it is not overwritten, where the store can tell (S3). To write to a store, the
     command uses your own credentials.
     """
-    _check_usage(output, with_samples, metadata, as_json=as_json)
+    _check_usage(output, metadata, with_samples=with_samples, as_json=as_json)
     import asyncio
 
     urls = tuple(with_key_split(url, key_split) for url in urls)
     # Given this version, a store refuses to overwrite an index that has been changed since.
-    before = None
+    replaced = None
     if output != _STDOUT:
-        before = asyncio.run(_in_folder_of(output, lambda folder, name: folder.version(name)))
+        replaced = asyncio.run(_in_folder_of(output, lambda folder, name: folder.version(name)))
     with tempfile.TemporaryDirectory(prefix="shardcache-index-") as scratch:
-        table = Path(scratch, "table")
-        file = Path(scratch, "index.json")
+        table_file = Path(scratch, "table")
+        index_file = Path(scratch, "index.json")
         listed = None
         if with_samples:
-            listed = _write_table(table, urls, metadata, as_json=as_json, socket=socket)
+            listed = _write_table(table_file, urls, metadata, as_json=as_json, socket=socket)
         events = AdminClient(socket).index(urls, None if tokens is None else str(tokens))
-        refs = _count(events, as_json, output)
+        refs = _count(events, output, as_json=as_json)
         if listed is not None:
             from shardcache.cli.making.sample_table import check_same
 
             check_same(listed, refs)
 
-        file.write_text(shardlist.write(refs, relative_to))
+        index_file.write_text(shardlist.write(refs, relative_to))
         if output == _STDOUT:
-            click.echo(file.read_text(), nl=False)
+            click.echo(index_file.read_text(), nl=False)
             return
         if listed is not None:
             from shardcache.tarindex.contents import SUFFIX
 
-            beside = beside_index(output, SUFFIX)
-            asyncio.run(
-                _in_folder_of(beside, lambda folder, name: folder.store_file(table, name)),
-            )
-        asyncio.run(
-            _in_folder_of(output, lambda folder, name: folder.store_file(file, name, before)),
-        )
+            _store(table_file, beside_index(output, SUFFIX))
+        _store(index_file, output, replaced)
 
 
 def _check_usage(
     output: str,
-    with_samples: bool,
     metadata: MetadataMember | None,
     *,
+    with_samples: bool,
     as_json: bool,
 ) -> None:
+    """Raise UsageError for options that contradict each other."""
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
     if with_samples and output == _STDOUT:
@@ -173,43 +170,43 @@ def _check_usage(
 
 
 def _write_table(
-    table: Path,
+    file: Path,
     urls: tuple[str, ...],
     metadata: MetadataMember | None,
     *,
     as_json: bool,
     socket: Path | None,
-) -> Any:
+) -> list[ShardRef]:
     """Write the table of samples to a file; return the shards that it lists."""
     from shardcache.cli.making.sample_table import write_table
 
     console = common.make_console()
-    with table.open("wb") as rows, common.byte_progress(console, "listing samples") as show:
-        report = common.print_json if as_json else show
-        return write_table(urls, socket, rows, metadata, report)
+    with file.open("wb") as rows, byte_progress(console, "listing samples") as show_bar:
+        show = common.print_json if as_json else show_bar
+        return write_table(urls, socket, rows, metadata, show)
 
 
-def _count(events: Lines, as_json: bool, output: str) -> list[ShardRef]:
-    """Return the counted shards in the order of the list, once all are; exit 1 if one failed."""
-    found: dict[int, ShardRef] = {}
+def _count(events: Lines, output: str, *, as_json: bool) -> list[ShardRef]:
+    """Show the counting of shards; return them in the order of the list. Exit 1 if one failed."""
+    refs: dict[int, ShardRef] = {}  # by their numbers in the list
     numbers = "{fetched:,} fetched, {known:,} already known, {failed:,} failed"
-    common.carry_out(
-        _collected(events, found),
-        as_json,
+    carry_out(
+        _collecting(events, refs),
         "counting",
         f"{{shards}}, {{samples}}: {numbers}; {{origin_bytes}} from the origin",
-        otherwise=lambda: "no index written: it would lack the failed shards",
+        as_json=as_json,
+        advice=lambda: "no index written: it would lack the failed shards",
         stderr=output == _STDOUT,
     )
-    return [found[number] for number in sorted(found)]
+    return [refs[number] for number in sorted(refs)]
 
 
-def _collected(events: Lines, found: dict[int, ShardRef]) -> Lines:
-    """Yield the events; collect each shard in `found`, by its position in the list."""
+def _collecting(events: Lines, refs: dict[int, ShardRef]) -> Lines:
+    """Yield the events; put the shard of each into `refs`, by its number in the list."""
     with contextlib.closing(events):
         for event in events:
             if event["event"] == "shard":
-                found[event["number"]] = ShardRef(
+                refs[event["number"]] = ShardRef(
                     event["url"],
                     version=event.get("version"),
                     size_bytes=event.get("size_bytes"),
@@ -219,8 +216,18 @@ def _collected(events: Lines, found: dict[int, ShardRef]) -> Lines:
             yield event
 
 
+def _store(file: Path, output: str, replaced: str | None = None) -> None:
+    """Store a file as an output, in place of the version `replaced` if it is given.
+
+    Raises the errors of a destination.
+    """
+    import asyncio
+
+    asyncio.run(_in_folder_of(output, lambda folder, name: folder.store_file(file, name, replaced)))
+
+
 async def _in_folder_of(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:
-    """Return the result of `work`, given the folder or prefix of an output, and its name there.
+    """Return the result of `work`, called with an output's folder or prefix, and its name there.
 
     Raises the errors of a destination.
     """

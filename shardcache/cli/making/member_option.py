@@ -1,32 +1,49 @@
 """Options that name a member of samples."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from shardcache.errors import ConfigError
 
+if TYPE_CHECKING:
+    from shardcache.tarindex.named_members import MetadataMember, TokenMember
 
-def member_type(kind: str) -> Callable[[str], Any]:
-    """Return the parser of an option: of a TokenMember or a MetadataMember, as `kind` says."""
 
-    def parse(text: str) -> Any:
-        from shardcache.tarindex import contents
+def parse_token_member(text: str) -> TokenMember:
+    """Parse the value of an option. Raises click.BadParameter."""
+    from shardcache.tarindex.named_members import TokenMember
 
-        try:
-            return getattr(contents, kind).parse(text)
-        except ConfigError as exn:
-            raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
+    with _usage_errors():
+        return TokenMember.parse(text)
 
-    return parse
+
+def parse_metadata_member(text: str) -> MetadataMember:
+    """Parse the value of an option. Raises click.BadParameter."""
+    from shardcache.tarindex.named_members import MetadataMember
+
+    with _usage_errors():
+        return MetadataMember.parse(text)
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Turn errors of a value into errors of the command's usage."""
+    try:
+        yield
+    except ConfigError as exn:
+        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
 
 
 tokens_option = partial(
     click.option,
     "--tokens",
     metavar="EXT[:DTYPE]",
-    type=member_type("TokenMember"),
+    type=parse_token_member,
 )
 """The option `--tokens`, without its help."""

@@ -1,7 +1,4 @@
-"""Writing of a sample table.
-
-A tar with keys, member sizes, places and metadata of all samples of a dataset.
-"""
+"""Writing of a sample table: a tar with the keys, sizes, places and metadata of all samples."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -12,7 +9,8 @@ from shardcache.errors import ConfigError
 from shardcache.formats.tar import TAR
 from shardcache.shared.protocol import ShardRef
 from shardcache.shared.urls.url_names import is_stored_as_is
-from shardcache.tarindex.contents import MetadataMember, read_metadata, rows_of
+from shardcache.tarindex.contents import read_metadata, rows_of
+from shardcache.tarindex.named_members import MetadataMember
 from shardcache.tarindex.spans import blocks_of
 from shardcache.writing.sample_tar import END, as_table
 from shardcache_client.daemon.choice import DaemonChoice
@@ -32,9 +30,9 @@ def write_table(
     socket: Path | None,
     file: IO[bytes],
     metadata: MetadataMember | None,
-    tell: Callable[[dict[str, Any]], object],
+    show: Callable[[dict[str, Any]], object],
 ) -> list[ShardRef]:
-    """Write the table of the present versions of the shards; return these, each url once.
+    """Write the table of the shards' current versions; return the shards, each url once.
 
     The shards pass through the cache, prefetched by the daemon; their indexes are read from there.
     Raises the errors of a dataset, and MetadataError.
@@ -43,8 +41,8 @@ def write_table(
         urls: of the shards, as those of a dataset.
         socket: the daemon's, if one is named.
         file: to write to.
-        metadata: the member that holds each sample's, if the table is to have it.
-        tell: called with an event for each shard.
+        metadata: the member that holds each sample's metadata; None for a table without.
+        show: called with an event for each shard.
     """
     choice = DaemonChoice.of(socket)
     reader = ReaderIdentity(_JOB)
@@ -54,12 +52,12 @@ def write_table(
     window = ShardWindow(session, plan, partial=False)
     sizes = [ref.size_bytes for ref in listed.values()]
     total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
-    found: list[ShardRef] = []
+    refs: list[ShardRef] = []
     try:
         session.declare(plan)
         for number, done_bytes in enumerate(accumulate(size or 0 for size in sizes)):
-            found.append(_add(file, number, window, metadata))
-            tell(
+            refs.append(_add_shard(file, number, window, metadata))
+            show(
                 {
                     "event": "progress",
                     "done_shards": number + 1,
@@ -72,16 +70,16 @@ def write_table(
     finally:
         window.empty()
         session.close()
-    return found
+    return refs
 
 
-def _add(
+def _add_shard(
     file: IO[bytes],
     number: int,
     window: ShardWindow,
     member: MetadataMember | None,
 ) -> ShardRef:
-    """Add the rows of the next shard, and return the version of it that they describe."""
+    """Add the rows of the next shard; return the shard, with the version that they describe."""
     leased_shard = window.take(number, None)
     leased_shard.open()
     try:

@@ -8,6 +8,7 @@ import click
 
 from shardcache.cli import common
 from shardcache.cli.making.member_option import tokens_option
+from shardcache.cli.shard_work import byte_progress
 from shardcache.shared.protocol import Json
 from shardcache.shared.units import size
 
@@ -48,7 +49,7 @@ def _sources(
     _param: click.Parameter,
     sources: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Reject a command that lacks a place: click gives the only one to the destination."""
+    """Return the sources; reject a command with only one place, which click calls DESTINATION."""
     if not sources:
         raise click.UsageError(
             "Missing argument 'DESTINATION': name sources, then the folder or url of the shards",
@@ -158,22 +159,22 @@ def write(
     from shardcache.writing.shard_cuts import ShardNames
 
     processes = workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
-    wanted = WriteOptions(names=ShardNames(names), **options)
+    write_options = WriteOptions(names=ShardNames(names), **options)
     tables = Settings.load({}, config).origin
     stderr = common.make_console(stderr=True)
-    with common.byte_progress(stderr, "writing") as show_bytes:
+    with byte_progress(stderr, "writing") as show_bytes:
 
         def show(event: Json) -> None:
             if "files" in event:
-                what = common.count(event["files"], "file") if event["files"] else "the input"
-                stderr.print(f"checking {what}: shards of an earlier run are there")
+                input_ = common.count(event["files"], "file") if event["files"] else "the input"
+                stderr.print(f"checking {input_}: shards of an earlier run are there")
             else:
                 show_bytes(event)
 
         work = convert(
             sources,
             destination,
-            wanted,
+            write_options,
             workers=processes,
             tables=tables,
             progress=show,
@@ -196,11 +197,11 @@ def _print_summary(summary: Json) -> None:
     console.print(f"{shards}, {samples}, {size(summary['bytes'])}: {numbers}")
 
     members = []
-    in_all = []  # the extensions that every sample has
+    common_members = []  # those that every sample has
     for name, count in summary["members"].items():
         if count == summary["samples"]:
             members.append(name)
-            in_all.append(name)
+            common_members.append(name)
         else:
             members.append(f"{name} (in {count:,})")
     console.print(f"members: {', '.join(members)}", markup=False)
@@ -211,7 +212,7 @@ def _print_summary(summary: Json) -> None:
         console.print(f"{skipped} left out: no name of the form KEY.EXTENSION")
 
     arguments = [repr(summary["index"]), "shuffle=True"]
-    decode = {name: _DECODERS[name] for name in in_all if name in _DECODERS}
+    decode = {name: _DECODERS[name] for name in common_members if name in _DECODERS}
     if decode:
         arguments.append(f"decode={decode!r}")
     console.print(f"read it with: ShardDataset({', '.join(arguments)})", markup=False)

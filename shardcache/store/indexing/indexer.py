@@ -17,7 +17,9 @@ from shardcache.formats.memory_limit import MAX_MEMORY_BYTES, limit_memory
 from shardcache.shared.urls.url_names import format_of
 from shardcache.store.disk.disk_errors import disk_errors
 from shardcache.store.indexing.helper_program import end_with_parent, requests, send_answer
-from shardcache.tarindex import contents, tables
+from shardcache.tarindex import tables
+from shardcache.tarindex.named_members import TokenMember
+from shardcache.tarindex.token_runs import find_tokens
 from shardcache.transport.between.checksums import crc32c
 
 
@@ -107,11 +109,11 @@ def count_tokens(request: TokensRequest) -> int:
 
     Raises TokensError, CorruptShardError, DiskError.
     """
-    member = contents.TokenMember.parse(request.member)
+    member = TokenMember.parse(request.member)
     with disk_errors(Path(request.tar)), open(request.tar, "rb", buffering=0) as tar:
         index = tables.TarIndex.open(Path(request.sidecar))
         try:
-            return contents.find_tokens(index, _File(tar.fileno()), member, request.url).tokens
+            return find_tokens(index, _File(tar.fileno()), member, request.url).tokens
         finally:
             index.close()
 

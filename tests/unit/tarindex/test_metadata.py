@@ -9,8 +9,9 @@ import pytest
 
 from shardcache.errors import ConfigError, MetadataError
 from shardcache.shared.protocol import ShardRef
-from shardcache.tarindex.contents import MAX_METADATA_BYTES, MetadataMember, entries_of, read_metadata, rows_of
+from shardcache.tarindex.contents import MAX_METADATA_BYTES, entries_of, read_metadata, rows_of
 from shardcache.tarindex.grouping import index_tar
+from shardcache.tarindex.named_members import MetadataMember
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.parts.sample_tables import select
 from support.shards.tars import make_tar

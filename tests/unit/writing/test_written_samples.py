@@ -22,7 +22,7 @@ from shardcache.store.codecs import zstd
 from shardcache.tarindex.members import parse_header
 from shardcache.writing.inputs import WriteOptions, open_source, recognize
 from shardcache.writing.journal import Journal, Stored, resume
-from shardcache.writing.row_tables import columns_of, samples
+from shardcache.writing.member_columns import columns_of, samples
 from shardcache.writing.sample_tar import END, Sample, header, sample_of
 from shardcache.writing.shard_cuts import Cut, ShardNames, cut
 

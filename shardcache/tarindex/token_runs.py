@@ -1,0 +1,132 @@
+"""Tokens of a shard: their places in its bytes, and their numbers."""
+
+import re
+from array import array
+from dataclasses import dataclass
+
+from shardcache.errors import TokensError
+from shardcache.tarindex.named_members import DTYPES, TokenMember
+from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of, member_spans
+
+# numpy's format: magic, version (two bytes), length of the header, and a header that is the text of
+# a dict with sorted keys.
+_MAGIC = b"\x93NUMPY"
+_MAJOR_VERSION = slice(6, 7)
+_LENGTH_START = 8
+_LENGTH_END = 10  # in version 1
+_LATER_LENGTH_END = 12
+_HEADER = re.compile(
+    rb"\{'descr': '[<|]([iu])([1248])', "
+    rb"'fortran_order': (?:False|True), "
+    rb"'shape': \(([0-9]+),\), ?\}\s*",
+)
+_KINDS = {b"u": "uint", b"i": "int"}
+_MAX_HEADER_BYTES = 1024
+
+
+def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
+    """Return the number of tokens in the member of the sample `key`.
+
+    Raises TokensError as `find_tokens`.
+    """
+    dtype = member.dtype
+    start = 0
+    if dtype is None:
+        dtype, start = _npy_values(data, 0, len(data), key, None)
+    return _token_count(len(data) - start, dtype, key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRuns:
+    """The tokens of each sample of a shard; none for samples that lack the member.
+
+    Attributes:
+        dtype: a name of `DTYPES`.
+        starts: offset of each sample's first token in the tar, in bytes.
+        ends: end (exclusive) of each sample's tokens, as a number of tokens from the beginning of
+            the shard.
+    """
+
+    dtype: str
+    starts: "array[int]"
+    ends: "array[int]"
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the shard."""
+        return self.ends[-1] if self.ends else 0
+
+
+def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) -> TokenRuns:
+    """Return the tokens of a shard: those of each sample, end to end in the order of the tar.
+
+    Of the tar, only the headers of `.npy` files are read. Raises TokensError, with `url`, for a
+    sample that is unusable, a member that is not an array of tokens with one dimension, or members
+    of different types: a shard without some of its tokens would give other blocks.
+    """
+    if tables.faults:
+        raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)
+    dtype = member.dtype
+    starts = array("Q")
+    ends = array("Q")
+    total = 0
+    for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
+        first_token = start
+        if start < end:
+            key = key_of(tables, sample)
+            if member.dtype is None:  # a .npy file, which states its type in a header
+                head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
+                own_dtype, first_token = _npy_values(head, start, end, key, url)
+                if dtype not in (None, own_dtype):
+                    raise _unsupported(
+                        f"the sample {key!r} has {own_dtype}, those before {dtype}", url
+                    )
+                dtype = own_dtype
+            total += _token_count(end - first_token, dtype or "", key, url)
+        starts.append(first_token)
+        ends.append(total)
+    return TokenRuns(dtype or "uint8", starts, ends)
+
+
+def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
+    """Return the number of tokens in some bytes. Raises TokensError if it is not a whole one."""
+    tokens, surplus = divmod(size_bytes, DTYPES[dtype])
+    if surplus:
+        reason = f"{size_bytes} bytes of tokens, which is not a multiple of {DTYPES[dtype]}"
+        raise _unsupported(f"the sample {key!r} has {reason}", url)
+    return tokens
+
+
+def _npy_values(head: bytes, start: int, end: int, key: str, url: str | None) -> tuple[str, int]:
+    """Return type and offset of the values of a `.npy` file. Raises TokensError.
+
+    Args:
+        head: its first bytes.
+        start: its offset in the tar.
+        end: where it ends in the tar.
+        key: of its sample, for messages.
+        url: of the shard, for messages.
+    """
+    header_start = _LATER_LENGTH_END
+    if head[_MAJOR_VERSION] == b"\1":
+        header_start = _LENGTH_END
+    header_end = header_start + int.from_bytes(head[_LENGTH_START:header_start], "little")
+    match = _HEADER.fullmatch(head, header_start, min(header_end, len(head)))
+    if not head.startswith(_MAGIC) or match is None:
+        raise _unsupported(
+            f"the sample {key!r} has a member that is not a .npy file of integers in one dimension",
+            url,
+        )
+    kind = _KINDS[match[1]]
+    size_bytes = int(match[2])
+    count = int(match[3])
+    present_bytes = end - start - header_end
+    expected_bytes = count * size_bytes
+    if present_bytes != expected_bytes:
+        reason = f"{present_bytes} bytes of tokens instead of {expected_bytes}"
+        raise _unsupported(f"the sample {key!r} has {reason}", url)
+    return f"{kind}{8 * size_bytes}", start + header_end
+
+
+def _unsupported(reason: str, url: str | None) -> TokensError:
+    return TokensError(f"its tokens cannot be cut into blocks: {reason}", url=url)

@@ -1,0 +1,230 @@
+"""Columns of tables as members of samples: their extensions, contents and sizes.
+
+Needs pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardcache.errors import ConfigError, InputError
+from shardcache.writing.sample_tar import (
+    Sample,
+    as_json,
+    as_npy,
+    checked,
+    encoded,
+    member_bytes,
+    utf8,
+)
+from shardcache.writing.sources import fact_of, unreadable
+
+_KEY = "%09d"  # of a sample, made of its row's number
+_TYPICAL_NUMBER_BYTES = 8  # of an integer as text
+# Of files in these formats: an offset, the bytes there, and the extension.
+_MAGIC: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"\xff\xd8\xff", "jpg"),
+    (0, b"\x89PNG\r\n\x1a\n", "png"),
+    (8, b"WEBP", "webp"),
+    (8, b"WAVE", "wav"),
+    (0, b"GIF8", "gif"),
+    (0, b"II*\0", "tif"),
+    (0, b"MM\0*", "tif"),
+    (0, b"fLaC", "flac"),
+    (0, b"OggS", "ogg"),
+    (0, b"ID3", "mp3"),
+    (4, b"ftyp", "mp4"),
+)
+
+ColumnKind = Literal["file", "bytes", "text", "number", "json"]
+"""Kind of a column's values, which decides how they are written.
+
+"file" is bytes, or the path of a file, as in the features Image, Audio and Video of Hugging Face's
+datasets; "number" is an integer, "json" anything else.
+"""
+
+_EXTENSIONS: Mapping[ColumnKind, str] = {"text": "txt", "number": "cls", "json": "json"}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberColumn:
+    """A column and the member that it becomes.
+
+    Attributes:
+        name: of the column.
+        kind: of its values.
+        extension: of the member; None if each value's first bytes tell it.
+        dtype: type of the integers in a column of lists; None for other columns.
+    """
+
+    name: str
+    kind: ColumnKind
+    extension: str | None
+    dtype: str | None = None
+
+    def member(self, key: str, value: Any) -> tuple[str, bytes]:
+        """Return extension and content. Raises SampleError, InputError."""
+        if self.kind == "file":
+            value = _file_content(value)
+        if self.extension is None:
+            return f"{self.name}.{_recognized(value)}", value
+        _, _, suffix = self.extension.rpartition(".")
+        if self.kind == "json" and suffix == "json":
+            return self.extension, as_json(value)
+        if self.kind == "text":  # JSON in a column of texts is JSON already
+            return self.extension, utf8(value)
+        if self.dtype is not None and suffix == "npy":
+            # The type of an empty list does not show in its values.
+            return self.extension, as_npy(value, self.dtype)
+        return self.extension, encoded(key, self.extension, value)
+
+    def lengths(self, values: pa.ChunkedArray) -> list[int | None]:
+        """Return the length of each value as a member, or None for a null.
+
+        Those of numbers and JSON are estimates.
+        """
+        if self.kind in ("bytes", "text"):
+            return pc.binary_length(values).to_pylist()  # type: ignore[no-any-return]
+        if self.kind == "file":
+            return _file_lengths(values)
+        mean_bytes = _TYPICAL_NUMBER_BYTES
+        if self.kind == "json":
+            mean_bytes = values.nbytes // max(1, len(values))
+        return [None if null else mean_bytes for null in values.is_null().to_pylist()]
+
+
+def _recognized(content: bytes) -> str:
+    """Return the extension for a file's first bytes; "bin" for an unknown format."""
+    for offset, magic, extension in _MAGIC:
+        if content.startswith(magic, offset):
+            return extension
+    return "bin"
+
+
+def _file_lengths(values: pa.ChunkedArray) -> list[int | None]:
+    """Return the length of each file; a value has the file's bytes, or its path."""
+    lengths: list[int | None] = pc.binary_length(pc.struct_field(values, "bytes")).to_pylist()
+    if None not in lengths:
+        return lengths
+    paths = pc.struct_field(values, "path").to_pylist()
+    for number, path in enumerate(paths):
+        if lengths[number] is None and path:
+            _, lengths[number], _ = fact_of(Path(path))
+    return lengths
+
+
+def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[MemberColumn]:
+    """Return the columns to write.
+
+    Args:
+        schema: of the table.
+        wanted: column → extension; if empty, all columns, with extensions `<column>.<kind>`.
+        url: of the table, for errors.
+
+    Raises ConfigError for a column that does not exist, or whose name is not an extension, or that
+    of another.
+    """
+    unknown = sorted(wanted.keys() - set(schema.names))
+    if unknown:
+        raise ConfigError(
+            f"there is no column {unknown[0]!r}",
+            url=url,
+            remedy=f"the columns are: {', '.join(schema.names)}",
+        )
+    for name in wanted or schema.names:
+        if schema.names.count(name) > 1:
+            raise ConfigError(
+                f"two columns have the name {name!r}",
+                url=url,
+                remedy="rename one of them, or leave both out: --columns image=jpg,label=cls "
+                "names those to write",
+            )
+        if not wanted and ("/" in name or name.startswith("__")):
+            raise ConfigError(
+                f"readers would not find a member named after the column {name!r}",
+                url=url,
+                remedy="choose columns and extensions: --columns image=jpg,label=cls",
+            )
+
+    columns = []
+    for name in wanted or schema.names:
+        type_ = schema.field(name).type
+        kind = _kind(type_)
+        default = f"{name}.{_EXTENSIONS[kind]}" if kind in _EXTENSIONS else None
+        columns.append(MemberColumn(name, kind, wanted.get(name, default), _dtype(type_)))
+    return columns
+
+
+def samples(
+    rows: pa.Table, columns: Sequence[MemberColumn], numbers: Iterable[int]
+) -> Iterator[Sample]:
+    """Yield a sample for each row, its number as key; a null is left out.
+
+    Raises SampleError, InputError.
+    """
+    try:
+        values = [rows.column(column.name).to_pylist() for column in columns]
+    except UnicodeDecodeError as exn:
+        raise InputError(
+            f"a text is not UTF-8 ({exn})",
+            remedy="leave its column out with --columns",
+        ) from exn
+    for number, row in zip(numbers, zip(*values, strict=True), strict=True):
+        key = _KEY % number
+        members = []
+        for column, value in zip(columns, row, strict=True):
+            if value is not None:
+                members.append(column.member(key, value))
+        yield checked(Sample(key, tuple(members)))
+
+
+def sizes(rows: pa.Table, columns: Sequence[MemberColumn]) -> Iterator[int]:
+    """Yield the size of each row's sample in a tar, in bytes; JSON's is estimated by Arrow's."""
+    lengths = [column.lengths(rows.column(column.name)) for column in columns]
+    # No extension that values' first bytes tell is longer than this one.
+    extensions = [column.extension or f"{column.name}.jpeg" for column in columns]
+    name_lengths = [len(f"{_KEY % 0}.{extension}") for extension in extensions]
+    for row in zip(*lengths, strict=True):
+        size_bytes = 0
+        for name_bytes, content_bytes in zip(name_lengths, row, strict=True):
+            if content_bytes is not None:
+                size_bytes += member_bytes(name_bytes, content_bytes)
+        yield size_bytes
+
+
+def _kind(type_: pa.DataType) -> ColumnKind:
+    """Return the kind of a column of Arrow's type."""
+    types = pa.types
+    if types.is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}:
+        return "file"
+    if types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_):
+        return "bytes"
+    if types.is_string(type_) or types.is_large_string(type_):
+        return "text"
+    return "number" if types.is_integer(type_) else "json"
+
+
+def _dtype(type_: pa.DataType) -> str | None:
+    """Return the type of the integers in a column of lists; None for any other column."""
+    types = pa.types
+    is_list = types.is_list(type_) or types.is_large_list(type_)
+    if not is_list and not types.is_fixed_size_list(type_):
+        return None
+    return str(type_.value_type) if types.is_integer(type_.value_type) else None
+
+
+def _file_content(value: Mapping[str, Any]) -> bytes:
+    if value["bytes"] is not None:
+        return bytes(value["bytes"])
+    if value["path"] is None:
+        raise InputError("a value has neither bytes nor a path", remedy="drop such rows")
+    try:
+        return Path(value["path"]).read_bytes()
+    except OSError as exn:
+        raise unreadable(exn, Path(value["path"])) from exn
