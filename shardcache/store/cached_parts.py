@@ -65,7 +65,8 @@ class CachedParts:
             is_sparse=True,
             granted_inodes=granted_inodes,
         )
-        # Bytes of the idle partial are kept ones again; those of the file itself are reserved.
+        # The parts of the idle partial are kept ones from now on. FILE_BYTES are not: the caller
+        # has reserved them, and turns them into kept ones.
         reservation.disown()
         file = PartFile(partial)
         self._files[key] = file

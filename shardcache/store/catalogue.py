@@ -60,7 +60,7 @@ _NO_DAMAGE = (
 
 
 Parse = Callable[[Any], Any]
-"""Returns what the JSON value of a row means. Raises ValueError for a value that has no meaning."""
+"""Converts the JSON value of a row. Raises ValueError for a value that it cannot convert."""
 
 
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
@@ -130,23 +130,23 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
         """Read many rows.
 
         Returns:
-            what `parse` makes of each row's value, None for those that do not exist or are
-            damaged; and the keys of the damaged ones, as stored.
+            the value of each row, converted by `parse`, or None for a row that does not exist or
+            is damaged; and the keys of the damaged ones, as stored.
         """
         names = [json.dumps(list(key)) for key in keys]
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         damaged: list[str] = []
         rows = self._sql(_SELECT, [json.dumps(names)]).fetchall()
         for name, mode, filename, value in rows:
             try:
-                found[name] = parse(self.disk.fetch(mode, filename, value, False))
+                values[name] = parse(self.disk.fetch(mode, filename, value, False))
             except (*_DAMAGED, FileNotFoundError) as exn:  # a large value has a file of its own
                 log.warning("catalogue row damaged; dropped", row=name, cause=str(exn))
                 damaged.append(name)
-        return [found.get(name) for name in names], damaged
+        return [values.get(name) for name in names], damaged
 
     def drop_rows(self, names: Sequence[str]) -> None:
-        """Delete rows by their keys."""
+        """Delete rows by their keys, as stored."""
         for name in names:
             self.delete(json.loads(name))
 
@@ -188,12 +188,12 @@ class Catalogue:
         self._thread.shutdown()
 
     async def get(self, *key: str, parse: Parse = _unchanged) -> Any:
-        """Return what `parse` makes of a row's value; None for a missing or damaged row."""
+        """Return a row's value, converted by `parse`; None for a missing or damaged row."""
         [value] = await self.get_many([key], parse)
         return value
 
     async def get_many(self, keys: Sequence[Sequence[str]], parse: Parse = _unchanged) -> list[Any]:
-        """Return what `get` does, for many rows."""
+        """Return the values of many rows, as `get` does for one."""
 
         def read(database: _Database) -> list[Any]:
             values, damaged = database.get_rows(keys, parse)
@@ -229,7 +229,7 @@ class Catalogue:
     # In the thread
 
     def _guarded(self, call: Callable[[_Database], Any]) -> Any:
-        """Return what `call` does; None without a database, or if it fails."""
+        """Return the result of `call`; None without a database, or if it fails."""
         if self._database is None:
             return None
         try:
@@ -247,6 +247,7 @@ class Catalogue:
             self._open()
 
     def _open(self) -> None:
+        """Connect to the database; replace it if it is damaged, do without if it is unusable."""
         try:
             self._connect()
         except _FAILURES as exn:
@@ -279,6 +280,10 @@ class Catalogue:
                 database.close()
 
     def _renew(self, cause: Exception) -> None:
+        """Replace a damaged database by an empty one.
+
+        The old one is removed last, and put back if the new one cannot be created.
+        """
         log.warning(
             "catalogue damaged; creating a new one",
             folder=str(self._folder),
@@ -293,7 +298,7 @@ class Catalogue:
                 self._folder.rename(aside)
             self._connect()
             _remove(aside)
-        except _FAILURES as exn:  # the disk is at fault: the old catalogue may be intact
+        except _FAILURES as exn:  # the disk may be at fault, and the old catalogue be intact
             log.warning(
                 "cannot create catalogue; continuing without it",
                 folder=str(self._folder),
@@ -309,14 +314,15 @@ def _is_damage(exn: Exception) -> bool:
     """Return True if the error means that the database is damaged, so that a new one would help."""
     code = getattr(exn, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_CANTOPEN:
-        return _can_open()
+        # If this process can open other files, the fault lies with this one.
+        return _can_open_files()
     if code is not None:
         primary_code = code & 0xFF
         return primary_code not in _NO_DAMAGE
     return isinstance(exn, (*_DAMAGED, sqlite3.Error, NotADirectoryError, FileExistsError))
 
 
-def _can_open() -> bool:
+def _can_open_files() -> bool:
     """Return False if the process has no descriptor left, which SQLite does not report."""
     with contextlib.suppress(OSError):
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -22,13 +22,13 @@ from shardcache.transport.between.parts import write_all
 
 zstd = zstd_library()
 
-# Presets of xz need at most 65 MiB, `zstd --long` 128 MiB; a header with more could exhaust the
-# daemon's memory.
+# Presets of xz need at most 65 MiB, `zstd --long` a window of 128 MiB; a header that asks for more
+# could exhaust the daemon's memory. The limit has 1 MiB for all but the window.
 _MAX_WINDOW_LOG = 27
 _MAX_MEMORY_BYTES = 129 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
 
-# The libraries report it only by these messages.
+# Beginnings of the libraries' messages: by nothing else do they tell that a limit was exceeded.
 _TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
 
 

@@ -33,7 +33,8 @@ from shardcache.store.shard import Facts
 from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.parts import RECORD, Parts, PartSums
 
-# In the journal, the number of a part that was given up has this bit, and its record no checksum.
+# This bit of a part's number in the journal says that the part is no longer in the file; the rest
+# of the record means nothing then.
 _DROPPED = 1 << 31
 _MAX_TITLE_BYTES = 64 * 1024  # of a journal's first line, which identifies the object
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
@@ -54,6 +55,67 @@ class Partial:
     # CRC32C of parts that an earlier daemon has finished, and that are not compared with it yet.
     unchecked: dict[int, int] = field(default_factory=dict)
 
+    @classmethod
+    def open(
+        cls,
+        layout: Layout,
+        obj: RemoteObject,
+        part_bytes: int,
+        *,
+        is_file: bool = False,
+        is_sparse: bool = False,
+        granted_inodes: Collection[int] = (),
+    ) -> Self:
+        """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError.
+
+        Args:
+            part_bytes: size of the parts of a new one; one that is resumed keeps its own.
+            is_file: whether the object's own bytes are wanted.
+            is_sparse: whether to leave the space of parts unallocated until they arrive, and those
+                of an earlier daemon unchecked until `check`.
+            granted_inodes: inodes of previous files at this path that readers may still open by
+                path and inode. A new file must not get one of them, as filesystems reuse the
+                numbers. A file with one is not resumed as a sparse one, whose parts come and go.
+        """
+        key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
+        path = layout.in_progress(key, PART)
+        journal = layout.in_progress(key, JOURNAL)
+        partial = cls(obj, part_bytes, path, journal, key, is_file=is_file)
+        with disk_errors(path):
+            is_granted = is_sparse and inode_or_zero(path) in granted_inodes
+            if is_granted or not partial._resume():
+                partial._create(granted_inodes)
+            if not is_sparse:
+                partial.check(list(partial.unchecked))
+                partial._allocate()
+            path.chmod(_MODE)
+            partial.inode = path.stat().st_ino
+        return partial
+
+    @classmethod
+    def recover(cls, layout: Layout, key: str) -> Self | None:
+        """Return the parts of an object that an earlier daemon has left, unchecked. Blocks.
+
+        None if there are none, or the file is that of a transfer of the whole, which has allocated
+        all of it. The object is what the journal says of it: the origin may say more.
+        """
+        path = layout.in_progress(key, PART)
+        journal = layout.in_progress(key, JOURNAL)
+        with contextlib.suppress(OSError):
+            obj = _object_in(journal)
+            if obj is None or key != _key_of_file(obj):
+                return None
+            is_sparse = allocated_or_zero(path) < obj.size_bytes
+            if not is_sparse:
+                return None
+            # `_resume` replaces the size of the parts by that in the journal.
+            partial = cls(obj, obj.size_bytes, path, journal, key, is_file=True)
+            if partial._resume() and partial.unchecked:
+                partial._free_unfinished()
+                partial.inode = path.stat().st_ino
+                return partial
+        return None
+
     @property
     def count(self) -> int:
         """Number of parts; 0 for an empty object."""
@@ -61,7 +123,7 @@ class Partial:
 
     @property
     def may_be_copied(self) -> bool:
-        """True if the cached file may have other bytes; those of a file are always its own."""
+        """True if the cached file may be a copy in another form, such as a decompressed tar."""
         return not self.is_file and not is_stored_as_is(self.obj.url)
 
     def missing(self) -> list[int]:
@@ -84,6 +146,36 @@ class Partial:
         """Return the number of bytes of a part."""
         return self.parts(index, 1).size_bytes
 
+    def record(self, sums: PartSums) -> None:
+        """Mark a part as finished."""
+        self.done[sums.index] = sums.crc32c
+
+    def check(self, parts: Sequence[int]) -> list[int]:
+        """Compare parts with the journal; return those that are sound, and finished from now on.
+
+        The others have to be fetched again. Blocks. Raises DiskError.
+        """
+        sound: list[int] = []
+        with disk_errors(self.path), open(self.path, "rb", buffering=0) as file:
+            for index in parts:
+                crc = self.unchecked.pop(index)
+                if self._crc_in_memory(file.fileno(), index) == crc:
+                    self.done[index] = crc
+                    sound.append(index)
+        return sound
+
+    def damaged(self, crcs: Mapping[int, int]) -> list[int]:
+        """Return the parts with another CRC32C than they should have. Blocks.
+
+        They are read from the disk, which may differ from what is in memory. `done` stays as it is.
+        Raises DiskError.
+
+        Args:
+            crcs: the CRC32C that each part should have, by number.
+        """
+        with disk_errors(self.path):
+            return [part for part, crc in crcs.items() if self._crc_on_disk(part) != crc]
+
     def punch(self, index: int) -> None:
         """Free the space of a part, which is no longer in `done`. Blocks. Raises DiskError.
 
@@ -95,10 +187,6 @@ class Partial:
                 journal.write(RECORD.pack(index | _DROPPED, 0))
             with open(self.path, "r+b") as file:
                 punch_hole(file.fileno(), index * self.part_bytes, self.size_of(index))
-
-    def record(self, sums: PartSums) -> None:
-        """Mark a part as finished."""
-        self.done[sums.index] = sums.crc32c
 
     def fill(self, source: Path) -> None:
         """Copy the missing parts from a file with the object's own bytes. Blocks.
@@ -143,88 +231,8 @@ class Partial:
                 size_bytes, crcs = write_pieces(copy, dst, self.part_bytes, reserve)
         return self._facts(size_bytes, crcs)
 
-    def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
-        return Facts(
-            url=stored_url(self.obj.url),
-            version=self.obj.version,
-            size_bytes=size_bytes,
-            origin_bytes=self.obj.size_bytes,
-            part_bytes=self.part_bytes,
-            part_crcs=tuple(crcs),
-            samples=None,
-        )
-
-    @classmethod
-    def open(
-        cls,
-        layout: Layout,
-        obj: RemoteObject,
-        part_bytes: int,
-        *,
-        is_file: bool = False,
-        is_sparse: bool = False,
-        granted_inodes: Collection[int] = (),
-    ) -> Self:
-        """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError.
-
-        Args:
-            part_bytes: size of the parts of a new one; one that is resumed keeps its own.
-            is_file: whether the object's own bytes are wanted.
-            is_sparse: whether to leave the space of parts unallocated until they arrive, and those
-                of an earlier daemon unchecked until `check`.
-            granted_inodes: inodes of previous files at this path that readers may still open by
-                path and inode. A new file must not get one of them, as filesystems reuse the
-                numbers. A file with one is not resumed as a sparse one, whose parts come and go.
-        """
-        key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
-        path = layout.in_progress(key, PART)
-        journal = layout.in_progress(key, JOURNAL)
-        partial = cls(obj, part_bytes, path, journal, key, is_file)
-        with disk_errors(path):
-            is_granted = is_sparse and inode_or_zero(path) in granted_inodes
-            if is_granted or not partial._resume():
-                partial._create(granted_inodes)
-            if not is_sparse:
-                partial.check(list(partial.unchecked))
-                partial._allocate()
-            path.chmod(_MODE)
-            partial.inode = path.stat().st_ino
-        return partial
-
-    @classmethod
-    def left(cls, layout: Layout, key: str) -> Self | None:
-        """Return the parts of an object that an earlier daemon has left, unchecked. Blocks.
-
-        None if there are none, or the file is that of a transfer of the whole, which has allocated
-        all of it. The object is what the journal says of it: the origin may say more.
-        """
-        path = layout.in_progress(key, PART)
-        journal = layout.in_progress(key, JOURNAL)
-        with contextlib.suppress(OSError):
-            obj = _object_in(journal)
-            is_sparse = obj is not None and allocated_or_zero(path) < obj.size_bytes
-            if obj is None or not is_sparse or key != _key_of_file(obj):
-                return None
-            # `_resume` replaces the size of the parts by that in the journal.
-            partial = cls(obj, obj.size_bytes, path, journal, key, is_file=True)
-            if partial._resume() and partial.unchecked:
-                partial._free_others()
-                partial.inode = path.stat().st_ino
-                return partial
-        return None
-
-    def _free_others(self) -> None:
-        """Free the space of parts that were being written, of which the journal says nothing."""
-        with open(self.path, "r+b") as file:
-            start = 0  # of the gap before a finished part, or before the end of the file
-            for index in (*sorted(self.unchecked), self.count):
-                end = min(index * self.part_bytes, self.obj.size_bytes)
-                if end > start:
-                    punch_hole(file.fileno(), start, end - start)
-                start = end + self.part_bytes
-
     def _create(self, granted_inodes: Collection[int]) -> None:
-        """Make an empty file and its journal; see `open`."""
+        """Make an empty file and its journal. For `granted_inodes`, see `open`."""
         unlink_quietly(self.path, self.journal_path)
         with contextlib.ExitStack() as files:
             file = files.enter_context(open(self.path, "wb"))
@@ -243,28 +251,6 @@ class Partial:
             return
         with open(self.path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
-
-    def _title(self) -> bytes:
-        """Return the journal's first line, without its end."""
-        title = {
-            "url": stored_url(self.obj.url),
-            "version": self.obj.version,
-            "size_bytes": self.obj.size_bytes,
-            "part_bytes": self.part_bytes,
-        }
-        return json.dumps(title).encode()
-
-    def _part_bytes_of(self, title: bytes) -> int | None:
-        """Return the size of the parts in a journal; None if it is that of another object."""
-        try:
-            found = json.loads(title)
-        except ValueError:
-            return None
-        if not isinstance(found, dict):
-            return None
-        part_bytes = _whole_number(found.get("part_bytes"))
-        expected = json.loads(self._title()) | {"part_bytes": part_bytes}
-        return part_bytes if found == expected else None
 
     def _resume(self) -> bool:
         """Note the finished parts of an interrupted download; return False if there is none."""
@@ -289,59 +275,83 @@ class Partial:
                 self.unchecked[index] = crc
         return True
 
-    def check(self, parts: Sequence[int]) -> list[int]:
-        """Compare parts with the journal; return those that are sound, and finished from now on.
+    def _part_bytes_of(self, title: bytes) -> int | None:
+        """Return the size of the parts in a journal; None if it is that of another object."""
+        try:
+            fields = json.loads(title)
+        except ValueError:
+            return None
+        if not isinstance(fields, dict):
+            return None
+        part_bytes = _positive_number(fields.get("part_bytes"))
+        expected = json.loads(self._title()) | {"part_bytes": part_bytes}
+        return part_bytes if fields == expected else None
 
-        The others have to be fetched again. Blocks. Raises DiskError.
-        """
-        sound: list[int] = []
-        with disk_errors(self.path), open(self.path, "rb", buffering=0) as file:
-            for index in parts:
-                crc = self.unchecked.pop(index)
-                if self._crc_of(file.fileno(), index) == crc:
-                    self.done[index] = crc
-                    sound.append(index)
-        return sound
+    def _title(self) -> bytes:
+        """Return the journal's first line, without its end."""
+        title = {
+            "url": stored_url(self.obj.url),
+            "version": self.obj.version,
+            "size_bytes": self.obj.size_bytes,
+            "part_bytes": self.part_bytes,
+        }
+        return json.dumps(title).encode()
 
-    def damaged(self, crcs: Mapping[int, int]) -> list[int]:
-        """Return the parts whose bytes have another CRC32C. Blocks.
+    def _free_unfinished(self) -> None:
+        """Free the space of parts that the journal does not claim: they were being written."""
+        with open(self.path, "r+b") as file:
+            start = 0  # of the gap before a finished part, or before the end of the file
+            for index in (*sorted(self.unchecked), self.count):
+                end = min(index * self.part_bytes, self.obj.size_bytes)
+                if end > start:
+                    punch_hole(file.fileno(), start, end - start)
+                start = end + self.part_bytes
 
-        They are read from the disk, which may differ from what is in memory. `done` stays as it is.
-        Raises DiskError.
+    def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
+        return Facts(
+            url=stored_url(self.obj.url),
+            version=self.obj.version,
+            size_bytes=size_bytes,
+            origin_bytes=self.obj.size_bytes,
+            part_bytes=self.part_bytes,
+            part_crcs=tuple(crcs),
+            samples=None,
+        )
 
-        Args:
-            crcs: the CRC32C that each part should have, by number.
-        """
-        with disk_errors(self.path):
-            return [part for part, crc in crcs.items() if self._crc_on_disk(part) != crc]
-
-    def _crc_on_disk(self, index: int) -> int:
-        start = index * self.part_bytes
-        return crc32c(read_direct(self.path, start, self.size_of(index)), 0)
-
-    def _crc_of(self, fd: int, index: int) -> int:
+    def _crc_in_memory(self, fd: int, index: int) -> int:
+        """Return the CRC32C of a part of an open file, from the page cache if it is there."""
         data = os.pread(fd, self.part_bytes, index * self.part_bytes)
         return crc32c(data, 0)
 
+    def _crc_on_disk(self, index: int) -> int:
+        """Return the CRC32C of a part, read past the page cache."""
+        start = index * self.part_bytes
+        return crc32c(read_direct(self.path, start, self.size_of(index)), 0)
 
-def _whole_number(value: object) -> int | None:
+
+def _positive_number(value: object) -> int | None:
     """Return a value of JSON if it is a positive integer, None otherwise."""
-    is_sound = type(value) is int and value > 0
-    return value if is_sound else None  # type: ignore[return-value]
+    if type(value) is int and value > 0:
+        return value
+    return None
 
 
 def _object_in(journal: Path) -> RemoteObject | None:
-    """Return the object that a journal is of, without what it does not say. Raises OSError."""
+    """Return the object that a journal names, or None if it is damaged. Raises OSError.
+
+    The journal has its url, version and size only.
+    """
     with journal.open("rb") as file:
         title = file.readline(_MAX_TITLE_BYTES)
     try:
-        found = json.loads(title)
-        url = found["url"]
-        version = found["version"]
-        size_bytes = found["size_bytes"]
+        fields = json.loads(title)
+        url = fields["url"]
+        version = fields["version"]
+        size_bytes = fields["size_bytes"]
     except (ValueError, KeyError, TypeError):
         return None
-    if type(url) is not str or type(version) is not str or _whole_number(size_bytes) is None:
+    has_names = type(url) is str and type(version) is str
+    if not has_names or _positive_number(size_bytes) is None:
         return None
     return RemoteObject(url, version, size_bytes)
 

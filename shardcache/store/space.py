@@ -7,10 +7,14 @@ from shardcache.shared.units import size
 
 _RESERVE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
 
+# Estimates for a shard's sidecar and journal.
+_INDEX_SHARE = 32  # one byte for each 32 of the shard
+_MIN_INDEX_BYTES = 64 * 1024
+
 
 def footprint_bytes(size_bytes: int) -> int:
     """Return the bytes to reserve for a shard, with an estimate for its sidecar and journal."""
-    return size_bytes + size_bytes // 32 + 64 * 1024
+    return size_bytes + size_bytes // _INDEX_SHARE + _MIN_INDEX_BYTES
 
 
 def typical_sidecar_bytes(samples: int) -> int:
@@ -62,7 +66,8 @@ class Space:
         """Return the capacity, or less if other files leave less to the cache.
 
         Args:
-            allocating_bytes: bytes that may have been on the disk already when it was measured.
+            allocating_bytes: unwritten bytes that may have been allocated, hence not free, when the
+                disk was measured.
         """
         limit_bytes = min(self.capacity_bytes, self.disk_limit_bytes + allocating_bytes)
         return max(0, limit_bytes)
@@ -83,6 +88,7 @@ class Space:
 
     def shortfall_bytes(self, wanted_bytes: int) -> int:
         """Return how many bytes to evict before `wanted_bytes` can be reserved; 0 if none."""
+        # Not `effective_bytes`: the limit may be negative, and then all the more has to go.
         limit_bytes = min(self.capacity_bytes, self.disk_limit_bytes)
         return max(0, self.used_bytes + wanted_bytes - limit_bytes)
 

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 _SHARD_MODE = 0o440  # published files are never written again
 
-# More would not end sooner on one disk, and each takes a thread that other work may need.
+# More would not finish sooner on one disk, and each takes a thread that other work may need.
 _MAX_PUBLISHED_AT_ONCE = 8
 # Minimum time between two records of a shard's last use.
 _USE_SAVED_S = 1.0
@@ -66,7 +66,8 @@ class Store:
         self._links = NameLinks(layout)
         self._damaged: dict[str, Shard] = {}  # out of service, and not yet moved to quarantine
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
-        self._setting_aside = asyncio.Lock()
+        # Held while files of a published shard move to quarantine, or its sidecar is replaced.
+        self._changing_published = asyncio.Lock()
         self._publishing = asyncio.Semaphore(_MAX_PUBLISHED_AT_ONCE)
 
     def __repr__(self) -> str:
@@ -97,7 +98,7 @@ class Store:
         for shard in find_shards(self.layout):
             self.restore(shard)
         for leftover in find_leftovers(self.layout):
-            partial = Partial.left(self.layout, leftover.key)
+            partial = Partial.recover(self.layout, leftover.key)
             if partial is None:
                 self.leftovers.keep(leftover)
             else:
@@ -161,6 +162,7 @@ class Store:
         return sidecar_bytes
 
     def _sync(self, key: str, files: Unpublished) -> None:
+        """Flush both files to the disk. If that fails, discard them, and raise OSError."""
         try:
             fsync_path(files.tar)
             fsync_path(files.sidecar)
@@ -172,10 +174,15 @@ class Store:
             raise
 
     async def add_index(self, shard: Shard, sidecar_path: Path, facts: Facts) -> None:
-        """Replace the sidecar of a shard that was fetched as a plain file. Raises DiskError."""
-        async with self._setting_aside:
-            if self.shards.get(shard.key) is not shard:
-                return  # damaged, and out of service since
+        """Give an index to a shard that was fetched as a plain file. Raises DiskError.
+
+        Args:
+            sidecar_path: the sidecar with the index, which replaces the shard's own.
+            facts: the facts in it.
+        """
+        async with self._changing_published:
+            if not self._is_in_service(shard):
+                return  # it turned out to be damaged in the meantime
             added_bytes = await asyncio.to_thread(self._replace_sidecar, shard, sidecar_path)
             shard.sidecar_bytes += added_bytes
             shard.facts = facts
@@ -184,12 +191,17 @@ class Store:
                 self.space.pinned_bytes += added_bytes
 
     def _replace_sidecar(self, shard: Shard, sidecar_path: Path) -> int:
+        """Publish another sidecar; return by how many bytes it is larger than the old one."""
         with disk_errors(sidecar_path):
             fsync_path(sidecar_path)
             sidecar_path.chmod(_SHARD_MODE)
             sidecar_path.rename(self.layout.sidecar(shard.key))
             fsync_path(self.layout.bucket(shard.key))
             return self.layout.sidecar(shard.key).stat().st_size - shard.sidecar_bytes
+
+    def _is_in_service(self, shard: Shard) -> bool:
+        """Return False once a shard has been evicted, or found to be damaged."""
+        return self.shards.get(shard.key) is shard
 
     # Published shards
 
@@ -218,8 +230,8 @@ class Store:
             shard.facts = await asyncio.to_thread(self._read_facts, shard)
             return shard.facts
 
-        if self.shards.get(shard.key) is not shard:
-            return shard.facts  # evicted: that its tar is gone is not damage
+        if not self._is_in_service(shard):
+            return shard.facts  # evicted: a missing tar is not damage then
         tar = self.layout.tar(shard.key)
         # os.path.exists, since Path.exists raises on EIO. On the event loop, since it is usually a
         # dentry cache lookup.
@@ -254,7 +266,7 @@ class Store:
         return None
 
     def is_suspect(self, shard: Shard) -> bool:
-        """Return True if a reader has reported damage, or the index is missing."""
+        """Return True if a reader has reported damage, or the sidecar of an index is missing."""
         if shard.suspicion:
             return True
         is_indexed = shard.facts is not None and shard.facts.samples is not None
@@ -278,7 +290,7 @@ class Store:
 
         Raises as `check` does.
         """
-        await self._verify(Scrub(self.layout.tar(shard.key), None, facts), facts)
+        await self._verify(Scrub(self.layout.tar(shard.key), sidecar=None, facts=facts), facts)
 
     async def check(self, shard: Shard) -> None:
         """Verify the whole shard and its sidecar.
@@ -332,7 +344,7 @@ class Store:
 
         If it cannot be moved now, the next `set_aside` moves it. Raises DiskError.
         """
-        if self.shards.get(shard.key) is not shard:
+        if not self._is_in_service(shard):
             return
         del self.shards[shard.key]
         self._damaged[shard.key] = shard
@@ -343,7 +355,7 @@ class Store:
 
         Raises DiskError.
         """
-        async with self._setting_aside:
+        async with self._changing_published:
             for key, shard in list(self._damaged.items()):
                 leftover = await asyncio.to_thread(self._quarantine, shard)
                 if self._damaged.pop(key, None) is None:
@@ -352,6 +364,7 @@ class Store:
                 self.leftovers.keep(leftover)
 
     def _quarantine(self, shard: Shard) -> Leftover:
+        """Move those of a shard's files that exist; return what they are from now on."""
         tar = self.layout.tar(shard.key)
         sidecar = self.layout.sidecar(shard.key)
         aside = self.layout.quarantine / (shard.key + TAR)

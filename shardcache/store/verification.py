@@ -44,14 +44,14 @@ def check_sidecar(sidecar: Path, facts: Facts) -> None:
     header = index.header
     index.close()
     try:
-        found = Facts.from_json(header)
+        facts_on_disk = Facts.from_json(header)
     except (KeyError, TypeError, ValueError, OverflowError) as exn:
         raise CorruptShardError(
             f"the sidecar {sidecar} cannot be read ({exn})",
             url=facts.url,
         ) from exn
     # The number of samples may differ: a plain file may have been indexed in the meantime.
-    is_same = replace(found, samples=facts.samples) == facts
+    is_same = replace(facts_on_disk, samples=facts.samples) == facts
     if not is_same:
         raise CorruptShardError(f"the sidecar {sidecar} belongs to another shard", url=facts.url)
 
@@ -115,11 +115,11 @@ class Scrub:
         if self._sidecar is not None:
             check_sidecar(self._sidecar, self._facts)
         with damage_errors(self._tar, self._facts.url):
-            found = self._tar.lstat()
-        if not stat.S_ISREG(found.st_mode):
+            status = self._tar.lstat()
+        if not stat.S_ISREG(status.st_mode):
             raise self._damaged("is not a plain file")
-        if found.st_size > self._facts.size_bytes:
-            raise self._damaged(f"has {found.st_size} bytes instead of {self._facts.size_bytes}")
+        if status.st_size > self._facts.size_bytes:
+            raise self._damaged(f"has {status.st_size} bytes instead of {self._facts.size_bytes}")
 
     def _next_block_bytes(self) -> int:
         """Return the size of the next block, which never crosses the end of a part."""
@@ -140,5 +140,6 @@ class Scrub:
             raise self._damaged(f"is damaged near byte {number * part_bytes}")
         self._crc = 0
 
-    def _damaged(self, what: str) -> CorruptShardError:
-        return CorruptShardError(f"the cached file {self._tar} {what}", url=self._facts.url)
+    def _damaged(self, fault: str) -> CorruptShardError:
+        """Return the error of a tar with a fault: a predicate, such as "is damaged near byte 0"."""
+        return CorruptShardError(f"the cached file {self._tar} {fault}", url=self._facts.url)

@@ -96,6 +96,7 @@ def disk_error(exn: OSError, path: Path) -> errors.CacheError:
 
 
 def _has_inodes(folder: Path) -> bool:
+    """Return True unless the filesystem is known to have no free inode."""
     try:
         stat = os.statvfs(folder)
     except OSError:

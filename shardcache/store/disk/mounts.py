@@ -10,6 +10,7 @@ from shardcache import errors
 from shardcache.store.disk.disk_errors import disk_errors
 
 _MOUNTS = Path("/proc/self/mountinfo")
+# Other than those of FUSE, `fuseblk` is a local disk.
 _NETWORK = re.compile(
     "nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)",
 )
@@ -73,7 +74,7 @@ def _mounts() -> list[str]:
 def _parse(line: str) -> Mount:
     """Return the mount of a line: `36 35 98:0 / /mnt rw master:1 - ext3 /dev/root rw`."""
     before, _, after = line.partition(" - ")
-    escaped_folder = before.split(" ")[4]
-    folder = _ESCAPE.sub(lambda found: chr(int(found[1], 8)), escaped_folder)
-    kind = after.split(" ", 1)[0]
+    _id, _parent_id, _device, _root, escaped_folder, *_options = before.split(" ")
+    folder = _ESCAPE.sub(lambda escape: chr(int(escape[1], 8)), escaped_folder)
+    kind, *_source = after.split(" ")
     return Mount(Path(folder), kind)

@@ -54,7 +54,7 @@ def ask_openness(path: Path) -> bool | None:
     except BlockingIOError:
         return True
     except PermissionError:
-        if _is_anothers(path.parent, fd):
+        if _is_other_users(fd, path.parent):
             return None
         return False
     except OSError as exn:
@@ -66,10 +66,10 @@ def ask_openness(path: Path) -> bool | None:
     return False
 
 
-def _is_anothers(folder: Path, fd: int) -> bool:
-    """Return True if new files of this process have another owner.
+def _is_other_users(fd: int, folder: Path) -> bool:
+    """Return True if a new file of this process in the same folder has another owner than `fd`.
 
-    Some filesystems report one owner for all files.
+    The user's own id is not compared: some filesystems report one owner for all files.
     """
     try:
         own_fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)

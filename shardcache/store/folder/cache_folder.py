@@ -79,10 +79,13 @@ class CacheFolder:
 
         Returns True if the folder had to be recreated or locked again.
 
-        A missing folder is recreated, but never on another filesystem: after an unmount that would
-        fill the filesystem below the mount point; nor is the folder around it, which a job's
-        scheduler may have deleted. Raises DiskFullError, DiskFailedError and CacheDirError, each
-        with a remedy.
+        A missing folder is recreated, with two exceptions:
+
+        1. Never on another filesystem: after an unmount, it would fill the one below the mount
+           point.
+        2. Not if the folder around it is missing, too: a job's scheduler may have deleted that.
+
+        Raises DiskFullError, DiskFailedError and CacheDirError, each with a remedy.
         """
         with disk_errors(self._layout.root):
             was_mended = self._mend()
@@ -136,11 +139,11 @@ class CacheFolder:
                 remedy=f"create {root.parent} again and the daemon recovers by itself; or restart "
                 "it elsewhere",
             )
-        present = _mount_point(root)
-        if present != self._mount:
+        present_mount = _mount_point(root)
+        if present_mount != self._mount:
             raise CacheDirError(
                 f"the cache folder {root} was on the filesystem mounted at {self._mount}, "
-                f"but its path now leads to the one at {present}",
+                f"but its path now leads to the one at {present_mount}",
                 remedy=f"mount {self._mount} again and the daemon recovers by itself; "
                 "to use the filesystem at the path now, restart the daemon",
             )

@@ -55,23 +55,24 @@ def find_shards(layout: Layout) -> list[Shard]:
 
     Raises CacheDirError.
     """
-    found: list[Shard] = []
+    shards: list[Shard] = []
     for folder in _buckets(layout):
         tars, sidecars = _scan(folder)
         lone = tars.keys() ^ sidecars.keys()
         for key in lone:
             _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
-        of_others = [key for key, tar in tars.items() if tar.st_uid != os.geteuid()]
-        if of_others:
-            _check_openness(folder / (of_others[0] + TAR))
-        found += _shards(tars, sidecars)
-    return sorted(found, key=lambda shard: shard.used_at_s)
+        other_users_keys = [key for key, tar in tars.items() if tar.st_uid != os.geteuid()]
+        if other_users_keys:
+            _check_openness(folder / (other_users_keys[0] + TAR))  # one stands for all of them
+        shards += _shards(tars, sidecars)
+    return sorted(shards, key=lambda shard: shard.used_at_s)
 
 
 def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return resumable downloads and quarantined shards; remove other unpublished files."""
-    replaced = (layout.pins, layout.format, layout.format_copy)
-    _sweep_away(layout.probe, *map(layout.unfinished, replaced))
+    replaceable = (layout.pins, layout.format, layout.format_copy)
+    temporary = [layout.unfinished(path) for path in replaceable]
+    _sweep_away(layout.probe, *temporary)
     _set_open_tars_aside(layout)
     parts = _sweep(layout.partial, whole=PART, companion=JOURNAL)
     tars = _sweep(layout.quarantine, whole=TAR, companion=SIDECAR)
@@ -90,10 +91,10 @@ def _scan(folder: Path) -> tuple[Stats, Stats]:
     stats: dict[str, Stats] = {TAR: {}, SIDECAR: {}}
     with os.scandir(folder) as entries:
         for entry in entries:
-            named = _OURS.fullmatch(entry.name)
-            if named is None:
+            name = _OURS.fullmatch(entry.name)
+            if name is None:
                 continue
-            key, suffix = named.groups()
+            key, suffix = name.groups()
             with contextlib.suppress(FileNotFoundError):  # evicted since
                 stats[suffix][key] = entry.stat(follow_symlinks=False)
     return stats[TAR], stats[SIDECAR]
@@ -127,9 +128,9 @@ def _check_openness(path: Path) -> None:
 
 
 def _set_open_tars_aside(layout: Layout) -> None:
-    """Move inflated tars that readers of a killed daemon have open to quarantine.
+    """Move inflated tars to quarantine if readers of a killed daemon still have them open.
 
-    There they count as used.
+    The bytes of files in quarantine are accounted for.
     """
     for path in layout.partial.glob(f"*{TAR}"):
         with contextlib.suppress(OSError):  # as in `_sweep_away`
@@ -180,12 +181,12 @@ def compare_folder(
         missing = [key for key in shards if key not in present]
         missing += [each.key for each in leftovers if not _has_files(each)]
 
-        known = {leftover.key for leftover in leftovers}
+        known_keys = {leftover.key for leftover in leftovers}
         paths = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem)]
-        parts = [Leftover.of(path) for path in paths if path.stem not in known]
+        parts = [Leftover.of(path) for path in paths if path.stem not in known_keys]
 
-    found = [shard for key, shard in present.items() if key not in shards]
-    return FolderChanges(missing, found, parts)
+    unknown = [shard for key, shard in present.items() if key not in shards]
+    return FolderChanges(missing, unknown, parts)
 
 
 def _has_files(leftover: Leftover) -> bool:

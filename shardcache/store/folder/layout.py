@@ -89,17 +89,17 @@ class Layout:
 
     def check_format(self) -> None:
         """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing."""
-        found = self._read_format()
+        number = self._read_format()
         # A damaged file of what is otherwise a cache is written again, by `mark_format`.
-        if found is None and not self._is_cache():
+        if number is None and not self._is_cache():
             raise CacheFormatError(
                 f"{self.format} does not contain a number, so the cache folder's format is unknown",
                 remedy="check that the path is a cache folder; if this or an older release wrote "
                 "it, remove the file",
             )
-        if found is not None and found > FORMAT:
+        if number is not None and number > FORMAT:
             raise CacheFormatError(
-                f"the cache folder {self.root} has format {found}, but this release supports "
+                f"the cache folder {self.root} has format {number}, but this release supports "
                 f"formats up to {FORMAT}",
                 remedy="start the newer release that wrote it, or give this one another "
                 "--cache-dir; to discard the cached shards, remove the folder; if no newer release "
@@ -110,8 +110,8 @@ class Layout:
         """Write the current format number to a locked folder, unless it is there already."""
         # A disk that cannot be written may still be read: cached shards are served from it.
         with contextlib.suppress(OSError):
-            found = self._read_format()
-            if found is None:
+            is_damaged = self._read_format() is None
+            if is_damaged:
                 log.warning(
                     "the cache folder's format file is damaged; rewriting it",
                     file=str(self.format),

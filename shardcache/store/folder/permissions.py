@@ -18,15 +18,15 @@ def other_writers(path: Path, uid: int) -> str:
     if the folder has the sticky bit: others may add files there, but neither remove nor replace
     those of this user. May ask a directory server. Raises OSError.
     """
-    found = path.stat()
-    if found.st_uid not in (0, uid):
-        return f"user {user_name(found.st_uid)}, its owner,"
-    if found.st_mode & stat.S_ISVTX:
+    status = path.stat()
+    if status.st_uid not in (0, uid):
+        return f"user {user_name(status.st_uid)}, its owner,"
+    if status.st_mode & stat.S_ISVTX:
         return ""
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return "every user"
-    if found.st_mode & stat.S_IWGRP and not _is_group_of_one(found.st_gid, uid):
-        return f"group {group_name(found.st_gid)}"
+    if status.st_mode & stat.S_IWGRP and not _is_group_of_one(status.st_gid, uid):
+        return f"group {group_name(status.st_gid)}"
     return ""
 
 
@@ -56,28 +56,30 @@ def check_writers(layout: Layout) -> None:
 
 
 def _check_only_writer(folder: Path, root: Path) -> None:
+    """Raise CacheDirError if another user can write to a folder. Missing ones are right."""
     try:
         who = other_writers(folder, os.geteuid())
     except (FileNotFoundError, NotADirectoryError):
         return
     if who:
-        shared = shlex.quote(str(folder))
-        own = shlex.quote(str(root / "shardcache"))
+        quoted_folder = shlex.quote(str(folder))
+        quoted_subfolder = shlex.quote(str(root / "shardcache"))
         raise CacheDirError(
             f"{who} can write to {folder}, and replace what the daemon reads and writes there",
-            remedy=f"let nobody else write there (chmod go-w {shared}, and chown if "
+            remedy=f"let nobody else write there (chmod go-w {quoted_folder}, and chown if "
             "it is not this user's), or choose a folder that the daemon creates for itself: "
-            f"--cache-dir {own}",
+            f"--cache-dir {quoted_subfolder}",
         )
 
 
 def _check_owner(path: Path, root: Path) -> None:
+    """Raise CacheDirError if a file or folder, or the link at its path, is another user's."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return
-    if found.st_uid not in (0, os.geteuid()):
-        kind = "is a link of" if stat.S_ISLNK(found.st_mode) else "belongs to"
+    if status.st_uid not in (0, os.geteuid()):
+        kind = "is a link of" if stat.S_ISLNK(status.st_mode) else "belongs to"
         raise CacheDirError(
             f"{path} {kind} another user, who can write to the cache folder",
             remedy="remove it, or change its owner if it is the daemon's own "

@@ -1,6 +1,6 @@
-"""A process that answers JSON requests, and pings meanwhile, from the daemon's side.
+"""The daemon's side of a helper process, which answers JSON requests, and pings while it works.
 
-`helper_program` is the process's own side.
+`helper_program` is the other side, which runs in the process.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _PING = b"\n"  # and the answer to it
 
 @dataclass(slots=True, eq=False)
 class HelperProcess:
-    """A process that answers one JSON value at a time, and pings meanwhile.
+    """A process that answers one JSON value at a time, and pings while it works on the answer.
 
     Its program reads them by `helper_program.requests`.
     """
@@ -78,7 +78,8 @@ class HelperProcess:
                 url=url,
                 remedy=NO_PROCESS_REMEDY,
             ) from exn
-        return cls(process, silence_s / (_MAX_UNANSWERED + 1))
+        ping_s = silence_s / (_MAX_UNANSWERED + 1)
+        return cls(process, ping_s)
 
     @property
     def pid(self) -> int:
@@ -102,8 +103,8 @@ class HelperProcess:
     async def ask(self, value: object) -> bytes:
         """Return the answer to a JSON value, or empty bytes if the process died or hangs.
 
-        A process hangs by the number of unanswered pings, not by the clock: while this process
-        itself is stopped (SIGSTOP), time passes, but no ping is sent.
+        It counts as hung by the number of unanswered pings, not by the clock: while this process
+        is stopped (SIGSTOP), time passes, but no ping is sent.
         """
         assert self._process.stdout
         self.send(value)

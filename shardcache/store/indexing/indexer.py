@@ -30,7 +30,7 @@ class IndexRequest:
     Attributes:
         tar: path of the shard, of whatever format.
         sidecar: path of the sidecar to write.
-        header: the sidecar's, complete except for what indexing finds.
+        header: the sidecar's, without the fields that indexing adds.
         url: the shard's, for error messages.
         require_end: reject a tar without an end-of-archive block.
         allowed_bytes: maximum size of the sidecar.
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def _answer(fields: dict[str, Any]) -> dict[str, Any]:
-    """Answer the one request or the other: only a `TokensRequest` has a member."""
+    """Answer a request of either kind: only a `TokensRequest` has a member."""
     if "member" in fields:
         return {"tokens": count_tokens(TokensRequest(**fields))}
     return asdict(index_shard(IndexRequest(**fields)))

@@ -70,7 +70,7 @@ class Indexers:
             remedy="see in dmesg whether the kernel's OOM killer ended it",
         )
 
-    async def _idle_or_new(self, url: str) -> "HelperProcess":
+    async def _idle_or_new(self, url: str) -> HelperProcess:
         """Return an idle process that is still running, or a new one."""
         while self._idle:
             process = self._idle.pop()
@@ -80,7 +80,7 @@ class Indexers:
             log.warning("idle indexing process killed")
         return await self._start(url)
 
-    async def _start(self, url: str | None = None) -> "HelperProcess":
+    async def _start(self, url: str | None = None) -> HelperProcess:
         # Without credentials: it parses files whose contents may come from anybody.
         env = {name: value for name, value in os.environ.items() if not reaches_stores(name)}
         return await HelperProcess.start(indexer.__name__, url, silence_s=self._silence_s, env=env)
