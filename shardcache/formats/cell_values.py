@@ -48,6 +48,7 @@ def tagged(value: Any) -> bytes:
 
 
 def _tag(value: object) -> dict[str, list[Any]]:
+    """Return the object that stands for a value in JSON. Raises TypeError."""
     form: list[Any]
     match value:
         case bytes():
@@ -67,10 +68,11 @@ def _tag(value: object) -> dict[str, list[Any]]:
     return {_TAG: form}
 
 
-def _untag(found: dict[str, Any]) -> Any:
-    if found.keys() != {_TAG}:
-        return found
-    kind, form = found[_TAG]
+def _untag(fields: dict[str, Any]) -> Any:
+    """Return the value for which an object in JSON stands; other objects as they are."""
+    if fields.keys() != {_TAG}:
+        return fields
+    kind, form = fields[_TAG]
     match kind:
         case "bytes":
             return base64.b64decode(form)
@@ -92,14 +94,14 @@ def _bool(cell: bytes) -> bool:
     return cell != b"\0"
 
 
-def _value(cell: bytes) -> Any:
+def _untagged(cell: bytes) -> Any:
     return json.loads(cell, object_hook=_untag)
 
 
 DECODERS: Mapping[str, Decoder] = {
     TEXT: text,
     BOOL: _bool,
-    TAGGED: _value,
+    TAGGED: _untagged,
     **{name: number_decoder(code) for name, code in _NUMBERS.items()},
 }
 """The function that decodes cells of each encoding but that of bytes."""

@@ -22,7 +22,7 @@ A column of keys gives the samples' keys, and one of urls is left out: they are 
 a table.
 """
 
-_KEY = b"%09d"
+_NUMBER_AS_KEY = b"%09d"
 
 
 class CellTable:
@@ -87,10 +87,11 @@ class CellTable:
         samples.end()
 
     def _begin(self, key: bytes | None) -> None:
+        """Begin the next sample, with its number as key by default."""
         samples = self.samples
         if len(samples) == self._max_samples:
             raise self._too_many(self._max_samples, "samples")
-        samples.begin(_KEY % len(samples) if key is None else key)
+        samples.begin(_NUMBER_AS_KEY % len(samples) if key is None else key)
 
     def _too_many(self, count: int, what: str) -> UnsupportedShardError:
         return UnsupportedShardError(

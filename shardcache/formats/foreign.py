@@ -18,13 +18,14 @@ class _Foreign(NamedTuple):
     at: int = 0
 
 
-def _renamed(suffix: str) -> str:
+def _rename_to(suffix: str) -> str:
+    """Return the remedy for a shard whose name does not state its format."""
     return f"if it is one, rename it to end in {suffix}: then it is read as it is"
 
 
 _FOREIGN = (
-    _Foreign("a zip", b"PK\3\4", _renamed(".zip")),
-    _Foreign("a parquet file", b"PAR1", _renamed(".parquet")),
+    _Foreign("a zip", b"PK\3\4", _rename_to(".zip")),
+    _Foreign("a parquet file", b"PAR1", _rename_to(".parquet")),
     _Foreign(
         "an Arrow file",
         b"ARROW1",
@@ -45,7 +46,7 @@ _FOREIGN = (
 def explained(exn: NotATarError, read: Read) -> NotATarError:
     """Return the error for a file that is not a tar, with the format that it has, if known."""
     begin = read(0, 0, _BEGIN_BYTES)
-    for each in _FOREIGN:
-        if begin.startswith(each.magic, each.at):
-            return NotATarError(f"not a tar but {each.what}", url=exn.url, remedy=each.remedy)
+    for foreign in _FOREIGN:
+        if begin.startswith(foreign.magic, foreign.at):
+            return NotATarError(f"not a tar but {foreign.what}", url=exn.url, remedy=foreign.remedy)
     return exn

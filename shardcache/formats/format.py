@@ -16,19 +16,19 @@ RowsDecoder = Callable[[int, bytes], list[dict[str, Any]]]
 """Returns samples that follow each other, none of whose columns is large, with all their values.
 
 It is given the number of the first sample's first column, and the bytes from its start to the end
-of the last sample's last one. Samples without a column need not be among those returned. The values
-of `__key__` and `__url__` are to be set by the caller.
+of the last sample's last one. A sample that has no columns at all may be missing from the result.
+The caller has to set the values of `__key__` and `__url__`.
 """
 
 RunDecoder = Callable[[bytes, Sequence[int]], Sequence[Any]]
 """Returns the values of cells of one column that lie one after another.
 
-It is given their bytes, and the end of each in these. The values are those of the column's
-`Decoder`.
+It is given their bytes, and the offset of each cell's end in them. The values are those that the
+column's `Decoder` returns.
 """
 
 Crc32c = Callable[[bytes, int], int]
-"""Returns the CRC32C of bytes, after others with that CRC32C."""
+"""Returns the CRC32C of bytes that follow others, given the CRC32C of these, 0 for none."""
 
 _COMPRESSIONS = {
     ".gz": "gzip",
@@ -41,11 +41,11 @@ _COMPRESSIONS = {
 
 def with_compressions(*suffixes: str) -> dict[str, str | None]:
     """Return the suffixes of plain and compressed files, each with its compression or None."""
-    found: dict[str, str | None] = dict.fromkeys(suffixes)
+    compressions: dict[str, str | None] = dict.fromkeys(suffixes)
     for suffix in suffixes:
         for ending, compression in _COMPRESSIONS.items():
-            found[suffix + ending] = compression
-    return found
+            compressions[suffix + ending] = compression
+    return compressions
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +162,28 @@ class Format:
         return None
 
     def run_decoder(self, encoding: str) -> RunDecoder | None:
-        """Return what decodes many cells of a column at once; None if they are decoded one by one.
+        """Return the decoder of many cells at once; None if they are decoded one by one.
 
         Only for an encoding that `decoder` decodes.
         """
         return None
 
     def rows_decoder(self, columns: Sequence[str]) -> RowsDecoder | None:
-        """Return what decodes all columns of samples at once, given the names of the shard's.
+        """Return the decoder of whole samples at once; None if columns are decoded one by one.
 
-        None if they are decoded one by one. The same values are the result either way.
+        The same values are the result either way.
+
+        Args:
+            columns: names of the shard's.
         """
         return None
 
     def companion_of(self, data: bytes, url: str) -> str:
-        """Return the part of the file that `needs` names that indexing a shard needs.
+        """Return the extract that indexing a shard needs, of the file that `needs` names.
+
+        Args:
+            data: content of that file.
+            url: of the same.
 
         Raises ShardError, with the file's `url`.
         """

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any
 
-from shardcache.errors import ConfigError, UnsupportedShardError
+from shardcache.errors import UnsupportedShardError
 from shardcache.formats.format import needs_package
 
 _U32 = Struct("<I")
@@ -90,7 +90,7 @@ def pickled(encoding: str) -> UnsupportedShardError:
     )
 
 
-def unknown(encoding: str, library: str) -> ConfigError | UnsupportedShardError:
+def unknown(encoding: str, library: str) -> UnsupportedShardError:
     """Return the error for an encoding that is not supported."""
     return UnsupportedShardError(
         f"its encoding {encoding!r} is not supported",

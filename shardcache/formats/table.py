@@ -26,8 +26,8 @@ FORMATS: tuple[Format, ...] = (
 )
 """All formats. The first is that of shards whose name says nothing."""
 
-_BY_NAME: Mapping[str, Format] = {each.name: each for each in FORMATS}
-_ROWS = [(suffix, each) for each in FORMATS for suffix in each.suffixes]
+_BY_NAME: Mapping[str, Format] = {format_.name: format_ for format_ in FORMATS}
+_ROWS = [(suffix, format_) for format_ in FORMATS for suffix in format_.suffixes]
 _ROWS.sort(key=lambda row: -len(row[0]))  # the longest first: ".zstd.bin" before ".bin"
 
 # As in "name.tfrecord-00000-of-00010".
@@ -52,9 +52,9 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
     if not lowered.endswith(SUFFIXES):
         return None
     file_name = lowered.rpartition("/")[2]
-    for suffix, each in _ROWS:
-        if lowered.endswith(suffix) and each.has_name(file_name):
-            return suffix, each
+    for suffix, format_ in _ROWS:
+        if lowered.endswith(suffix) and format_.has_name(file_name):
+            return suffix, format_
     return None
 
 
@@ -68,7 +68,8 @@ def format_of(name: str) -> Format:
     found = suffix_of(name)
     if found is None:
         return TAR
-    return found[1]
+    _, format_ = found
+    return format_
 
 
 def compression_of(name: str) -> str | None:
@@ -76,16 +77,16 @@ def compression_of(name: str) -> str | None:
     found = suffix_of(name)
     if found is None:
         return None
-    suffix, each = found
-    return each.suffixes[suffix]
+    suffix, format_ = found
+    return format_.suffixes[suffix]
 
 
 def plain_suffixes() -> tuple[str, ...]:
     """Return the endings of plain shards of all formats."""
     return tuple(
         suffix
-        for each in FORMATS
-        for suffix, compression in each.suffixes.items()
+        for format_ in FORMATS
+        for suffix, compression in format_.suffixes.items()
         if compression is None
     )
 

@@ -52,13 +52,15 @@ _ENTRY_SIGNATURE = b"PK\1\2"
 _LOCAL = struct.Struct("<4s5H3L2H")
 _LOCAL_SIGNATURE = b"PK\3\4"
 
+# kind and size of an extra field
 _EXTRA = struct.Struct("<2H")
-_ZIP_64 = 1
+_ZIP_64 = 1  # kind of the field with numbers that are too large for an entry
+# In place of a number that is too large: it is in the zip64 field, or in the zip64 record.
 _IN_ZIP_64_SHORT = 0xFFFF
 _IN_ZIP_64 = 0xFFFFFFFF
 
-# A directory is read at once, by the daemon itself if members are compressed: what is made of an
-# entry takes some 450 bytes of memory.
+# A directory is read at once, by the daemon itself if members are compressed, and each of its
+# entries takes some 450 bytes of memory.
 _MAX_MEMBERS = 2_000_000
 _MAX_DIRECTORY_BYTES = 256 * 1024 * 1024
 _SHOWN_CHARS = 200
@@ -87,7 +89,7 @@ class ZipMember:
     @property
     def shown_name(self) -> str:
         """The name for messages."""
-        return self.name.decode(errors="replace")[:_SHOWN_CHARS]
+        return _shown(self.name)
 
 
 class _RawEntry(NamedTuple):
@@ -134,12 +136,12 @@ class _Entry(NamedTuple):
 
 
 class _Directory(NamedTuple):
-    """The place of the directory; `base` is what precedes the zip in its file."""
+    """The place of the directory."""
 
-    start: int
+    start: int  # offset in the file
     size_bytes: int
-    entries: int
-    base: int
+    entries: int  # number of them
+    base: int  # offset of the zip in its file, where other data precede it
 
 
 def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
@@ -164,14 +166,14 @@ class _Zip:
 
     def members(self) -> list[ZipMember]:
         directory = self._directory()
-        found = [self._member(entry, directory.start) for entry in self._entries(directory)]
+        members = [self._member(entry, directory.start) for entry in self._entries(directory)]
         # Members that share bytes would make a small file a large one.
         end = 0
-        for member in sorted(found, key=attrgetter("start", "end")):
+        for member in sorted(members, key=attrgetter("start", "end")):
             if member.start < end:
                 raise self._corrupt(f"the member {member.shown_name!r} lies in another one")
             end = member.end
-        return found
+        return members
 
     # The directory
 
@@ -183,7 +185,8 @@ class _Zip:
         while at >= 0:
             if at + _END.size <= len(tail):
                 fields = _END.unpack_from(tail, at)
-                if at + _END.size + fields[-1] == len(tail):
+                comment_bytes = fields[-1]
+                if at + _END.size + comment_bytes == len(tail):
                     return self._directory_by(tail_start + at, fields)
             at = tail.rfind(_END_SIGNATURE, 0, at)
         raise CorruptShardError(
@@ -192,12 +195,15 @@ class _Zip:
         )
 
     def _directory_by(self, end: int, fields: tuple[int, ...]) -> _Directory:
-        """Return the directory of which the record at `end` says where it is."""
+        """Return the directory, given the offset and the fields of the record at the zip's end.
+
+        The directory lies before that record, or before the zip64 record in front of it.
+        """
         _, disk, first_disk, _, entries, size_bytes, start, _ = fields
         directory_end = end
-        is_long = entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start)
+        may_be_zip_64 = entries == _IN_ZIP_64_SHORT or _IN_ZIP_64 in (size_bytes, start)
         locator = self._read(max(0, end - _LOCATOR.size), _LOCATOR.size)
-        if is_long and locator.startswith(_LOCATOR_SIGNATURE):
+        if may_be_zip_64 and locator.startswith(_LOCATOR_SIGNATURE):
             directory_end = end - _LOCATOR.size - _END_64.size
             record = self._read(max(0, directory_end), _END_64.size)
             if not record.startswith(_END_64_SIGNATURE):
@@ -222,11 +228,12 @@ class _Zip:
         return _Directory(base + start, size_bytes, entries, base)
 
     def _entries(self, directory: _Directory) -> Iterator[_Entry]:
+        """Yield the entries of files, without those of folders and symbolic links."""
         data = self._read(directory.start, directory.size_bytes)
         at = 0
         count = 0
         while at < len(data):
-            if at + _ENTRY.size > len(data) or data[at : at + 4] != _ENTRY_SIGNATURE:
+            if at + _ENTRY.size > len(data) or not data.startswith(_ENTRY_SIGNATURE, at):
                 raise self._corrupt(f"its directory's entry {count} is none")
             if count == directory.entries:
                 raise self._corrupt(f"its directory has more than the {count} entries it states")
@@ -251,7 +258,7 @@ class _Zip:
         name = raw_name
         if not raw.flags & _IS_UTF_8:
             name = raw_name.decode("cp437").encode()
-        shown = name.decode(errors="replace")[:_SHOWN_CHARS]
+        shown = _shown(name)
         if raw.flags & _IS_ENCRYPTED:
             raise UnsupportedShardError(
                 f"the member {shown!r} of the zip is encrypted",
@@ -259,15 +266,15 @@ class _Zip:
                 remedy="write the zip again without a password",
             )
         if method not in (STORED, DEFLATED):
-            called = _METHODS.get(method, f"method {method}")
+            method_name = _METHODS.get(method, f"method {method}")
             raise UnsupportedShardError(
-                f"the member {shown!r} of the zip is compressed by {called}",
+                f"the member {shown!r} of the zip is compressed by {method_name}",
                 url=self._url,
                 remedy="write the zip again with deflate, or stored: zip -0",
             )
         if b"\0" in name:
             raise self._corrupt(f"the name {shown!r} has a NUL")
-        # In this order, as the extra field has those of them that are too large.
+        # The extra field has them in this order, without those that fit into the entry.
         size_bytes, stored_bytes, header = self._long_numbers(
             (raw.size_bytes, raw.stored_bytes, raw.header), extra, shown
         )
@@ -276,21 +283,21 @@ class _Zip:
         return _Entry(name, raw_name, method, raw.crc, base + header, stored_bytes, size_bytes)
 
     def _long_numbers(self, numbers: tuple[int, int, int], extra: bytes, shown: str) -> list[int]:
-        """Return numbers with those that are too large for an entry, from its extra field."""
+        """Return an entry's numbers; those that are too large for it are in its extra field."""
         longs = iter(_longs_in(extra))
-        found = []
+        long_numbers = []
         for number in numbers:
             long = next(longs, None) if number == _IN_ZIP_64 else number
             if long is None:
                 raise self._corrupt(f"the entry of {shown!r} lacks a zip64 number")
-            found.append(long)
-        return found
+            long_numbers.append(long)
+        return long_numbers
 
     # Local headers
 
     def _member(self, entry: _Entry, limit: int) -> ZipMember:
         """Return the member of an entry; all members lie before the offset `limit`."""
-        shown = entry.name.decode(errors="replace")[:_SHOWN_CHARS]
+        shown = _shown(entry.name)
         local = self._read(entry.header, _LOCAL.size + len(entry.raw_name))
         if not local.startswith(_LOCAL_SIGNATURE) or len(local) < _LOCAL.size:
             raise self._corrupt(f"the member {shown!r} is not at byte {entry.header}")
@@ -313,6 +320,11 @@ class _Zip:
 
     def _corrupt(self, what: str) -> ShardError:
         return CorruptShardError(f"the zip is damaged: {what}", url=self._url)
+
+
+def _shown(name: bytes) -> str:
+    """Return a member's name for messages."""
+    return name.decode(errors="replace")[:_SHOWN_CHARS]
 
 
 def _is_file(entry: _RawEntry, name: bytes) -> bool:

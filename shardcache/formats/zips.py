@@ -108,7 +108,7 @@ def _by_sample(members: Iterable[ZipMember]) -> list[ZipMember]:
     for member in members:
         key, _ = split_name(member.name)
         samples.setdefault(key, []).append(member)
-    return [member for found in samples.values() for member in found]
+    return [member for sample_members in samples.values() for member in sample_members]
 
 
 def _check_content(file: BinaryIO, member: ZipMember, url: str) -> None:
@@ -137,18 +137,20 @@ def _content(file: BinaryIO, member: ZipMember, url: str) -> Iterator[bytes]:
 
 
 def _stored(file: BinaryIO, member: ZipMember) -> Iterator[bytes]:
+    """Yield the bytes of a member in pieces, as they are stored."""
     for at in range(member.start, member.end, _PIECE_BYTES):
         yield os.pread(file.fileno(), min(_PIECE_BYTES, member.end - at), at)
 
 
 def _inflated(pieces: Iterable[bytes], member: ZipMember, url: str) -> Iterator[bytes]:
+    """Yield the content of a compressed member in pieces, however much a stored piece inflates."""
     stream = zlib.decompressobj(_RAW_DEFLATE)
     try:
         for piece in pieces:
-            rest = piece
-            while rest and not stream.eof:
-                yield stream.decompress(rest, _PIECE_BYTES)
-                rest = stream.unconsumed_tail
+            unread = piece
+            while unread and not stream.eof:
+                yield stream.decompress(unread, _PIECE_BYTES)
+                unread = stream.unconsumed_tail
         yield stream.flush()
     except zlib.error as exn:
         raise _damaged(member, f"cannot be inflated ({exn})", url) from exn

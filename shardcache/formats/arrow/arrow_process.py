@@ -1,4 +1,4 @@
-"""The process that makes a stream of rows of what Arrow's library reads; see `parquet_program`."""
+"""The process in which Arrow's library turns a file into rows; see `parquet_program`."""
 
 import importlib.util
 import io
@@ -20,10 +20,10 @@ def rows_of(what: str, path: Path, url: str, *span: int) -> BinaryIO:
     """Return the stream of rows of a file. Raises OSError; MissingPackageError without pyarrow.
 
     Args:
-        what: the file is, in messages.
+        what: kind of the file, for messages.
         path: of the file.
         url: of the same, for errors.
-        span: start and end of the Arrow file in it; none of a parquet file.
+        span: start and end of the Arrow file in it; left out for a parquet file.
     """
     return io.BufferedReader(_ArrowProcess(what, path, url, span), _BUFFER_BYTES)
 
@@ -34,7 +34,7 @@ class _ArrowProcess(io.RawIOBase):
     Raises CorruptShardError while it is read, if the file cannot be.
     """
 
-    def __init__(self, what: str, path: Path, url: str, arguments: Sequence[int]) -> None:
+    def __init__(self, what: str, path: Path, url: str, span: Sequence[int]) -> None:
         super().__init__()
         if importlib.util.find_spec("pyarrow") is None:
             raise MissingPackageError(
@@ -45,7 +45,8 @@ class _ArrowProcess(io.RawIOBase):
         self._what = what
         self._url = url
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
-        command = (sys.executable, "-P", "-m", _PROGRAM, str(path), *map(str, arguments))
+        # -P keeps the working directory out of the import path.
+        command = (sys.executable, "-P", "-m", _PROGRAM, str(path), *map(str, span))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
 """Streams of Arrow's record batches, in which a parquet file is cached: a row is a sample.
 
 No buffer is compressed, so that each cell is a range of the file. The metadata of a field name the
-encoding of its cells (`cell_values`). A column `__key__` has the keys of samples; one that is named
-`__url__` is left out, and so is a null.
+encoding of its cells (`cell_values`). A column `__key__` has the keys of samples. A column
+`__url__` is left out; a sample lacks the columns in which its row has a null.
 
 Needs pyarrow, where it is called.
 """
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ENCODING = b"encoding"
-"""Name of the metadata of a field that name its cells' encoding."""
+"""Key of a field's metadata; its value is the name of its cells' encoding."""
 
 _BUFFERS_OF_NUMBERS = 2  # which cells are null, and the numbers
-_SHORT = ("binary", "string")  # with offsets of 32 bits
+_SHORT_TYPES = ("binary", "string")  # with offsets of 32 bits
 
-_Spans = Sequence[tuple[int, int] | None]
+_CellSpans = Sequence[tuple[int, int] | None]
+"""Start and end of each cell of a column in the file; None for a null."""
 
 
 def index(path: Path, url: str) -> Samples:
@@ -81,19 +82,22 @@ class _RowTable:
         if spans:
             rows = zip(*spans, strict=True)
         for number, row in enumerate(rows):
-            found = zip(columns, row, strict=True)
-            cells = {column: cell for column, cell in found if cell is not None}
+            all_cells = zip(columns, row, strict=True)
+            cells = {column: cell for column, cell in all_cells if cell is not None}
             key = keys[number] if keys else None
             if key:
                 self.table.add(cells, key.encode())
-            elif keys:
+            elif keys:  # it is empty, or no key
                 self.table.add_fault(Fault.RESERVED, KEY)
             else:
                 self.table.add(cells)
 
 
 def _keys(batch: pa.RecordBatch) -> list[str | None] | None:
-    """Return the keys that rows have, texts or integers; None without a column of keys."""
+    """Return the keys of rows, None for those that are neither text nor integer.
+
+    None instead of a list if there is no column of keys.
+    """
     if KEY not in batch.schema.names:
         return None
     values = batch.column(KEY).to_pylist()
@@ -101,6 +105,7 @@ def _keys(batch: pa.RecordBatch) -> list[str | None] | None:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, str]:
+    """Return the encodings of columns, by their names."""
     encodings = {}
     for field in schema:
         metadata = field.metadata or {}
@@ -108,8 +113,8 @@ def _encodings(schema: pa.Schema) -> dict[str, str]:
     return encodings
 
 
-def _spans(column: pa.Array, address: int) -> _Spans:
-    """Return where the cells of a column lie in the file; None for a null."""
+def _spans(column: pa.Array, address: int) -> _CellSpans:
+    """Return where the cells of a column lie in the file that begins at an address."""
     type_ = column.type
     if type_.num_buffers == _BUFFERS_OF_NUMBERS:
         width = type_.bit_width // 8
@@ -118,7 +123,7 @@ def _spans(column: pa.Array, address: int) -> _Spans:
     else:
         _, offsets, data = column.buffers()
         bytes_of_offsets = memoryview(offsets).cast("B")
-        if str(type_) in _SHORT:
+        if str(type_) in _SHORT_TYPES:
             ends = bytes_of_offsets.cast("i")
         else:
             ends = bytes_of_offsets.cast("q")

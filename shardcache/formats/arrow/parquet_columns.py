@@ -23,6 +23,18 @@ from shardcache.formats.arrow.arrow_rows import ENCODING
 
 _FILE_FIELDS = {"bytes", "path"}
 
+# The types in which cells of texts and of byte strings are cached, by the name of the file's type.
+_TEXTS: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "string_view": pa.large_string(),
+}
+_STRINGS_OF_BYTES: Mapping[str, pa.DataType] = {
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "binary_view": pa.large_binary(),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
@@ -30,8 +42,8 @@ class StoredColumn:
 
     Attributes:
         field: its name and type, with the encoding of its cells.
-        source: name of the column of the parquet file.
-        convert: makes the cells of a batch.
+        source: name of the parquet file's column from which it is made.
+        convert: makes its cells of those of the source.
     """
 
     field: pa.Field
@@ -40,16 +52,21 @@ class StoredColumn:
 
 
 def stored_columns(schema: pa.Schema) -> list[StoredColumn]:
-    """Return the columns of the table that is cached of a parquet file's. Raises ValueError."""
-    found: list[StoredColumn] = []
+    """Return the columns in which a file with this schema is cached. Raises ValueError."""
+    columns: list[StoredColumn] = []
     for field in schema:
         if schema.names.count(field.name) > 1:
             raise ValueError(f"two columns have the name {field.name!r}")
-        found += _stored(field.name, field.type, schema.names)
-    return found
+        columns += _stored(field.name, field.type, schema.names)
+    return columns
 
 
 def _stored(name: str, type_: pa.DataType, names: list[str]) -> Iterator[StoredColumn]:
+    """Yield the columns that are made from one: two for files and their paths.
+
+    Args:
+        names: of all columns of the file.
+    """
     if not _is_file(type_):
         yield _column(name, name, type_, _same)
         return
@@ -63,6 +80,11 @@ def _stored(name: str, type_: pa.DataType, names: list[str]) -> Iterator[StoredC
 def _column(
     name: str, source: str, type_: pa.DataType, part: Callable[[pa.Array], pa.Array]
 ) -> StoredColumn:
+    """Return a column of the cached table.
+
+    Args:
+        type_: of the values that `part` takes from those of the source.
+    """
     encoding, stored, convert = _form(type_)
     field = pa.field(name, stored, metadata={ENCODING: encoding.encode()})
 
@@ -73,7 +95,7 @@ def _column(
 
 
 def _form(type_: pa.DataType) -> tuple[str, pa.DataType, Callable[[pa.Array], pa.Array]]:
-    """Return encoding and type of cells, and what makes them."""
+    """Return the encoding and the type of cells, and the function that makes them from values."""
     types = pa.types
     if isinstance(type_, pa.BaseExtensionType):
         encoding, stored, convert = _form(type_.storage_type)
@@ -95,19 +117,8 @@ def _form(type_: pa.DataType) -> tuple[str, pa.DataType, Callable[[pa.Array], pa
     return cell_values.TAGGED, pa.binary(), _tagged
 
 
-_TEXTS: Mapping[str, pa.DataType] = {
-    "string": pa.string(),
-    "large_string": pa.large_string(),
-    "string_view": pa.large_string(),
-}
-_STRINGS_OF_BYTES: Mapping[str, pa.DataType] = {
-    "binary": pa.binary(),
-    "large_binary": pa.large_binary(),
-    "binary_view": pa.large_binary(),
-}
-
-
 def _is_file(type_: pa.DataType) -> bool:
+    """Return whether values are images or sounds of Hugging Face's datasets."""
     return pa.types.is_struct(type_) and {field.name for field in type_} == _FILE_FIELDS
 
 

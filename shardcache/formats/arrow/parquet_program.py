@@ -1,14 +1,14 @@
 """Program that writes a parquet file to its standard output as the stream of rows that is cached.
 
-A process of its own, since the decoder is much C++ code that reads what anybody may have written:
-a fault of it must not end the daemon. What is wrong with the file is its standard error. It only
-reads, ends with whoever reads its output, and takes a limited amount of memory: a file of some
-kilobytes may decompress to more than a node has.
+It runs in a process of its own, since the decoder is much C++ code that reads what anybody may have
+written: a fault in it must not end the daemon. It writes to its standard error what is wrong with
+the file. It ends when the reader of its output does, and takes a limited amount of memory: a file
+of some kilobytes may decompress to more than a node has.
 """
 
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,18 +30,23 @@ def copy(path: Path, out: BinaryIO) -> None:
     Raises OSError, ValueError (which pyarrow's errors are), TypeError, KeyError, MemoryError.
     """
     with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as parquet:
-        columns = stored_columns(parquet.schema_arrow)
-        schema = pa.schema([column.field for column in columns])
-        with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as stream:
-            for group in range(parquet.num_row_groups):
-                facts = parquet.metadata.row_group(group)
-                batches = parquet.iter_batches(
-                    _batch_rows(facts.num_rows, facts.total_byte_size),
-                    row_groups=[group],
-                    use_threads=False,
-                )
-                for batch in batches:
-                    stream.write_batch(_stored(batch, columns, schema))
+        _write(parquet.schema_arrow, _batches_of(parquet), out)
+
+
+def _batches_of(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    for group in range(parquet.num_row_groups):
+        metadata = parquet.metadata.row_group(group)
+        yield from parquet.iter_batches(
+            _batch_rows(metadata.num_rows, metadata.total_byte_size),
+            row_groups=[group],
+            use_threads=False,
+        )
+
+
+def _batch_rows(rows: int, size_bytes: int) -> int:
+    """Return the number of rows to decode at once, of a group of `rows` with `size_bytes`."""
+    row_bytes = max(1, size_bytes // max(1, rows))
+    return min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
 
 
 def copy_arrow(path: Path, start: int, end: int, out: BinaryIO) -> None:
@@ -61,16 +66,12 @@ def copy_arrow(path: Path, start: int, end: int, out: BinaryIO) -> None:
 
 
 def _write(source: pa.Schema, batches: Iterable[pa.RecordBatch], out: BinaryIO) -> None:
+    """Write batches of a file with the schema `source`, in the form in which they are cached."""
     columns = stored_columns(source)
     schema = pa.schema([column.field for column in columns])
     with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as stream:
         for batch in batches:
             stream.write_batch(_stored(batch, columns, schema))
-
-
-def _batch_rows(rows: int, size_bytes: int) -> int:
-    row_bytes = max(1, size_bytes // max(1, rows))
-    return min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
 
 
 def _stored(

@@ -6,7 +6,7 @@ from struct import Struct
 
 from shardcache.errors import CorruptShardError, UnsupportedShardError
 from shardcache.formats.cells import MAX_COLUMNS, RESERVED
-from shardcache.formats.chunks.offset_table import U32_BYTES, BytesAt, key_of_number
+from shardcache.formats.chunks.offset_table import BytesAt, key_of_number
 from shardcache.tarindex.tables import Samples
 
 
@@ -49,10 +49,10 @@ class ChunkColumns:
         fault = self.fault()
         if fault is not None:
             raise CorruptShardError(f"its description of columns is damaged: {fault}", url=url)
-        taken = RESERVED.intersection(self.names)
-        if taken:
+        reserved_names = RESERVED.intersection(self.names)
+        if reserved_names:
             raise UnsupportedShardError(
-                f"a column has the name {min(taken)!r}, which every sample has",
+                f"a column has the name {min(reserved_names)!r}, which every sample has",
                 url=url,
                 remedy="write the dataset with another name for it",
             )
@@ -76,7 +76,8 @@ def _is_size(size_bytes: object) -> bool:
 class ColumnWalk:
     """The samples of a shard with an offset table and the same columns in each; see `Walk`.
 
-    A sample has the sizes of those of its values that have no fixed size, and then all values.
+    A sample begins with the sizes of its values in columns without a fixed size; then come all
+    values.
     """
 
     def __init__(
@@ -94,11 +95,10 @@ class ColumnWalk:
         self._bytes_at = bytes_at
         self._offsets = offsets
         self._url = url
-        self._fixed = list(columns.sizes)  # None where a sample states the size
-        self._stated = [nth for nth, size in enumerate(columns.sizes) if size is None]
-        self._head = Struct(f"<{len(self._stated)}I")
-        assert self._head.size == U32_BYTES * len(self._stated)
-        self._ids = range(len(columns.names))
+        self._fixed_sizes = [size or 0 for size in columns.sizes]  # 0 where a sample states it
+        self._stating_columns = [nth for nth, size in enumerate(columns.sizes) if size is None]
+        self._head = Struct(f"<{len(self._stating_columns)}I")
+        self._column_ids = range(len(columns.names))
         self._number = 0  # of the next sample
 
     def advance(self) -> bool:
@@ -111,20 +111,20 @@ class ColumnWalk:
         head_bytes = self._head.size
         if begin + head_bytes > end:
             raise self._damaged(number, "it is too short for the sizes of its columns")
-        # The sample before has arrived once this one's first byte has.
-        sizes = self._head.unpack(self._bytes_at(begin, head_bytes))
+        # This waits for the sample before, whose bytes arrive first, but not for all of this one.
+        stated_sizes = self._head.unpack(self._bytes_at(begin, head_bytes))
 
         samples = self.samples
         samples.begin(key_of_number(number))
-        all_sizes = self._fixed.copy()
-        for nth, size_bytes in zip(self._stated, sizes, strict=True):
-            all_sizes[nth] = size_bytes
+        sizes = self._fixed_sizes.copy()
+        for nth, size_bytes in zip(self._stating_columns, stated_sizes, strict=True):
+            sizes[nth] = size_bytes
         at = begin + head_bytes
-        for value_bytes in all_sizes:
+        for value_bytes in sizes:
             samples.starts.append(at)
-            at += value_bytes or 0
+            at += value_bytes
             samples.ends.append(at)
-        samples.extension_ids.extend(self._ids)
+        samples.extension_ids.extend(self._column_ids)
         if at != end:
             raise self._damaged(
                 number, f"its columns end at byte {at}, but the sample at byte {end}"

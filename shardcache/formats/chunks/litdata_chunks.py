@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from shardcache.errors import CorruptShardError, UnsupportedShardError
 from shardcache.formats import cell_values
@@ -37,7 +37,7 @@ _ARROW_STREAM = b"\xff\xff\xff\xff"  # at the beginning of rows that are cached
 _REWRITE = "write the dataset again with litdata.optimize(…) without "
 _OTHERS_REMEDY = "read it with litdata, or write shards with `shardcache write`"
 # Members of an index.json's `config` that are needed to index a chunk, or say that it cannot be.
-_USED = (
+_USED_MEMBERS = (
     "compression",
     "compression_level",
     "data_format",
@@ -70,8 +70,8 @@ class LitDataFormat(Format):
         Raises CorruptShardError, TruncatedShardError, UnsupportedShardError, OSError.
         """
         with opened(path) as (read, size_bytes):
-            if read(0, 0, len(_ARROW_STREAM)) == _ARROW_STREAM:
-                return _with_prefix(arrow_rows.index(path, url))
+            if _is_arrow_stream(read):
+                return _of_rows(arrow_rows.index(path, url))
             columns = _columns(options.companion or "", url)
             bytes_at = ForwardReader(read, size_bytes, url)
             offsets = read_offsets(bytes_at, size_bytes, url)
@@ -91,7 +91,7 @@ class LitDataFormat(Format):
         Raises CorruptShardError, TruncatedShardError; MissingPackageError without pyarrow, OSError.
         """
         with opened(path) as (read, size_bytes):
-            if read(0, 0, len(_ARROW_STREAM)) == _ARROW_STREAM:
+            if _is_arrow_stream(read):
                 # `index` would take it for rows; a chunk's header would have 2**32 - 1 samples.
                 raise CorruptShardError("the file is not a chunk of LitData", url=url)
             if is_framed(read):
@@ -111,7 +111,7 @@ class LitDataFormat(Format):
         """Return the part of an index.json's `config` that says what leaves are, as JSON."""
         try:
             config = json.loads(data)["config"]
-            used = {name: config.get(name) for name in _USED}
+            used = {name: config.get(name) for name in _USED_MEMBERS}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exn:
             raise CorruptShardError(
                 f"it does not describe chunks of LitData ({exn!r})",
@@ -130,7 +130,7 @@ class LitDataFormat(Format):
             raise ValueError("it is an index by LitData of MDS shards: use the index.json of MDS")
         fault = _unsupported(config)
         if fault is not None:
-            raise ValueError(f"{fault[0]}: {fault[1]}")
+            raise ValueError(f"{fault.what}: {fault.remedy}")
         return map(_listed, rows)
 
 
@@ -145,15 +145,25 @@ def _listed(row: Any) -> ListedShard:
     return ListedShard(name, samples, None)
 
 
-def _unsupported(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return why chunks of a description are not supported, and a remedy; None if they are."""
+class _Unsupported(NamedTuple):
+    """The reason why chunks cannot be read, and a remedy."""
+
+    what: str
+    remedy: str
+
+
+def _unsupported(config: Mapping[str, Any]) -> _Unsupported | None:
+    """Return why chunks of a description are not supported; None if they are."""
     if config.get("encryption"):
-        return "its chunks are encrypted", _REWRITE + "encryption="
+        return _Unsupported("its chunks are encrypted", _REWRITE + "encryption=")
     loader = config.get("item_loader") or "PyTreeLoader"
     if loader != "PyTreeLoader":
-        return f"chunks for the item loader {loader} are not supported", _OTHERS_REMEDY
+        return _Unsupported(
+            f"chunks for the item loader {loader} are not supported",
+            _OTHERS_REMEDY,
+        )
     if config.get("compression_level") == "sample":
-        return (
+        return _Unsupported(
             "each of its samples is compressed by itself (compression_level='sample')",
             _REWRITE + "it",
         )
@@ -174,10 +184,9 @@ def _columns(companion: str, url: str) -> ChunkColumns:
         ) from exn
     fault = _unsupported(config)
     if fault is None and names is None:
-        fault = "samples of nested dicts or lists are not supported", _OTHERS_REMEDY
+        fault = _Unsupported("samples of nested dicts or lists are not supported", _OTHERS_REMEDY)
     if fault is not None:
-        what, remedy = fault
-        raise UnsupportedShardError(what, url=url, remedy=remedy)
+        raise UnsupportedShardError(fault.what, url=url, remedy=fault.remedy)
     assert names is not None
     return ChunkColumns(names, encodings, [None] * len(names))
 
@@ -203,8 +212,13 @@ def _names_of(spec: Any) -> list[str] | None:
     return [str(nth) for nth in range(len(children))]
 
 
-def _with_prefix(samples: Samples) -> Samples:
-    """Return rows whose encodings are not taken for leaves': "float" has other bytes there."""
+def _is_arrow_stream(read: Read) -> bool:
+    """Return whether a file has the rows that are cached in place of a chunk of rows."""
+    return read(0, 0, len(_ARROW_STREAM)) == _ARROW_STREAM
+
+
+def _of_rows(samples: Samples) -> Samples:
+    """Mark the encodings of rows' cells, as a leaf of the same encoding may have other bytes."""
     samples.encodings = [_CELL + encoding if encoding else "" for encoding in samples.encodings]
     return samples
 
@@ -221,7 +235,8 @@ def rows_span(read: Read, size_bytes: int, url: str) -> tuple[int, int] | None:
     if tail[U32_BYTES:] != _ARROW_MAGIC:
         return None
     end = size_bytes - tail_bytes
-    start = end - u32s(tail[:U32_BYTES])[0]
+    [rows_bytes] = u32s(tail[:U32_BYTES])
+    start = end - rows_bytes
     if start < 0:
         raise CorruptShardError(
             f"its table of rows is damaged: it would begin {-start} bytes before the file", url=url

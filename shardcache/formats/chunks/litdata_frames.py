@@ -13,13 +13,11 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator
-from itertools import islice
-from operator import le
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
-from shardcache.formats.chunks.offset_table import U32_BYTES, ForwardReader, u32s
+from shardcache.formats.chunks.offset_table import U32_BYTES, ForwardReader, are_ascending, u32s
 from shardcache.formats.files import opened
 from shardcache.formats.streams import stream_of
 from shardcache.formats.zstd_library import zstd_library
@@ -75,32 +73,29 @@ def plain_chunk(path: Path, url: str) -> BinaryIO:
         offsets = u32s(bytes_at(_PREFIX.size, U32_BYTES * (count + 1)))
         table = bytes_at(table_start, table_end - table_start)
         frames = [_Frame._make(row) for row in _FRAME.iter_unpack(table)]
-    _check(offsets, frames, size_bytes, url)
+    fault = _fault_of(offsets, frames, size_bytes)
+    if fault is not None:
+        raise CorruptShardError(fault, url=url)
     return stream_of(_pieces(path, offsets, frames, url))
 
 
-def _check(offsets: "array[int]", frames: list[_Frame], size_bytes: int, url: str) -> None:
-    """Raise CorruptShardError unless the frames hold all samples, one after another."""
-    fault = None
-    are_ascending = all(map(le, offsets, islice(offsets, 1, None)))
-    if offsets[0] or not are_ascending:
-        fault = "the offsets of its samples are not ascending"
+def _fault_of(offsets: "array[int]", frames: list[_Frame], size_bytes: int) -> str | None:
+    """Return None if the frames hold all samples, one after another; otherwise, what is wrong."""
+    if offsets[0] or not are_ascending(offsets):
+        return "the offsets of its samples are not ascending"
     next_sample = 0
     for nth, frame in enumerate(frames):
         end = frame.first + frame.samples
         if frame.first != next_sample or end >= len(offsets):
-            fault = f"its frame {nth} does not begin with sample {next_sample}"
-        elif frame.plain_bytes != offsets[end] - offsets[next_sample]:
-            fault = f"its frame {nth} does not have the size of its samples"
-        elif frame.start + frame.stored_bytes > size_bytes:
-            fault = f"its frame {nth} ends behind the file"
-        if fault is not None:
-            break
+            return f"its frame {nth} does not begin with sample {next_sample}"
+        if frame.plain_bytes != offsets[end] - offsets[next_sample]:
+            return f"its frame {nth} does not have the size of its samples"
+        if frame.start + frame.stored_bytes > size_bytes:
+            return f"its frame {nth} ends behind the file"
         next_sample = end
-    if fault is None and next_sample + 1 != len(offsets):
-        fault = f"its frames hold {next_sample} of {len(offsets) - 1} samples"
-    if fault is not None:
-        raise CorruptShardError(fault, url=url)
+    if next_sample + 1 != len(offsets):
+        return f"its frames hold {next_sample} of {len(offsets) - 1} samples"
+    return None
 
 
 def _pieces(path: Path, offsets: "array[int]", frames: list[_Frame], url: str) -> Iterator[bytes]:
@@ -119,7 +114,7 @@ def _pieces(path: Path, offsets: "array[int]", frames: list[_Frame], url: str) -
 
 
 def _decompressed(frame: _Frame, read: Read, nth: int, url: str) -> Iterator[bytes]:
-    """Yield the content of a frame, in pieces that are small beside the daemon's memory."""
+    """Yield the content of a frame in pieces of bounded size, however large the frame is."""
     zstd = zstd_library()
     limits = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
     decoder = zstd.ZstdDecompressor(options=limits)

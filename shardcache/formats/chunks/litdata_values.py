@@ -59,7 +59,7 @@ _NUMPY_DTYPES = (
     "complex128",
     "bool",
 )
-# Number of the type, and number of dimensions.
+# Number of the type, and number of dimensions. LitData writes those of tensors in big-endian order.
 _TENSOR_HEAD = struct.Struct(">2I")
 _ARRAY_HEAD = struct.Struct("<2I")
 _MAX_DIMENSIONS = 64
@@ -98,13 +98,13 @@ def decoder(encoding: str) -> Decoder | None:
         check_pillow()
         _check_torch()
         return _images if kind == "jpeg_array" else _image
-    found = _of_numbers(kind, details)
-    if found is None:
+    decode = _numbers_decoder(kind, details)
+    if decode is None:
         raise unknown(encoding, "litdata")
-    return found
+    return decode
 
 
-def _of_numbers(kind: str, details: str) -> Callable[[bytes], Any] | None:
+def _numbers_decoder(kind: str, details: str) -> Callable[[bytes], Any] | None:
     """Return the decoder of arrays or tensors; None for any other kind."""
     if kind == "numpy":
         check_numpy()
@@ -125,6 +125,7 @@ def _of_numbers(kind: str, details: str) -> Callable[[bytes], Any] | None:
 
 
 def _check_torch() -> None:
+    """Raise ConfigError unless tensors can be made."""
     check_numpy()
     try:
         import torch  # noqa: F401
@@ -139,8 +140,8 @@ def _image(data: bytes) -> Any:
     from PIL import ImageOps
 
     with image_file(data) as image:
-        turned = ImageOps.exif_transpose(image) if image.format == "JPEG" else image
-        pixels = np.array(turned.convert("RGB"))
+        upright = ImageOps.exif_transpose(image) if image.format == "JPEG" else image
+        pixels = np.array(upright.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
@@ -149,27 +150,31 @@ def _images(data: bytes) -> list[Any]:
 
 
 def _plain_tensor(dtype: str, data: bytes) -> Any:
+    """Return the tensor of one dimension that has these values."""
     import torch
 
-    kind = getattr(torch, dtype)
+    torch_dtype = getattr(torch, dtype)
     if not data:
-        return torch.empty((0,), dtype=kind)
-    return torch.frombuffer(bytearray(data), dtype=kind)
+        return torch.empty((0,), dtype=torch_dtype)
+    return torch.frombuffer(bytearray(data), dtype=torch_dtype)  # a copy, which can be written
 
 
 def _tensor(data: bytes) -> Any:
+    """Return the tensor whose type and shape come before its values."""
     number, dimensions = _TENSOR_HEAD.unpack_from(data)
     shape, values = _shape_of(data, _TENSOR_HEAD.size, dimensions, ">")
     return _plain_tensor(_TORCH_DTYPES[number], values).reshape(shape)
 
 
 def _plain_array(dtype: str, data: bytes) -> Any:
+    """Return the array of one dimension that has these values."""
     import numpy as np
 
-    return np.frombuffer(data, dtype).copy()
+    return np.frombuffer(data, dtype).copy()  # which can be written
 
 
 def _array(data: bytes) -> Any:
+    """Return the array whose type and shape come before its values."""
     number, dimensions = _ARRAY_HEAD.unpack_from(data)
     shape, values = _shape_of(data, _ARRAY_HEAD.size, dimensions, "<")
     return _plain_array(_NUMPY_DTYPES[number], values).reshape(shape)
@@ -181,8 +186,12 @@ def _shape_of(
     dimensions: int,
     order: str,
 ) -> tuple[tuple[int, ...], bytes]:
-    """Return the shape at an offset, and the values behind it."""
+    """Return the shape at an offset, and the values behind it.
+
+    Args:
+        order: of the bytes of a number, as in `struct`.
+    """
     if dimensions > _MAX_DIMENSIONS:
         raise ValueError(f"{dimensions} dimensions")
-    shape = struct.unpack_from(f"{order}{dimensions}I", data, at)
-    return shape, data[at + 4 * dimensions :]
+    sizes = struct.Struct(f"{order}{dimensions}I")
+    return sizes.unpack_from(data, at), data[at + sizes.size :]

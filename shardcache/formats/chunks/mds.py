@@ -72,7 +72,8 @@ def _walk(read: Read, size_bytes: int, url: str) -> ColumnWalk:
             f"the last sample ends at byte {offsets[-1]}, but the file at byte {size_bytes}",
             url=url,
         )
-    columns = _columns(bytes_at, U32_BYTES * (len(offsets) + 1), offsets[0], url)
+    config_start = U32_BYTES * (len(offsets) + 1)
+    columns = _columns(bytes_at, config_start, offsets[0], url)
     return ColumnWalk(bytes_at, offsets, columns, url)
 
 
@@ -119,13 +120,14 @@ def _listed(row: Any) -> ListedShard:
     fault = _unsupported(fields)
     if fault is not None:
         raise ValueError(fault)
+    # A compressed shard has both: then the first is the file in the object store.
     file = fields.get("zip_data") or fields.get("raw_data")
-    stored = file if isinstance(file, dict) else {}
-    name = stored.get("basename")
+    file_fields = file if isinstance(file, dict) else {}
+    name = file_fields.get("basename")
     samples = fields.get("samples")
     if type(name) is not str or type(samples) is not int or samples < 0:
         raise ValueError(f"a row has no basename, or no number of samples: {str(row)[:100]}")
-    size_bytes = stored.get("bytes")
+    size_bytes = file_fields.get("bytes")
     if type(size_bytes) is not int or size_bytes < 0:
         size_bytes = None
     return ListedShard(name, samples, size_bytes)

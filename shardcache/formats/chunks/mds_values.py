@@ -21,6 +21,7 @@ from shardcache.formats.plain_values import (
 )
 
 _PLACEHOLDER_BYTES = 4  # before the number of items of a list
+_MAX_DIGITS = 18  # of a dimension: such numbers fit into 64 bits
 
 _SCALARS = frozenset(
     (
@@ -116,9 +117,9 @@ def decoder(encoding: str) -> Decoder | None:
     kind, _, details = encoding.partition(":")
     if kind == "ndarray":
         check_numpy()
-        found = _array_decoder(details)
-        if found is not None:
-            return found
+        decode = _array_decoder(details)
+        if decode is not None:
+            return decode
     elif encoding in _SCALARS:
         check_numpy()
         return partial(_scalar, encoding)
@@ -142,10 +143,10 @@ def _array_decoder(details: str) -> Decoder | None:
         return None
     shape: tuple[int, ...] = ()
     if dimensions:
-        parts = dimensions.split(",")
-        if not all(each.isdecimal() and len(each) < 19 for each in parts):
+        sizes = dimensions.split(",")
+        if not all(size.isdecimal() and len(size) <= _MAX_DIGITS for size in sizes):
             return None
-        shape = tuple(map(int, parts))
+        shape = tuple(map(int, sizes))
     return partial(_array, dtype, shape)
 
 
@@ -159,7 +160,8 @@ def _array(dtype: str, shape: Sequence[int], data: bytes) -> Any:
         dtype = _DTYPES[data[0]]
         at = 1
     if not shape:
-        dimensions, kind = divmod(data[at], 4)
+        # One byte has the number of dimensions, and the type of their sizes.
+        dimensions, kind = divmod(data[at], len(_SHAPE_DTYPES))
         sizes = np.frombuffer(data, _SHAPE_DTYPES[kind], dimensions, at + 1)
         shape = tuple(map(int, sizes))
         at += 1 + sizes.nbytes

@@ -41,14 +41,14 @@ class ForwardReader:
             self._window = self._read(at, size_bytes, max(size_bytes, _WINDOW_BYTES))
             self._start = at
             begin = 0
-        found = self._window[begin : begin + size_bytes]
-        if len(found) < size_bytes:
+        data = self._window[begin : begin + size_bytes]
+        if len(data) < size_bytes:
             raise TruncatedShardError(
                 f"the file ends at byte {self._size_bytes}, inside the {size_bytes} bytes from "
                 f"byte {at} on",
                 url=self._url,
             )
-        return found
+        return data
 
 
 def read_offsets(bytes_at: BytesAt, size_bytes: int, url: str) -> "array[int]":
@@ -62,7 +62,7 @@ def read_offsets(bytes_at: BytesAt, size_bytes: int, url: str) -> "array[int]":
     Raises TruncatedShardError, CorruptShardError for offsets that are not in order, or not in the
     file.
     """
-    count = u32s(bytes_at(0, U32_BYTES))[0]
+    [count] = u32s(bytes_at(0, U32_BYTES))
     header_bytes = U32_BYTES * (count + 2)
     if header_bytes > size_bytes:
         raise TruncatedShardError(
@@ -80,9 +80,15 @@ def read_offsets(bytes_at: BytesAt, size_bytes: int, url: str) -> "array[int]":
             f"the file ends at byte {size_bytes}, but its last sample at byte {offsets[-1]}",
             url=url,
         )
-    if not all(map(le, offsets, islice(offsets, 1, None))):
+    if not are_ascending(offsets):
         raise CorruptShardError("the offsets of its samples are not ascending", url=url)
     return offsets
+
+
+def are_ascending(offsets: "array[int]") -> bool:
+    """Return whether no offset is smaller than the one before it."""
+    nexts = islice(offsets, 1, None)
+    return all(map(le, offsets, nexts))
 
 
 def u32s(data: bytes) -> "array[int]":

@@ -8,6 +8,7 @@ where the chunks of records end, and how many records they have. Hashes are not 
 HighwayHash, which the standard library lacks; the object store's checksum was compared before.
 """
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from shardcache.errors import (
 )
 from shardcache.formats.format import Decoder, Format, IndexOptions
 from shardcache.formats.records import tfrecord
-from shardcache.formats.records.wire import fields, varint
+from shardcache.formats.records.wire import VARINT, fields, varint
 from shardcache.formats.streams import stream_of
 from shardcache.formats.zstd_library import zstd_library
 from shardcache.tarindex.tables import Samples
@@ -30,9 +31,15 @@ _BLOCK_BYTES = 64 * 1024
 _BLOCK_HEADER_BYTES = 24
 # hash, size of the data, hash of the data, type and number of records, size of the records
 _CHUNK = struct.Struct("<5Q")
+# Types of chunks.
 _RECORDS = ord("r")
 _TRANSPOSED = ord("t")
 _WITHOUT_RECORDS = b"smp"  # signature, metadata, padding
+# Compressions of a chunk's buffers.
+_UNCOMPRESSED = b"\0"
+_ZSTD = b"z"
+_BROTLI = b"b"
+_SNAPPY = b"s"
 # Fields of the postscript and of the footer, which are protobuf messages.
 _POSTSCRIPT_FOOTER = 1
 _POSTSCRIPT_MAGIC = 2
@@ -101,6 +108,7 @@ def _copied_records(file: BinaryIO, url: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _copy(path: Path, url: str) -> Iterator[bytes]:
+    """Yield the copy of a file that is cached, in pieces."""
     yield _MAGIC
     with open(path, "rb", buffering=_BUFFER_BYTES) as file:
         for record in _Riegeli(file, url).records():
@@ -114,7 +122,7 @@ class _Riegeli:
     def __init__(self, file: BinaryIO, url: str) -> None:
         self._file = file
         self._url = url
-        self._size_bytes = file.seek(0, 2)
+        self._size_bytes = file.seek(0, os.SEEK_END)
 
     def records(self) -> Iterator[bytes]:
         """Yield the records. Raises OSError, ShardError."""
@@ -126,21 +134,22 @@ class _Riegeli:
     def _records(self) -> Iterator[bytes]:
         footer_at, count = self._footer()
         at = 0
-        found = 0
+        yielded = 0
         while at < footer_at:
             chunk = self._chunk(at)
-            # Before any is read: records without bytes take almost none in the file, however many.
-            if found + chunk.records > count or chunk.end > footer_at:
+            # Before its records are read: without bytes of their own, any number of them takes
+            # almost none in the file.
+            if yielded + chunk.records > count or chunk.end > footer_at:
                 raise ValueError(
                     f"the chunk at byte {at} has {chunk.records} records and ends at byte "
                     f"{chunk.end}, and the file {count} up to byte {footer_at}"
                 )
             for record in self._records_in(chunk, at):
-                found += 1
+                yielded += 1
                 yield record
             at = chunk.end
-        if at != footer_at or found != count:
-            raise ValueError(f"it has {found} records up to byte {at} instead of {count}")
+        if at != footer_at or yielded != count:
+            raise ValueError(f"it has {yielded} records up to byte {at} instead of {count}")
 
     def _footer(self) -> tuple[int, int]:
         """Return the offset of the footer, and the number of records."""
@@ -162,6 +171,7 @@ class _Riegeli:
         raise ValueError("its footer does not say how many records it has")
 
     def _chunk(self, at: int) -> _Chunk:
+        """Return the chunk at an offset. Raises ValueError, UnsupportedShardError."""
         head, data_at = self._read(at, _CHUNK.size)
         _, size_bytes, _, kind_and_records, decoded_bytes = _CHUNK.unpack(head)
         if max(size_bytes, decoded_bytes) > _MAX_CHUNK_BYTES:
@@ -174,16 +184,16 @@ class _Riegeli:
         kind = kind_and_records & 0xFF
         records = kind_and_records >> 8
 
-        # A record's position is its chunk's plus its number there. For no two records to have the
-        # same, a chunk takes at least as many bytes as it has records. None ends in a block's
-        # header.
+        # A record's position is its chunk's plus its number there. To keep positions unique, a
+        # chunk takes at least as many bytes as it has records. No chunk ends in a block's header.
         min_end = at + records
-        within = min_end % _BLOCK_BYTES
-        if 0 < within < _BLOCK_HEADER_BYTES:
-            min_end += _BLOCK_HEADER_BYTES - within
+        in_block = min_end % _BLOCK_BYTES
+        if 0 < in_block < _BLOCK_HEADER_BYTES:
+            min_end += _BLOCK_HEADER_BYTES - in_block
         return _Chunk(kind, records, decoded_bytes, data, max(data_end, min_end))
 
     def _records_in(self, chunk: _Chunk, at: int) -> Iterator[bytes]:
+        """Yield the records of the chunk at an offset. Raises ValueError, ShardError."""
         if chunk.kind == _TRANSPOSED:
             raise UnsupportedShardError(
                 "the records of the ArrayRecord file are transposed",
@@ -214,17 +224,17 @@ class _Riegeli:
 
     def _plain(self, compression: bytes, data: bytes) -> bytes:
         """Return the content of a buffer of a chunk."""
-        if compression == b"\0":
+        if compression == _UNCOMPRESSED:
             return data
         size_bytes, start = varint(data, 0, len(data))
         if size_bytes > _MAX_CHUNK_BYTES:
             raise ValueError(f"a buffer is said to have {size_bytes} bytes")
-        if compression == b"z":
+        if compression == _ZSTD:
             plain = _zstd_content(data[start:], size_bytes)
-        elif compression == b"b":
+        elif compression == _BROTLI:
             plain = self._brotli_content(data[start:], size_bytes)
         else:
-            name = "snappy" if compression == b"s" else repr(compression)
+            name = "snappy" if compression == _SNAPPY else repr(compression)
             raise UnsupportedShardError(
                 f"the ArrayRecord file is compressed by {name}",
                 url=self._url,
@@ -246,7 +256,7 @@ class _Riegeli:
             ) from exn
         try:
             stream = brotli.Decompressor()
-            # Some bytes more than there should be are an error, and a gigabyte more is not made.
+            # A byte more than the buffer should have shows the error; more are never made.
             plain: bytes = stream.process(data, output_buffer_limit=size_bytes + 1)
             while len(plain) < size_bytes and not stream.is_finished():
                 more = stream.process(b"", output_buffer_limit=size_bytes + 1 - len(plain))
@@ -261,14 +271,14 @@ class _Riegeli:
         """Return bytes from an offset on, without the headers of blocks, and where they end."""
         pieces = []
         while size_bytes:
-            within = at % _BLOCK_BYTES
-            if within < _BLOCK_HEADER_BYTES:
-                if within:
+            in_block = at % _BLOCK_BYTES
+            if in_block < _BLOCK_HEADER_BYTES:
+                if in_block:
                     raise ValueError(f"a chunk begins in a block's header, at byte {at}")
                 at += _BLOCK_HEADER_BYTES
-                within = _BLOCK_HEADER_BYTES
+                in_block = _BLOCK_HEADER_BYTES
             self._file.seek(at)
-            piece = self._file.read(min(size_bytes, _BLOCK_BYTES - within))
+            piece = self._file.read(min(size_bytes, _BLOCK_BYTES - in_block))
             if not piece:
                 raise ValueError(f"it ends early, at byte {at}")
             pieces.append(piece)
@@ -281,12 +291,12 @@ class _Riegeli:
 
 
 def _numbers_in(message: bytes) -> dict[int, int]:
-    """Return the fields of a message that are varints."""
-    found = {}
-    for number, kind, start, end in fields(message, 0, len(message)):
-        if kind == 0:
-            found[number], _ = varint(message, start, end)
-    return found
+    """Return the values of those of a message's fields that are varints, by number of the field."""
+    numbers = {}
+    for field, kind, start, end in fields(message, 0, len(message)):
+        if kind == VARINT:
+            numbers[field], _ = varint(message, start, end)
+    return numbers
 
 
 def _zstd_content(data: bytes, size_bytes: int) -> bytes:

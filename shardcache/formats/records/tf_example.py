@@ -25,6 +25,11 @@ from shardcache.formats.records.wire import (
 BYTES_LIST = 1
 FLOAT_LIST = 2
 INT64_LIST = 3
+_NO_LIST = 0
+
+# Fields of an entry of a map.
+_MAP_KEY = 1
+_MAP_VALUE = 2
 
 _FLOAT = struct.Struct("<f")
 
@@ -56,11 +61,12 @@ def features_of(record: bytes) -> Iterator[Feature]:
 
 def _feature(record: bytes, start: int, end: int) -> Feature:
     """Return the feature of an entry of the map."""
+    # A field that the entry lacks is empty.
     name = (start, start)
     message = (end, end)
     for number, kind, first, last in fields(record, start, end):
-        _expect(number in (1, 2) and kind == LENGTH)
-        if number == 1:
+        _expect(number in (_MAP_KEY, _MAP_VALUE) and kind == LENGTH)
+        if number == _MAP_KEY:
             name = (first, last)
         else:
             message = (first, last)
@@ -74,8 +80,8 @@ def _only_content(record: bytes, start: int, end: int) -> tuple[int, int] | None
     kind, first, last = _list_in(record, start, end)
     if kind != BYTES_LIST:
         return None
-    found = list(_strings(record, first, last))
-    return found[0] if len(found) == 1 else None
+    strings = list(_strings(record, first, last))
+    return strings[0] if len(strings) == 1 else None
 
 
 def value(message: bytes | memoryview) -> Any:
@@ -100,13 +106,17 @@ def value(message: bytes | memoryview) -> Any:
 
 
 def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
-    """Return kind, start and end of the list in a Feature; kind 0 without one."""
-    found = (0, start, end)
+    """Return kind, start and end of the list in a Feature; `_NO_LIST` as kind without one."""
+    list_kind = _NO_LIST
+    list_start = start
+    list_end = end
     for number, kind, first, last in fields(data, start, end):
         _expect(number in (BYTES_LIST, FLOAT_LIST, INT64_LIST) and kind == LENGTH)
-        _expect(found[0] == 0)  # one list alone
-        found = (number, first, last)
-    return found
+        _expect(list_kind == _NO_LIST)  # a second list is no alternative
+        list_kind = number
+        list_start = first
+        list_end = last
+    return list_kind, list_start, list_end
 
 
 def _strings(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -117,6 +127,7 @@ def _strings(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _floats(data: bytes, start: int, end: int) -> Any:
+    """Return the value of a FloatList, as `value` does."""
     packed = b""
     for number, kind, first, last in fields(data, start, end):
         _expect(number == 1 and kind in (LENGTH, FIXED_32))
@@ -128,13 +139,14 @@ def _floats(data: bytes, start: int, end: int) -> Any:
 
 
 def _integers(data: bytes, start: int, end: int) -> Any:
+    """Return the value of an Int64List, as `value` does."""
     packed = b""
     for number, kind, first, last in fields(data, start, end):
         _expect(number == 1 and kind in (LENGTH, VARINT))
         packed += data[first:last]
     if packed and len(packed) <= MAX_VARINT_BYTES:
-        number, at = varint(packed, 0, len(packed))
-        if at == len(packed):
+        number, number_end = varint(packed, 0, len(packed))
+        if number_end == len(packed):  # one number alone
             return _signed(number)
     return _varints(packed)
 

@@ -97,8 +97,10 @@ def _records(file: BinaryIO, url: str, crc32c: Crc32c) -> Iterator[tuple[int, by
             )
         if len(head) < _HEAD_BYTES:
             raise _truncated(at, url)
-        _check(head[: _LENGTH.size], head[_LENGTH.size :], f"the length at byte {at}", url, crc32c)
-        (length,) = _LENGTH.unpack_from(head)
+        length_bytes = head[: _LENGTH.size]
+        length_check = head[_LENGTH.size :]
+        _check(length_bytes, length_check, f"the length at byte {at}", url, crc32c)
+        (length,) = _LENGTH.unpack(length_bytes)
         if length > MAX_RECORD_BYTES:
             raise UnsupportedShardError(
                 f"the record at byte {at} has more than {MAX_RECORD_BYTES >> 30} GiB",
@@ -136,11 +138,12 @@ class _RecordIndexer:
         self._table = CellTable(url)
         self._columns: dict[bytes, int] = {}  # by the name of the feature
         self._reserved: set[int] = set()  # columns of features such as `__key__`
-        # Of each member, its only content, which is the member where all of its column have one. A
-        # column of which some have none, or several, is of messages.
-        self._starts = array("Q")
-        self._ends = array("Q")
-        self._of_messages: set[int] = set()
+        # A member is first the whole message of its feature. If each feature of a column is a list
+        # of one string of bytes, `_narrow` replaces the messages by these strings: here are their
+        # places, member by member. A column with any other feature stays one of messages.
+        self._content_starts = array("Q")
+        self._content_ends = array("Q")
+        self._message_columns: set[int] = set()
 
     def indexed(self, records: Iterator[tuple[int, bytes]]) -> Samples:
         """Return the samples of records, given with their offsets."""
@@ -161,7 +164,7 @@ class _RecordIndexer:
             self._narrow()
         samples = self._table.samples
         samples.encodings = [_BYTES] * len(samples.extensions)
-        for column in self._of_messages:
+        for column in self._message_columns:
             samples.encodings[column] = _FEATURE
         return samples
 
@@ -173,26 +176,28 @@ class _RecordIndexer:
             column = self._column(feature.name)
             cells[column] = (at + feature.start, at + feature.end)
             if feature.content is None:
-                self._of_messages.add(column)
-                contents[column] = (at, at)
+                self._message_columns.add(column)
+                contents[column] = (at, at)  # never used, as those of the column stay messages
             else:
-                contents[column] = (at + feature.content[0], at + feature.content[1])
+                start, end = feature.content
+                contents[column] = (at + start, at + end)
         key = None
         for column in self._reserved & cells.keys():
             name = self._table.samples.extensions[column]
             del cells[column]
-            content = contents.pop(column)
+            start, end = contents.pop(column)
             if name == KEY:
-                key = record[content[0] - at : content[1] - at]
+                key = record[start - at : end - at]
             if name == BAD or (name == KEY and not key):
                 self._table.add_fault(Fault.RESERVED, name)
                 return
         self._table.add(cells, key)
         for start, end in contents.values():
-            self._starts.append(start)
-            self._ends.append(end)
+            self._content_starts.append(start)
+            self._content_ends.append(end)
 
     def _column(self, name: bytes) -> int:
+        """Return the number of a feature's column."""
         column = self._columns.get(name)
         if column is None:
             column = self._table.column(name.decode())
@@ -202,12 +207,12 @@ class _RecordIndexer:
         return column
 
     def _narrow(self) -> None:
-        """Let members be the only content of features, in columns where each has one."""
+        """Replace messages by the strings that they hold, in columns where each holds one."""
         samples = self._table.samples
         for member, column in enumerate(samples.extension_ids):
-            if column not in self._of_messages:
-                samples.starts[member] = self._starts[member]
-                samples.ends[member] = self._ends[member]
+            if column not in self._message_columns:
+                samples.starts[member] = self._content_starts[member]
+                samples.ends[member] = self._content_ends[member]
 
 
 TFRECORD = TFRecordFormat()

@@ -21,7 +21,7 @@ def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, i
     """
     at = start
     while at < end:
-        tag, first = varint(data, at, end)
+        tag, first = varint(data, at, end)  # the field's number, and its wire type in three bits
         kind = tag & 7
         if kind == VARINT:
             _, at = varint(data, first, end)
