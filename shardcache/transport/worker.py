@@ -87,15 +87,15 @@ class Worker:
         Between them, report progress and close old connections at regular intervals.
         """
         partial_line = b""
-        tick_s = 0.0
+        next_tick_s = 0.0
         while True:
             wait_s = _PROGRESS_S if self._gates else _EXPIRE_S
             readable, _, _ = select.select([_IN], [], [], wait_s)
             now_s = time.monotonic()
-            if now_s >= tick_s:
+            if now_s >= next_tick_s:
                 self._report_progress()
                 self._pool.expire()
-                tick_s = now_s + _PROGRESS_S
+                next_tick_s = now_s + _PROGRESS_S
             if not readable:
                 continue
 
@@ -120,12 +120,12 @@ class Worker:
                 return
             body = _written_to(body, fd)
 
-        held = partial(self._send, {"id": number, "is": "held"})
+        report_held = partial(self._send, {"id": number, "is": "held"})
         exchange = Exchange(
             request,
             body,
             gate,
-            held,
+            report_held,
             self._report_progress,
             prompt=message["prompt"],
         )

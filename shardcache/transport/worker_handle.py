@@ -29,7 +29,8 @@ from shardcache.transport.http.http_heads import HEAD_REMEDY
 
 log = SharedLogger()
 
-# A worker that leaves more pings in a row unanswered hangs; one that is starting has longer.
+# A worker that leaves more pings in a row unanswered counts as hung. One that is still starting
+# gets more time.
 _MAX_UNANSWERED = 3
 _MAX_UNANSWERED_STARTING = 60
 _MIN_PING_S = 1.0
@@ -38,6 +39,7 @@ _MIN_PING_S = 1.0
 _END_LIMIT_S = 2.0
 # Requests that were sent ahead, and whose bodies nobody has asked for: the latest are remembered.
 _MAX_PRIMED = 8
+_STDIN = 0
 
 # For addresses of the node itself, and of its own network.
 _NEAR_REMEDY = "if that is intended, the node's operator can add the url's prefix to --allow"
@@ -71,11 +73,11 @@ class RunningRequest:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _paused: bool = False  # until the flow is ready
     _held: bool = False  # until the body is committed
-    _last: Message | None = None  # once the request has ended
+    _last_message: Message | None = None  # set once the request has ended
 
     def pause(self) -> None:
         """Pause until the flow is ready again."""
-        if not self._paused and self._last is None:
+        if not self._paused and self._last_message is None:
             self._paused = True
             self.send({"do": "pause", "id": self.number})
             self._changed.set()
@@ -85,32 +87,32 @@ class RunningRequest:
 
         Raises what `Workers.fetch` raises.
         """
-        while self._last is None:
+        while self._last_message is None:
             await self._changed.wait()
             self._changed.clear()
 
             # 1. The flow had no credit, or no slot: the worker goes on once it has.
-            if self._paused and self._last is None:
+            if self._paused and self._last_message is None:
                 await self.flow.ready()
                 self._paused = False
                 limit_bytes = self.limit_bytes()
                 self.send({"do": "resume", "id": self.number, "limit_bytes": limit_bytes})
             # 2. The whole body has arrived, and waits to be written to its file.
-            if self._held and self._last is None:
+            if self._held and self._last_message is None:
                 self._held = False
                 if commit is not None and not await commit():
                     return None
                 self.send({"do": "commit", "id": self.number})
-        return _result(self._last)
+        return _result(self._last_message)
 
     async def end(self) -> None:
         """Cancel the request if it has not ended, and wait for its end."""
-        if self._last is not None:
+        if self._last_message is not None:
             return
         self.send({"do": "cancel", "id": self.number})
         try:
             async with asyncio.timeout(_END_LIMIT_S):
-                while self._last is None:
+                while self._last_message is None:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -129,7 +131,7 @@ class RunningRequest:
         else:
             received_bytes = message.get("received_bytes", self.received_bytes)
             self.progress(received_bytes, self._written_bytes)
-            self._last = message
+            self._last_message = message
         self._changed.set()
 
     def progress(self, received_bytes: int, written_bytes: int) -> None:
@@ -184,8 +186,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._report_silence = report_silence
         self._ping_s = ping_s
         self._files = files
-        self._pings = 0  # sent since its last message
-        self._pinging = False
+        self._unanswered_pings = 0  # sent since its last message
+        self._is_pinging = False
         self.requests: dict[int, RunningRequest] = {}
         self.primed = deque[str](maxlen=_MAX_PRIMED)
         self.up = asyncio.Event()
@@ -214,9 +216,10 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         if body is not None and request.url in self.primed:
             self.primed.remove(request.url)
 
-        if not self._pinging:
-            self._pings = -1  # the first one goes out with the request, too soon to be answered
-            self._pinging = True
+        if not self._is_pinging:
+            # The first one goes out with the request, too soon to be answered.
+            self._unanswered_pings = -1
+            self._is_pinging = True
             self._ping()
         message = {
             "do": "ask",
@@ -264,11 +267,11 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the process and its input."""
         self._process = cast(asyncio.SubprocessTransport, transport)
-        self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
+        self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(_STDIN))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Handle each complete message."""
-        self._pings = 0
+        self._unanswered_pings = 0
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             self._take(decoded(line))
@@ -294,12 +297,12 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 
         Counts pings, not time: if this process was stopped itself, the answers wait to be read.
         """
-        self._pinging = bool(self.requests) and not self.has_ended
-        if not self._pinging:
+        self._is_pinging = bool(self.requests) and not self.has_ended
+        if not self._is_pinging:
             return
         maximum = _MAX_UNANSWERED if self.up.is_set() else _MAX_UNANSWERED_STARTING
-        if self._pings < maximum:
-            self._pings += 1
+        if self._unanswered_pings < maximum:
+            self._unanswered_pings += 1
             self._send({"do": "ping"})
             asyncio.get_running_loop().call_later(self._ping_s, self._ping)
         else:

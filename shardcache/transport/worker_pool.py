@@ -105,6 +105,7 @@ class Workers:
         commit: Commit | None = None,
         ahead: Request | None = None,
     ) -> Answer | None:
+        """Have a worker do a request; see `ask` and `fetch`."""
         await flow.ready()
         worker = await self._worker_for(request, body)
         running = worker.begin(request, body, flow)

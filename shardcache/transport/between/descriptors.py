@@ -1,5 +1,4 @@
-"""Files without a name on their way from the daemon to a transport worker, as descriptors over a
-Unix socket.
+"""Files without a name, sent by the daemon to a transport worker: descriptors over a Unix socket.
 
 A path such as /proc/PID/fd/N names the file only where /proc shows the daemon's own PID namespace;
 elsewhere it may be any process's file.
@@ -25,13 +24,13 @@ def channel() -> tuple[socket.socket, socket.socket]:
 
 def identity(fd: int) -> Identity:
     """Return the identity of an open file."""
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def send(sock: socket.socket, fd: int) -> Identity:
     """Send a copy of a descriptor, and return its file's identity. Raises OSError."""
-    socket.send_fds(sock, [b"f"], [fd])
+    socket.send_fds(sock, [b"f"], [fd])  # a message has at least one byte
     return identity(fd)
 
 

@@ -107,25 +107,25 @@ def decoded(line: bytes) -> Message:
     return message
 
 
-_REQUEST = [field.name for field in fields(Request)]
-_BODY = [field.name for field in fields(Body) if field.name != "parts"]
-# A descriptor is no JSON: `descriptors` passes it over the socket.
-_PARTS = [field.name for field in fields(Parts) if field.name != "fd"]
+_REQUEST_FIELDS = [field.name for field in fields(Request)]
+_BODY_FIELDS = [field.name for field in fields(Body) if field.name != "parts"]
+# A descriptor is no JSON: `descriptors` sends it over a socket.
+_PARTS_FIELDS = [field.name for field in fields(Parts) if field.name != "fd"]
 
 
 def request_to_json(request: Request, body: Body | None) -> Message:
     """Return a request and its expected body as JSON."""
     # `dataclasses.asdict` would take longer than all else done here per part.
-    message: Message = {name: getattr(request, name) for name in _REQUEST}
+    message: Message = {name: getattr(request, name) for name in _REQUEST_FIELDS}
     if body is not None:
-        message["body"] = {name: getattr(body, name) for name in _BODY}
-        message["parts"] = {name: getattr(body.parts, name) for name in _PARTS}
+        message["body"] = {name: getattr(body, name) for name in _BODY_FIELDS}
+        message["parts"] = {name: getattr(body.parts, name) for name in _PARTS_FIELDS}
     return message
 
 
 def request_from_json(message: Message) -> tuple[Request, Body | None]:
     """Return a request and its expected body from their JSON."""
-    request = Request(**{name: message[name] for name in _REQUEST})
+    request = Request(**{name: message[name] for name in _REQUEST_FIELDS})
     if "body" not in message:
         return request, None
     parts = Parts(**message["parts"])

@@ -13,8 +13,8 @@ from shardcache.transport.between.checksums import Data, checksum_function
 RECORD = struct.Struct("<II")
 """Journal record of a finished part: its number and its CRC32C."""
 
-# For one larger write, ext4 allocates larger folios, which takes up to twice the time, and more on
-# a busy machine.
+# For a larger write, ext4 allocates larger folios, which takes up to twice the time, and more on a
+# busy machine.
 _WRITE_BYTES = 256 * 1024
 
 
@@ -103,9 +103,9 @@ class PartsWriter:
         self._crc32c = 0
         self._checksum = 0
         self._update_crc32c = checksum_function("crc32c")
-        self._update = None  # of a checksum in another algorithm
+        self._update_checksum = None  # for another algorithm than CRC32C
         if parts.algorithm is not None and parts.algorithm != "crc32c":
-            self._update = checksum_function(parts.algorithm)
+            self._update_checksum = checksum_function(parts.algorithm)
         self.finished: list[PartSums] = []
 
     def write(self, data: memoryview) -> None:
@@ -117,8 +117,8 @@ class PartsWriter:
             block = data[: part_stop - self._at]
 
             self._crc32c = self._update_crc32c(block, self._crc32c)
-            if self._update is not None:
-                self._checksum = self._update(block, self._checksum)
+            if self._update_checksum is not None:
+                self._checksum = self._update_checksum(block, self._checksum)
 
             with self._turn, _errors():
                 write_all(self._fd, block, self._at)
