@@ -35,21 +35,21 @@ from shardcache.transport.between.parts import PartFileError, PartSums
 
 T = TypeVar("T")
 
-# Time that a request of several parts may last: a shard may become urgent meanwhile, and a request
-# that fails is repeated.
+# Time that a request of several parts may last: before it ends, a shard may become urgent, and if
+# it fails, it is repeated.
 _REQUEST_S = 0.25
 _MAX_ANSWERS = 10_000  # to `stat_ahead`, kept until they are used
-# One in so many of an origin's connections may be taken by parts requested ahead.
-_PRIMING = 4
+# For each of this many connections to an origin, one first part may be requested ahead.
+_CONNECTIONS_PER_FIRST_PART = 4
 _MAX_STATS = 16  # concurrent requests for sizes and versions
 
 
-def _unnoted(done_bytes: int) -> None:
-    """Stand in for a progress that nobody notes."""
+def _ignore_progress(done_bytes: int) -> None:
+    """Stand in for the progress callback of a download whose progress is not followed."""
 
 
-def _none_first() -> Sequence[tuple[int, int]]:
-    """Name no bytes that are to be fetched before all others."""
+def _nothing_first() -> Sequence[tuple[int, int]]:
+    """Name no bytes that have to be fetched before all others."""
     return ()
 
 
@@ -84,7 +84,7 @@ class Downloader:
         requests = Requests(self.scheduler, self._bandwidth, counters, stall_timeout_s)
         self._requests = TierFirst(requests, self.scheduler, counters, stall_timeout_s)
         self._etags = Etags()
-        self._priming = 0  # number of first parts requested ahead, which have no slot
+        self._first_parts = 0  # number of those being requested ahead, which have no slot
         self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
         self._retry = Retry(settings.attempts, counters, backoff)
         self.asking: Counter[str] = Counter()
@@ -131,19 +131,19 @@ class Downloader:
 
         Those whose request failed are missing: their transfers report the error.
         """
-        found: dict[str, RemoteObject] = {}
+        objects: dict[str, RemoteObject] = {}
         # From the end: a fetch that has begun asks for the first ones itself.
-        left = reversed(list(urls))
+        remaining = reversed(list(urls))
 
-        async def ask() -> None:
-            for url in left:  # shared: a task for each of many urls would block the event loop
+        async def work() -> None:
+            for url in remaining:  # shared: a task for each of many urls would block the event loop
                 try:
-                    found[url] = await stat(url)
+                    objects[url] = await stat(url)
                 except ShardcacheError:
                     continue
 
-        await asyncio.gather(*(ask() for _ in range(_MAX_STATS)))
-        return found
+        await asyncio.gather(*(work() for _ in range(_MAX_STATS)))
+        return objects
 
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
         """Return `origin.stat(url)`, retried, and keep it for the next `stat` of the object."""
@@ -202,19 +202,20 @@ class Downloader:
         return obj
 
     def _is_busy(self, url: str) -> bool:
-        """Return whether no more of a url's origin's connections may be taken by first parts."""
-        load = self.scheduler.origin(store_of(url))
-        return load.held + self._priming >= load.aimd.limit // _PRIMING
+        """Return True if an origin has no connection to spare for another first part."""
+        origin = self.scheduler.origin(store_of(url))
+        maximum = origin.aimd.limit // _CONNECTIONS_PER_FIRST_PART
+        return origin.held + self._first_parts >= maximum
 
     async def _stat_with(self, origin: Origin, url: str, first_bytes: int) -> RemoteObject:
         """Return an object's version; requests for first bytes are counted while they last."""
         if not first_bytes:
             return await origin.stat(url, 0)
-        self._priming += 1
+        self._first_parts += 1
         try:
             return await origin.stat(url, first_bytes)
         finally:
-            self._priming -= 1
+            self._first_parts -= 1
 
     # Downloads
 
@@ -226,7 +227,7 @@ class Downloader:
         priority: AskPriority,
         progress: Callable[[int], None],
         coming: Coming | None = None,
-        first: Callable[[], Sequence[tuple[int, int]]] = _none_first,
+        first: Callable[[], Sequence[tuple[int, int]]] = _nothing_first,
     ) -> None:
         """Fetch every part missing from a partial file, in order, and check the whole object.
 
@@ -245,7 +246,7 @@ class Downloader:
         download = ShardDownload(origin, partial, priority, progress, coming or Coming(), first)
         await self._fetch(download, partial.missing())
 
-        if not obj.guarded:
+        if not obj.guarded:  # the reads have not noticed if the version changed
             present = await self.ask(obj.url, lambda _: origin.stat(obj.url))
             if present.version != obj.version:
                 raise ShardChangedError("the object was replaced during the download", url=obj.url)
@@ -270,7 +271,14 @@ class Downloader:
         The origin checks the object's version for every request. Raises as `download` does, but for
         what only the whole object can show.
         """
-        download = ShardDownload(origin, partial, priority, _unnoted, coming, _none_first)
+        download = ShardDownload(
+            origin,
+            partial,
+            priority,
+            _ignore_progress,
+            coming,
+            _nothing_first,
+        )
         async for finished in self._request(download, parts):
             for part in finished:
                 yield part
@@ -291,23 +299,23 @@ class Downloader:
                 for _ in range(min(self._settings.shard_connections, len(missing))):
                     group.create_task(work())
         except BaseExceptionGroup as failures:
-            first = failures.exceptions[0]
-            raise first from first.__cause__
+            first_failure = failures.exceptions[0]
+            raise first_failure from first_failure.__cause__
 
-    def _parts_per_request(self, download: ShardDownload, missing: int) -> int:
+    def _parts_per_request(self, download: ShardDownload, missing_parts: int) -> int:
         """Return how many parts a request may fetch.
 
         Larger requests cost less, smaller ones reach more connections.
         """
         if not download.obj.ranges:
-            return missing
+            return missing_parts
         origin = self.scheduler.origin(store_of(download.obj.url))
         bytes_per_s = origin.link.connection_bytes_per_s
         if not download.obj.joinable or bytes_per_s is None:
             return 1
         connections = min(self._settings.shard_connections, self.scheduler.share(origin))
-        in_time = int(_REQUEST_S * bytes_per_s / download.partial.part_bytes)
-        return max(1, min(missing // connections, in_time, MAX_PARTS))
+        parts_in_time = int(_REQUEST_S * bytes_per_s / download.partial.part_bytes)
+        return max(1, min(missing_parts // connections, parts_in_time, MAX_PARTS))
 
     async def _request(self, download: ShardDownload, parts: range) -> AsyncIterator[range]:
         """Fetch consecutive parts with one request; after a failure, part by part.

@@ -41,22 +41,26 @@ class Etags:
             return
         if store_of(obj.url) in self._without_md5s:
             return
-        found = await asyncio.to_thread(digest_of, path, MD5)
-        self.judge(obj, obj.checksum.value, found)
+        received = await asyncio.to_thread(digest_of, path, MD5)
+        self.judge(obj, obj.checksum.value, received)
 
-    def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
+    def judge(self, obj: RemoteObject, wanted: int, received: int) -> None:
         """Compare an object's ETag with the MD5 of the received bytes, and learn from it.
+
+        Args:
+            wanted: the ETag, as a number.
+            received: the MD5 of the received bytes.
 
         Raises CorruptShardError.
         """
         origin = store_of(obj.url)
-        name = (obj.url, obj.version)
-        if found == wanted:
+        key = (obj.url, obj.version)
+        if received == wanted:
             self._with_md5s.add(origin)
-            self._doubted.pop(name, None)
+            self._doubted.pop(key, None)
             return
 
-        is_same_as_before = self._doubted.get(name) == found
+        is_same_as_before = self._doubted.get(key) == received
         if origin not in self._with_md5s and is_same_as_before:
             self._without_md5s.add(origin)
             log.warning(
@@ -65,12 +69,12 @@ class Etags:
             )
             return
 
-        self._doubted[name] = found
+        self._doubted[key] = received
         if len(self._doubted) > _MAX_DOUBTED:
             oldest = next(iter(self._doubted))
             del self._doubted[oldest]
         raise CorruptShardError(
-            f"the MD5 of the received bytes is {found:032x}, the origin's is {wanted:032x}",
+            f"the MD5 of the received bytes is {received:032x}, the origin's is {wanted:032x}",
             url=obj.url,
             remedy="upload the shard again; if the origin's value is not the content's MD5, "
             "set `verify_etag = false` in its [[origin]] table",

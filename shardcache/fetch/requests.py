@@ -68,7 +68,7 @@ class Requests:
             patience_s: float | None = None
             if span.obj.ranges:
                 patience_s = hedging.patience_s(size_bytes, span.parts.count)
-            first = self._read(span, read, None)
+            first = self._read(span, read, commit=None)
             if patience_s is None:
                 sums = await first
                 is_first = True

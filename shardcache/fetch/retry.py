@@ -22,10 +22,11 @@ log = SharedLogger()
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Attempts for an object that is overwritten during the download. If it is rewritten faster than it
+# Fetches of an object that is overwritten during the download. If it is rewritten faster than it
 # can be downloaded, the error goes to the reader.
-_VERSIONS = 3
+_MAX_FETCHES = 3
 _MAX_RETRY_AFTER_S = 60
+_MAX_DOUBLINGS = 64  # of the bound of a pause, which has reached any cap by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Backoff:
             failures: 1 or more.
             uniform: a random number from [0, 1).
         """
-        doublings = min(failures - 1, 64)
+        doublings = min(failures - 1, _MAX_DOUBLINGS)
         bound_s = min(self.cap_s, self.base_s * 2.0**doublings)
         return bound_s * uniform
 
@@ -86,7 +87,7 @@ class Retry:
     failing: dict[str, FailedAttempt] = field(default_factory=dict)
 
     async def call(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what `attempt` returns, which requests something of `url`.
+        """Return the result of `attempt`, which sends a request for `url`.
 
         Retries only after OriginUnavailableError: any other error would recur. Raises the last
         attempt's error, with the number of attempts.
@@ -101,8 +102,9 @@ class Retry:
                     if number == self.attempts:
                         raise _given_up(exn, number) from exn
                     self._record(url, FailedAttempt(number, self.attempts, exn.message))
-                    asked_s = min(exn.retry_after_s, _MAX_RETRY_AFTER_S)
-                await asyncio.sleep(asked_s + self.backoff.pause_s(number, random.random()))
+                    retry_after_s = min(exn.retry_after_s, _MAX_RETRY_AFTER_S)
+                pause_s = self.backoff.pause_s(number, random.random())
+                await asyncio.sleep(retry_after_s + pause_s)
         except OriginError as exn:
             self.counters.measures.given_up[exn.code] += 1
             raise
@@ -110,6 +112,7 @@ class Retry:
             self.failing.pop(url, None)
 
     def _record(self, url: str, failed: FailedAttempt) -> None:
+        """Count a failed attempt, and log some of them."""
         self.counters.retries += 1
         self.failing[url] = failed
         # The 2nd, 4th, 8th: not every lost connection.
@@ -132,7 +135,7 @@ def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any,
     @wraps(fetch)
     async def refetching(*args: P.args, **kwargs: P.kwargs) -> T:
         was_corrupt = False
-        for _ in range(_VERSIONS - 1):
+        for _ in range(_MAX_FETCHES - 1):
             try:
                 return await fetch(*args, **kwargs)
             except ShardChangedError:

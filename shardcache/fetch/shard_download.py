@@ -51,10 +51,10 @@ class ShardDownload:
 
         None without a checksum, or if it cannot be made of those of the parts.
         """
-        wanted = self.obj.checksum
-        if wanted is None or wanted.algorithm not in ALGORITHMS:
+        checksum = self.obj.checksum
+        if checksum is None or checksum.algorithm not in ALGORITHMS:
             return None
-        return wanted.algorithm
+        return checksum.algorithm
 
     def start(self, missing: Sequence[int]) -> None:
         """Count the bytes that are already on disk."""
@@ -71,34 +71,34 @@ class ShardDownload:
             missing: the parts to fetch, in order.
             maximum: the most parts of a request.
         """
-        left = dict.fromkeys(missing)  # a set in the order of `missing`
-        while left:
-            first = self._next_part(left)
-            del left[first]
+        remaining = dict.fromkeys(missing)  # a set in the order of `missing`
+        while remaining:
+            first = self._next_part(remaining)
+            del remaining[first]
             parts = range(first, first + 1)
 
-            waits = self.obj.ranges and self.priority().waiting
-            limit = 1 if waits else maximum
-            while parts.stop in left and len(parts) < limit:
-                del left[parts.stop]
+            has_waiting_reader = self.obj.ranges and self.priority().waiting
+            limit = 1 if has_waiting_reader else maximum
+            while parts.stop in remaining and len(parts) < limit:
+                del remaining[parts.stop]
                 parts = range(parts.start, parts.stop + 1)
             yield parts
 
-    def _next_part(self, left: dict[int, None]) -> int:
-        """Return the part to fetch next, of those left."""
+    def _next_part(self, remaining: dict[int, None]) -> int:
+        """Return the part to fetch next, of those that remain."""
         if self.obj.ranges:
-            needed = self._needed_first(left)
+            needed = self._needed_first(remaining)
             if needed is not None:
                 return needed
-        return next(iter(left))
+        return next(iter(remaining))
 
-    def _needed_first(self, left: Container[int]) -> int | None:
+    def _needed_first(self, remaining: Container[int]) -> int | None:
         """Return a part that must be fetched before all others; None if there is none."""
         part_bytes = self.partial.part_bytes
         for start, stop in self.first():
-            last = -(-stop // part_bytes)
-            for part in range(start // part_bytes, last):
-                if part in left:
+            end_part = -(-stop // part_bytes)
+            for part in range(start // part_bytes, end_part):
+                if part in remaining:
                     return part
         return None
 
@@ -122,13 +122,13 @@ class ShardDownload:
 
         Raises CorruptShardError; OSError if the file cannot be read.
         """
-        wanted = self.obj.checksum
-        if wanted is None:
+        expected = self.obj.checksum
+        if expected is None:
             return
         if self.algorithm is not None:
-            wanted.check(self._checksum(self.algorithm), self.obj.url)
-        elif wanted.algorithm in DIGESTS:
-            wanted.check(digest_of(self.partial.path, wanted.algorithm), self.obj.url)
+            expected.check(self._checksum(self.algorithm), self.obj.url)
+        elif expected.algorithm in DIGESTS:
+            expected.check(digest_of(self.partial.path, expected.algorithm), self.obj.url)
 
     def _checksum(self, algorithm: str) -> int:
         """Return the whole's checksum, from those of its parts."""
@@ -144,9 +144,9 @@ class ShardDownload:
         sums: list[int] = []
         with open(self.partial.path, "rb", buffering=0) as file:
             for index in range(self.partial.count):
-                known = self._sums.get(index)
-                if known is None:
+                part_sum = self._sums.get(index)
+                if part_sum is None:
                     data = os.pread(file.fileno(), part_bytes, index * part_bytes)
-                    known = checksum(data, 0)
-                sums.append(known)
+                    part_sum = checksum(data, 0)
+                sums.append(part_sum)
         return sums

@@ -44,7 +44,7 @@ class Bandwidth:
         self._bytes_per_s = bytes_per_s
         self._grant_bytes = max(1, (bytes_per_s or 0) // _GRANTS_PER_S)
         self._burst_bytes = _BURST_GRANTS * self._grant_bytes
-        self._left_bytes: float = self._burst_bytes  # negative after reads without credit
+        self._unused_bytes: float = self._burst_bytes  # negative after reads without credit
         self._counted_s = math.inf  # time of the last `_earn`; the first earns nothing
         self._queue: list[_CreditRequest] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -54,7 +54,7 @@ class Bandwidth:
         """Yield the limit, if there is one."""
         if self._bytes_per_s is not None:
             text = f"--max-bandwidth {size(self._bytes_per_s)}/s"
-            yield Limit("bandwidth", text, self._timer is not None)
+            yield Limit("bandwidth", text, holds=self._timer is not None)
 
     async def grant(self, claim: Claim, wanted_bytes: float) -> float:
         """Wait for byte credit and return it: at most `wanted_bytes`; infinite without a limit."""
@@ -77,7 +77,7 @@ class Bandwidth:
     def settle(self, unused_bytes: float) -> None:
         """Take back unused byte credit; negative for bytes read without credit."""
         if self._bytes_per_s is not None:
-            self._left_bytes += unused_bytes
+            self._unused_bytes += unused_bytes
 
     def _hand_out(self, bytes_per_s: int) -> None:
         """Grant what the rate allows now, and set the timer for the next request."""
@@ -87,13 +87,13 @@ class Bandwidth:
 
         while self._queue:
             request = min(self._queue, key=self._rank)
-            lacking_bytes = request.size_bytes - self._left_bytes
+            lacking_bytes = request.size_bytes - self._unused_bytes
             if lacking_bytes >= 1:  # fractions are rounding errors
                 wait_s = lacking_bytes / bytes_per_s
                 self._timer = loop.call_later(wait_s, self._hand_out, bytes_per_s)
                 return
 
-            self._left_bytes -= request.size_bytes
+            self._unused_bytes -= request.size_bytes
             self._queue.remove(request)
             self._round_robin.serve(request.claim.ask_priority().client)
             if not request.granted.cancelled():
@@ -103,8 +103,9 @@ class Bandwidth:
         """Add what the time since the last call is worth, up to a burst."""
         earned_bytes = bytes_per_s * max(0.0, present_s - self._counted_s)
         self._counted_s = present_s
-        filled_bytes = min(self._burst_bytes, self._left_bytes + earned_bytes)
-        self._left_bytes = max(self._left_bytes, filled_bytes)
+        filled_bytes = min(self._burst_bytes, self._unused_bytes + earned_bytes)
+        # Credit that was given back may exceed a burst, and stays.
+        self._unused_bytes = max(self._unused_bytes, filled_bytes)
 
     def _rank(self, request: _CreditRequest) -> tuple[int, int, float, int]:
         """Return the order of requests: by class, by the client's last turn, deadline, arrival."""

@@ -20,9 +20,9 @@ LOOK_AGAIN = 1.1
 """Factor of a late part's time after which it is looked at again, while others are as slow."""
 
 _PERCENTILE = 0.99
-# If more than one answer in a hundred hangs, the percentile is the time of a hung answer and
-# useless as a limit.
-_MEDIANS = 5
+# A part is late if it takes this many times the usual time, even where the percentile is longer: if
+# more than one answer in a hundred hangs, that is the time of a hung answer.
+_LATE_FACTOR = 5
 _MIN_OBSERVED = 100  # with fewer, the 99th percentile is the slowest of all
 _OBSERVED = 1000  # times of a size that are kept: the latest
 # A part that takes this many times its patience is late, however slow the others are.
@@ -54,6 +54,11 @@ class _Times:
     def percentile_s(self, share: float) -> float:
         """Return the nearest-rank percentile."""
         return self.sorted_s[math.ceil(share * len(self.sorted_s)) - 1]
+
+    @property
+    def median_s(self) -> float:
+        """The lower median."""
+        return self.percentile_s(0.5)
 
 
 class Hedging:
@@ -99,8 +104,8 @@ class Hedging:
         if similar is None:
             return None
         times, ratio = similar
-        late_s = ratio * min(times.percentile_s(_PERCENTILE), _MEDIANS * times.percentile_s(0.5))
-        return max(_MIN_PATIENCE_S, late_s)
+        late_s = min(times.percentile_s(_PERCENTILE), _LATE_FACTOR * times.median_s)
+        return max(_MIN_PATIENCE_S, ratio * late_s)
 
     def due_s(
         self,
@@ -118,10 +123,11 @@ class Hedging:
                 of them are slow, and a second request would be just as slow.
         """
         again_s = self._again_s(size_bytes, patience_s, others_bytes_per_s)
-        # The first request needs as long for the rest, at its pace, as the second for all of it.
+        # At this time the first request, if it has come no further, is so slow that it needs as
+        # long for the rest as the second for all bytes.
         left_bytes = max(1, size_bytes - received_bytes)
-        sooner_s = again_s * received_bytes / left_bytes
-        return min(max(patience_s, sooner_s), _MAX_PATIENCE * patience_s)
+        even_s = again_s * received_bytes / left_bytes
+        return min(max(patience_s, even_s), _MAX_PATIENCE * patience_s)
 
     def _again_s(
         self,
@@ -131,19 +137,19 @@ class Hedging:
     ) -> float:
         """Return the time that a second request is expected to take."""
         if others_bytes_per_s:
-            return size_bytes / max(median(others_bytes_per_s), 1.0)
+            return _median_time_s(size_bytes, others_bytes_per_s)
         similar = self._similar(size_bytes)
         if similar is None:
             return patience_s
         times, ratio = similar
-        return ratio * times.percentile_s(0.5)
+        return ratio * times.median_s
 
     def usual_s(self, size_bytes: int, stall_timeout_s: float) -> float:
         """Return the time in which the origin usually sends a part, itself or by the tier."""
         times = self._times.get(size_bytes.bit_length())
         usual_s = _UNKNOWN_SHARE * stall_timeout_s
         if times is not None:
-            usual_s = times.percentile_s(0.5)
+            usual_s = times.median_s
         return max(MIN_STALL_SHARE * stall_timeout_s, usual_s)
 
     def left_s(
@@ -167,14 +173,14 @@ class Hedging:
         if not self._share or elapsed_s < usual_s:
             return None
         if not received_bytes:
-            is_late = elapsed_s >= _MEDIANS * max(usual_s, stall_timeout_s)
-            return elapsed_s if is_late else None
+            is_late = elapsed_s >= _LATE_FACTOR * max(usual_s, stall_timeout_s)
+            return elapsed_s if is_late else None  # as long again: nothing else is known
 
         if others_bytes_per_s:
-            others_s = size_bytes / max(median(others_bytes_per_s), 1.0)
+            others_s = _median_time_s(size_bytes, others_bytes_per_s)
             usual_s = max(usual_s, min(others_s, _UNKNOWN_SHARE * stall_timeout_s))
         expected_s = elapsed_s * size_bytes / received_bytes
-        is_late = expected_s >= _MEDIANS * usual_s
+        is_late = expected_s >= _LATE_FACTOR * usual_s
         return expected_s - elapsed_s if is_late else None
 
     def spend(self, parts: int = 1) -> bool:
@@ -209,3 +215,12 @@ class Hedging:
             if similar is not None and len(similar.last_s) >= _MIN_OBSERVED:
                 return similar, 2**doublings
         return None
+
+
+def _median_time_s(size_bytes: int, rates_bytes_per_s: Sequence[float]) -> float:
+    """Return the time of a part at the median rate; a rate below one byte per second counts as one.
+
+    Args:
+        rates_bytes_per_s: one or more.
+    """
+    return size_bytes / max(median(rates_bytes_per_s), 1.0)

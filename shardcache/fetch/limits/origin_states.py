@@ -16,6 +16,7 @@ _NEWEST = 5
 # Connections are idle between parts, and a faster link than estimated shows only when more
 # connections are tried.
 _SPARE = 2
+_MIN_TIME_S = 1e-6  # of a part, so that its rate is finite
 
 
 class Aimd:
@@ -102,7 +103,7 @@ class Link:
 
         share = quick_s / time_s if time_s > quick_s else 1.0
         self._saturating.append(connections * share)
-        self._bytes_per_s.append(size_bytes / max(time_s, 1e-6))
+        self._bytes_per_s.append(size_bytes / max(time_s, _MIN_TIME_S))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,17 +144,18 @@ class Scheduler:
         Args:
             name: of the only origin to look at; None for all.
         """
-        awaited = [group.origin for group in self._groups.values() if group.queued]
+        awaited_origins = [group.origin for group in self._groups.values() if group.queued]
         for origin in self._origins.values():
             is_wanted = name is None or name == origin.name
             if is_wanted and origin.aimd.is_lowered:
                 limit = origin.aimd.limit
                 text = f"{origin.name} throttles to {limit} of {self._slots} connections"
-                yield Limit("throttling", text, holds=origin in awaited and origin.is_full)
+                is_awaited = origin in awaited_origins
+                yield Limit("throttling", text, holds=is_awaited and origin.is_full)
 
         held = len(self._holding)
         text = f"{held} of {self._slots} connections"
-        yield Limit("connections", text, holds=bool(awaited) and held >= self._slots)
+        yield Limit("connections", text, holds=bool(awaited_origins) and held >= self._slots)
 
     def _enter(self, claim: Claim) -> None:
         """Queue a claim for a slot, in the group of its download."""
@@ -217,10 +218,12 @@ class Scheduler:
             self._grant(claim)
 
     def _ask_all_priorities(self) -> None:
+        """Ask each download once for its priority, and rank all claims by the answers."""
         self._ask_due_s = now_s() + ASK_AGAIN_S
-        asked = {ask: ask() for ask in {group.ask_priority for group in self._groups.values()}}
+        downloads = {group.ask_priority for group in self._groups.values()}
+        priorities = {ask_priority: ask_priority() for ask_priority in downloads}
         for group in self._groups.values():
-            group.priority = asked[group.ask_priority]
+            group.priority = priorities[group.ask_priority]
         self._ranking.recount(self._holding)
 
     def _clear_links(self) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from shardcache.fetch.limits.origin_states import OriginState
@@ -70,9 +71,9 @@ class Claim:
         work: set while the slot is held; None where nothing can be paused.
         arrival: its place among equals.
         group: set by the scheduler for each attempt, as is all that follows.
-        granted: done once the attempt got a slot.
-        generation: of the origin's limit when it did.
-        concurrency: slots held on the origin then, including its own.
+        granted: done once the attempt has got a slot.
+        generation: of the origin's limit at that time.
+        concurrency: slots held on the origin at that time, including its own.
         was_paused: True if it has been preempted, even if it has a slot again.
     """
 
@@ -109,7 +110,7 @@ class ClaimGroup:
 
     def enqueue(self, claim: Claim) -> None:
         """Queue a claim by its arrival."""
-        insort(self.queued, claim, key=lambda each: each.arrival)
+        insort(self.queued, claim, key=attrgetter("arrival"))
 
     @property
     def held(self) -> int:

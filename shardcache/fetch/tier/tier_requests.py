@@ -103,7 +103,7 @@ class _TierRequests:
             route = await self._next_route()
             if route is None:
                 return None
-            with self._requests.reading(self._span, self._span.claim, self._count) as read:
+            with self._requests.reading(self._span, self._span.claim, self._count_bytes) as read:
                 self._span.begun(read)
                 try:
                     sums, is_first = await self._request(route, read)
@@ -115,7 +115,7 @@ class _TierRequests:
                     self._counters.tier_failures += 1
                     continue
                 except OriginError as exn:
-                    if self._repeats(exn, route, read):
+                    if self._is_repeatable(exn, route, read):
                         continue
                     return None
             if sums is not None:
@@ -130,9 +130,9 @@ class _TierRequests:
     ) -> tuple[list[PartSums] | None, bool]:
         """Return the checksums, and True unless the object store has sent the bytes sooner."""
         request = WatchedRequest(self._shared, route, read)
-        return await race(request.send(), 0.0, request.watch)
+        return await race(request.send(), patience_s=0.0, second=request.watch)
 
-    def _count(self, received_bytes: int) -> None:
+    def _count_bytes(self, received_bytes: int) -> None:
         self._counters.tier_bytes += received_bytes
 
     def _record(self, read: PausableRead, *, is_first: bool) -> None:
@@ -148,20 +148,23 @@ class _TierRequests:
         self._scheduler.took(span.claim, span.parts.size_bytes, took_s)
 
     async def _next_route(self) -> Route | None:
-        """Return the way to request the parts, by another owner if the first is left out."""
-        route = self._tier.route(self._span.obj, self._span.parts.start)
-        slow_owners = self._tier.slow_owners
-        if route is None or not slow_owners.any(time.monotonic()):
-            return route
+        """Return the route to the parts' owner, or to the next owner if that one is slow.
 
-        for way in (route, replace(route, detours=True)):
-            owner = await self._questions.address(way)
+        None if both are slow, or the tier is not to be used.
+        """
+        direct = self._tier.route(self._span.obj, self._span.parts.start)
+        slow_owners = self._tier.slow_owners
+        if direct is None or not slow_owners.any(time.monotonic()):
+            return direct
+
+        for route in (direct, replace(direct, detours=True)):
+            owner = await self._questions.address(route)
             if not slow_owners.has(owner, time.monotonic()):
-                return way
+                return route
         return None
 
-    def _repeats(self, exn: OriginError, route: Route, read: PausableRead) -> bool:
-        """Record a failed request, and return whether the tier is requested again.
+    def _is_repeatable(self, exn: OriginError, route: Route, read: PausableRead) -> bool:
+        """Record a failed request, and return whether the tier is to be requested again.
 
         Raises errors that are not the tier's.
         """

@@ -129,8 +129,8 @@ class WatchedRequest:
         self._size_bytes = span.parts.size_bytes
         # Reading time when the owner was last asked about the request.
         self._asked_s = -math.inf
-        # Reading time of the first question since the last bytes that it answered with having no
-        # request in hand; None unless that was its last answer.
+        # Reading time of the question to which the owner first answered, since bytes came last,
+        # that it has no request in hand. None unless its latest answer was that, too.
         self._denied_s: float | None = None
 
     async def send(self) -> list[PartSums] | None:
@@ -241,6 +241,7 @@ class WatchedRequest:
 
         if self._sends or not await end_first():
             return
+        # This node's nginx has sent bytes, or answers now: then the next owner can be requested.
         if self._read.received_bytes or answer is OwnerState.UNREACHABLE:
             raise LostRequestError
         raise OriginUnavailableError(
