@@ -8,14 +8,14 @@ from shardcache.transport.http.http_heads import Response
 from shardcache.transport.http.tls import TlsSocket
 
 # A `struct timeval`: the longest wait for all of a block. What has arrived until then is written.
-# TLS has its own.
+# Not for TLS, whose reads `TlsSocket.fill` keeps short.
 _TICK = struct.pack("ll", 0, 100_000)
 _NO_TICK = struct.pack("ll", 0, 0)
 _CHUNK_BYTES = 16 * 1024
 
 
 def wait_without_limit(sock: socket.socket) -> None:
-    """Undo what a `BodyReader` has set for its socket."""
+    """Remove the limit that a `BodyReader` has set on reads from its socket."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_TICK)
 
 

@@ -21,7 +21,7 @@ from shardcache.transport.http.opening import HttpConnection, ProxyError, open_c
 from shardcache.transport.http.pool import Pool
 from shardcache.transport.http.sockets import NearHostError
 
-# Whatever is requested, these are answers to it.
+# Answers of a server that is busy: they hold for any request, not only for the one sent ahead.
 _BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 # An unwanted body is read to its end if a new connection would cost more.
 _SHORT_BYTES = 64 * 1024
@@ -47,18 +47,18 @@ class Exchange:
     """One request and its answer. Runs in a thread of its own; blocks.
 
     Args:
-        _held: called when a held body has arrived.
-        _progress: called when the body begins and when its byte credit is used up.
+        _report_held: called when a held body has arrived.
+        _report_progress: called when the body begins and when its byte credit is used up.
 
     Attributes:
-        prompt: True to call `_progress` for every MiB that is written, too.
+        prompt: True to report progress for every MiB that is written, too.
     """
 
     _request: Request
     _body: Body | None
     _gate: Gate
-    _held: Callable[[], None]
-    _progress: Callable[[], None]
+    _report_held: Callable[[], None]
+    _report_progress: Callable[[], None]
     prompt: bool = field(default=False, kw_only=True)
 
     def run(self, pool: Pool) -> Answer:
@@ -120,7 +120,7 @@ class Exchange:
                 headers = response.head
                 sums = None
                 if self._body is not None and _is_expected(self._body, response, headers):
-                    sums, is_whole = self._take(self._body, response, connection.socket)
+                    sums, is_whole = self._write(self._body, response, connection.socket)
                 elif was_primed and response.status not in _BUSY:
                     raise StaleError
                 else:
@@ -144,7 +144,8 @@ class Exchange:
 
         Raises StaleError if a reused connection fails.
         """
-        if connection.heard_s is not None:
+        was_used_before = connection.heard_s is not None
+        if was_used_before:
             return self._response_over_idle(pool, connection)
         was_primed = connection.is_primed
         try:
@@ -195,7 +196,7 @@ class Exchange:
 
     # The body
 
-    def _take(
+    def _write(
         self,
         body: Body,
         response: Response,
@@ -207,19 +208,19 @@ class Exchange:
         that is longer than expected is not written and has no checksums.
         """
         if body.held or response.chunked:
-            return self._take_held(body, response, sock)
+            return self._write_at_once(body, response, sock)
         read = BodyReader(response, sock)
         with writing(body.parts) as writer:
             self._copy(body.parts.size_bytes, read, writer)
         return writer.finished, not read.has_more
 
-    def _take_held(
+    def _write_at_once(
         self,
         body: Body,
         response: Response,
         sock: socket.socket,
     ) -> tuple[list[PartSums] | None, bool]:
-        """As `_take`, after all of the body has arrived in memory."""
+        """As `_write`, once all of the body has arrived in memory."""
         memory = _page_aligned(body.parts.size_bytes)
         read = ChunksReader(response) if response.chunked else BodyReader(response, sock)
         filled_bytes = 0
@@ -228,7 +229,7 @@ class Exchange:
         if response.chunked and read.has_more:
             return None, False
         if body.held:
-            self._held()
+            self._report_held()
             self._gate.committed()
         with self._gate.writing():
             return write_parts(body.parts, memory), not read.has_more
@@ -250,7 +251,7 @@ class Exchange:
 
             crosses_mib = (at + count) // _BLOCK_BYTES > at // _BLOCK_BYTES
             if self.prompt and crosses_mib:
-                self._progress()
+                self._report_progress()
 
     def _receive(self, memory: memoryview, read: AnyReader) -> int:
         """Fill some or all of the memory and return the number of bytes."""
@@ -259,7 +260,7 @@ class Exchange:
             message = "the server closed the connection before the end of the body"
             raise ConnectionResetError(message)
         if self._gate.receive(count):
-            self._progress()
+            self._report_progress()
         return count
 
 

@@ -98,6 +98,11 @@ class Gate:
             with self._changed:
                 self._interrupt = None
 
+    def check(self) -> None:
+        """Raise CancelledError if the request was cancelled."""
+        if self._cancelled:
+            raise CancelledError
+
     # Called by the thread that takes the daemon's messages
 
     def pause(self) -> None:
@@ -129,8 +134,3 @@ class Gate:
             if self._interrupt is not None:
                 self._interrupt()
             return not self._writes
-
-    def check(self) -> None:
-        """Raise CancelledError if the request was cancelled."""
-        if self._cancelled:
-            raise CancelledError

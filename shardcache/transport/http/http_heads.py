@@ -28,6 +28,9 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 _MAX_NUMBER = 2**63
 _STATUS_LINE = re.compile(rb"HTTP/(0\.9|1\.[0-9])[ \t]+([1-9][0-9]{2})(?:[ \t].*)?\r?\n", re.DOTALL)
 _OLD_VERSIONS = (b"0.9", b"1.0")
+# Versions as http.client numbers them.
+_HTTP_1_0 = 10
+_HTTP_1_1 = 11
 _BODILESS = (204, 304)
 _NAME = re.compile(r"[!-9;-~]+")
 _SPACE = " \t\r\n"
@@ -41,20 +44,20 @@ def number_in(text: object) -> int | None:
     """
     if text is None:
         return None
-    found = _NUMBER.fullmatch(str(text))
-    if found is None:
+    digits = _NUMBER.fullmatch(str(text))
+    if digits is None:
         return None
-    number = int(found[0])
+    number = int(digits[0])
     return number if number < _MAX_NUMBER else None
 
 
 def request_head(request: Request) -> bytes:
     """Return the bytes of a request; a proxy of plain HTTP gets its whole url."""
     url = urlsplit(request.url)
-    found = _TARGET.match(request.url)
-    assert found is not None
+    path_and_query = _TARGET.match(request.url)
+    assert path_and_query is not None
     host = _host(url)
-    target = f"/{found[1]}"
+    target = f"/{path_and_query[1]}"
     headers = {"Host": host, "Accept-Encoding": "identity"}
     if request.proxy and url.scheme == "http" and request.via is None:
         target = f"http://{host}{target}"
@@ -68,10 +71,7 @@ def request_head(request: Request) -> bytes:
 
 
 def _host(url: SplitResult) -> str:
-    """Return the Host header of a url.
-
-    Without its scheme's default port, which the SDK does not sign.
-    """
+    """Return the Host header of a url, without the default port, which the SDK does not sign."""
     return url.netloc.rpartition("@")[2].removesuffix(f":{PORTS[url.scheme]}")
 
 
@@ -105,7 +105,7 @@ class Response(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, method: str) -> None:
         super().__init__(sock, method=method)
-        self._is_of_head = method == "HEAD"
+        self._answers_head = method == "HEAD"  # without a body, whatever its headers state
 
     def receive(self) -> None:
         """Read the head of the final answer, skipping interim answers.
@@ -120,53 +120,58 @@ class Response(http.client.HTTPResponse):
     def _receive_head(self, lines: "_HeadLines") -> None:
         """Read one head, and what it says of the body and the connection."""
         line = lines.readline()
-        found = _STATUS_LINE.fullmatch(line)
-        if found is None:
+        status_line = _STATUS_LINE.fullmatch(line)
+        if status_line is None:
             raise http.client.BadStatusLine(line.decode("latin-1"))
-        self.version = 10 if found[1] in _OLD_VERSIONS else 11
-        self.status = int(found[2])
+        self.version = _HTTP_1_0 if status_line[1] in _OLD_VERSIONS else _HTTP_1_1
+        self.status = int(status_line[2])
         self.head = _headers_in(lines)
 
         self.chunked = self.head.get("transfer-encoding", "").lower() == "chunked"
         self.chunk_left = None
         self.length = None if self.chunked else number_in(self.head.get("content-length"))
-        if self._is_of_head or self.status in _BODILESS:
+        if self._answers_head or self.status in _BODILESS:
             self.length = 0
         ends_with_body = not self.chunked and self.length is None
         self.will_close = ends_with_body or not self._is_kept_alive()
 
     def _is_kept_alive(self) -> bool:
         connection = self.head.get("connection", "").lower()
-        if self.version == 11:
+        if self.version == _HTTP_1_1:
             return "close" not in connection
         return "keep-alive" in connection or "keep-alive" in self.head
 
     def _read_next_chunk_size(self) -> int:
-        """As in http.client, but for sizes with a sign: with a negative one, a body has no end."""
-        found = _CHUNK.fullmatch(self.fp.readline(MAX_HEAD_BYTES))
-        if found is None:
+        """As in http.client, which takes sizes with a sign: with a negative one, a body never ends.
+
+        Raises HTTPException for those.
+        """
+        line = _CHUNK.fullmatch(self.fp.readline(MAX_HEAD_BYTES))
+        if line is None:
             raise http.client.HTTPException("invalid size of a chunk")
-        return int(found[1], 16)
+        return int(line[1], 16)
 
 
 def _headers_in(lines: "_HeadLines") -> dict[str, str]:
     """Return the headers of a head, up to the empty line at its end."""
-    rows: list[list[str]] = []  # name and value
+    names: list[str] = []
+    values: list[str] = []
     while True:
         text = lines.readline().decode("latin-1")
         if text in ("\r\n", "\n"):
             break
-        if text[0] in " \t" and rows:  # a folded line, whose value nobody sends back (`ECHOED`)
-            rows[-1][1] += text
+        if text[0] in " \t" and values:  # a folded line, whose value nobody sends back (`ECHOED`)
+            values[-1] += text
             continue
         name, colon, value = text.partition(":")
         if not colon or not _NAME.fullmatch(name):
             raise http.client.HTTPException("invalid header in the answer")
-        rows.append([name.lower(), value])
+        names.append(name.lower())
+        values.append(value)
 
     headers: dict[str, str] = {}
-    for name, value in rows:
-        value = value.strip(_SPACE)
+    for name, padded_value in zip(names, values, strict=True):
+        value = padded_value.strip(_SPACE)
         earlier = headers.get(name)
         is_same_length = name == "content-length" and value == earlier
         if earlier is None:

@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -23,6 +24,7 @@ _LOCAL = "unix"  # in place of a scheme: for servers behind a Unix socket
 
 # For name, connection, tunnel and TLS together.
 _OPEN_LIMIT_S = 10.0
+_MIN_TIMEOUT_S = 0.001  # of a socket: with 0, its calls would not wait at all
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3})\b *([^\r\n]*)")
 _HEAD_END = re.compile(rb"\n\r?\n")
@@ -41,6 +43,10 @@ class HttpConnection:
     socket: socket.socket
     heard_s: float | None = None
     is_primed: bool = False
+
+    def is_idle_since_before(self, time_s: float) -> bool:
+        """Return True if its last answer, if any, ended before a time."""
+        return self.heard_s is None or self.heard_s < time_s
 
     def close(self) -> None:
         """Close the socket."""
@@ -89,7 +95,7 @@ class Server(NamedTuple):
 def server_of(request: Request) -> Server:
     """Return the server of a request."""
     if request.via is not None:
-        return Server(_LOCAL, request.via, None, None, far_only=False)
+        return Server(_LOCAL, request.via, proxy=None, ca_file=None, far_only=False)
     url = urlsplit(request.url)
     return Server(url.scheme, url.netloc, request.proxy, request.ca_file, request.far_only)
 
@@ -158,6 +164,7 @@ def _open_socket(server: Server, host: str, port: int, gate: Gate) -> socket.soc
 
 
 async def _connected(server: Server, host: str, port: int) -> socket.socket:
+    """Return the socket of `_open_socket`. Raises OSError, NearHostError."""
     async with asyncio.timeout(_OPEN_LIMIT_S):  # TimeoutError is an OSError
         if server.proxy is None:
             return await connect(host, port, far_only=server.far_only)
@@ -193,7 +200,7 @@ async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> 
     if answer is None:
         raise ConnectionError(f"the answer of the proxy {proxy.hostname} is not HTTP")
     status = int(answer[1])
-    if status != 200:
+    if status != HTTPStatus.OK:
         reason = answer[2].decode("latin-1")
         message = f"the proxy {proxy.hostname} answered {status} {reason}"
         raise ProxyError(status, message)
@@ -230,7 +237,7 @@ def _encrypt(
             do_handshake_on_connect=False,
         )
         left_s = deadline_s - time.monotonic()
-        connection.socket.settimeout(max(0.001, left_s))  # of the whole handshake
+        connection.socket.settimeout(max(_MIN_TIMEOUT_S, left_s))  # of the whole handshake
         with gate.cancellable(connection.end_reads):
             connection.socket.do_handshake()
     except BaseException:

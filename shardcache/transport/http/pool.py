@@ -98,7 +98,7 @@ class Pool:
             if connection is None:
                 return None
             oldest_s = time.monotonic() - self.idle_s
-            if connection.is_readable or (connection.heard_s or 0.0) < oldest_s:
+            if connection.is_readable or connection.is_idle_since_before(oldest_s):
                 connection.close()
                 continue
             return connection
@@ -176,6 +176,6 @@ class Pool:
         with self._lock:
             for idle in self._idle.values():
                 for connection in idle[:]:
-                    if (connection.heard_s or 0.0) < before_s:
+                    if connection.is_idle_since_before(before_s):
                         idle.remove(connection)
                         connection.close()

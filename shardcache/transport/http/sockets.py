@@ -37,13 +37,13 @@ class NearHostError(Exception):
 def new_socket(address: AddrInfoType) -> socket.socket:
     """Return a socket for one of the addresses that `getaddrinfo` returned for a host."""
     family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setblocking(False)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock = socket.socket(family, kind, protocol)
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _OPTIONS.items():
         if hasattr(socket, name):  # all of them on Linux
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sock
 
 
 async def connect(host: str, port: int, *, far_only: bool = False) -> socket.socket:
@@ -75,8 +75,8 @@ def _check_far(host: str, addresses: Sequence[AddrInfoType]) -> None:
     """Raise NearHostError if a name that does not say so has an address of this node."""
     if is_near(host):
         return
-    for address in addresses:
-        ip = str(address[4][0])
+    for *_, socket_address in addresses:
+        ip = str(socket_address[0])
         if is_near(ip):
             raise NearHostError(
                 f"{host} resolves to {ip}, which is this node or its cloud's metadata service",

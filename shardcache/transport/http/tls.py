@@ -31,10 +31,11 @@ _AHEAD_BYTES = 64 * 1024
 # BIO_f_buffer reads shorter pieces into a buffer of this size, which would then hold bytes that ssl
 # does not know of.
 _BUFFER_BYTES = 4 * 1024
-# What is read at a time grows fourfold up to this after a fast read, so that the next takes at most
-# 0.1 s at this pace. After a slow one, it is a record again: bytes are reported as they arrive.
-_MAX_BYTES = 256 * 1024
+# After a fast read, the next one may be four times as large, up to a maximum: at the same pace, it
+# takes 0.1 s at most. After a slow one, it is a record again: bytes are reported as they arrive.
 _FAST_S = 0.025
+_GROWTH = 4
+_MAX_BYTES = 256 * 1024
 # OpenSSL's BIO_C_SET_SSL and BIO_CLOSE.
 _SET_SSL = 109
 _CLOSE = 1
@@ -87,7 +88,7 @@ class TlsSocket(ssl.SSLSocket):
 
         is_fast = time.monotonic() - begun_s < _FAST_S
         if is_fast:
-            self._next_bytes = min(4 * self._next_bytes, _MAX_BYTES)
+            self._next_bytes = min(_GROWTH * self._next_bytes, _MAX_BYTES)
         else:
             self._next_bytes = _RECORD_BYTES
         return count
