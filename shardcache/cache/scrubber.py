@@ -162,7 +162,7 @@ class Scrubber:
     async def _check_parts(self) -> bool:
         """Check the parts of objects; False if the disk itself has failed."""
         for file in self._store.parts.files():
-            for part in file.kept:
+            for part in file.kept_parts:
                 if self._store.parts.get(file.partial.key) is not file:
                     break  # evicted, or taken over by a transfer of the whole
                 is_disk_healthy = await self._check_part(file, part)

@@ -39,7 +39,7 @@ class CachedParts:
 
     def restore(self, partial: Partial) -> None:
         """Add the file of parts that an earlier daemon has left. Blocks."""
-        file = PartFile(partial, used_at_s=partial.path.stat().st_mtime, is_left=True)
+        file = PartFile(partial, used_at_s=partial.path.stat().st_mtime, is_unconfirmed=True)
         self._files[partial.key] = file
         self._space.kept_bytes += file.kept_bytes
 

@@ -24,19 +24,19 @@ class PartFile:
             whole object has taken the file over.
         leases: by part, the number of readers that have it in use.
         used_at_s: time of the last use of a part, in seconds since the epoch.
-        is_left: True while only an earlier daemon's journal says what the object is.
+        is_unconfirmed: True while the object is known only by an earlier daemon's journal.
     """
 
     partial: Partial
     is_own: bool = True
     leases: Counter[int] = field(default_factory=Counter)
     used_at_s: float = field(default_factory=time.time)
-    is_left: bool = False
+    is_unconfirmed: bool = False
 
     def confirm(self, obj: RemoteObject) -> None:
-        """Note the object as the origin describes it: the journal does not say everything."""
+        """Record the object as the origin describes it, which is more than the journal has."""
         self.partial.obj = obj
-        self.is_left = False
+        self.is_unconfirmed = False
 
     @property
     def version(self) -> str:
@@ -68,7 +68,7 @@ class PartFile:
         return f"{self.partial.key}/{part}"
 
     @property
-    def kept(self) -> list[int]:
+    def kept_parts(self) -> list[int]:
         """The parts that take space: the finished ones, and those not checked since the restart."""
         return [*self.partial.done, *self.partial.unchecked]
 

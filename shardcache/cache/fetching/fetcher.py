@@ -110,7 +110,7 @@ class Fetcher:
                 return None
             file = self._store.parts.get(key)
             if file is not None:
-                claim.has_range_readers = not file.is_left  # else those of an earlier daemon
+                claim.has_range_readers = not file.is_unconfirmed
                 self._residency.parts.hand_over(file)
             return await self._into_cache(transfer, claim, origin, obj, key)
 
@@ -147,7 +147,7 @@ class Fetcher:
     async def _object(self, transfer: Transfer, origin: Origin, key: str) -> RemoteObject:
         """Return the object to fetch: that of cached parts, or else what the origin has."""
         file = self._store.parts.get(key)
-        if file is not None and not file.is_left:
+        if file is not None and not file.is_unconfirmed:
             # By this transfer's url: the signature of an earlier one may have expired.
             return replace(file.partial.obj, url=transfer.ref.url)
         transfer.stages.enter(Stage.ASKING)

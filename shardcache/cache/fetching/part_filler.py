@@ -88,7 +88,7 @@ class PartFiller:
         """Return the file of an object's parts."""
         file = self._store.parts.get(key)
         if file is not None:
-            if file.is_left:
+            if file.is_unconfirmed:
                 file.confirm(obj)
             return file
         assert claim.reservation is not None

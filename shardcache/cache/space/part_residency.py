@@ -74,7 +74,7 @@ class PartResidency:
 
     def restored(self, file: PartFile) -> None:
         """Add the parts that a file had when it was opened."""
-        for part in file.kept:
+        for part in file.kept_parts:
             self.arrived(file, part)
 
     def arrived(self, file: PartFile, part: int) -> None:
@@ -105,7 +105,7 @@ class PartResidency:
 
         Nobody is notified at its end: it is entered again and again while the whole waits.
         """
-        parts = file.kept
+        parts = file.kept_parts
         file.leases.update(parts)
         for part in parts:
             self._planner.now.held(file.key_of(part))
@@ -155,7 +155,7 @@ class PartResidency:
 
         They are fetched again when they are read next.
         """
-        return [part for part in file.kept if await self.verify_part(file, part)]
+        return [part for part in file.kept_parts if await self.verify_part(file, part)]
 
     async def verify_part(self, file: PartFile, part: int) -> bool:
         """Compare one part with the journal, as `verify` does; return whether it was damaged."""
@@ -199,7 +199,7 @@ class PartResidency:
             is_there = self._store.parts.get(file.partial.key) is file
             if not is_there or file.leases or file.partial.key in self._claims:
                 return 0
-            for part in file.kept:
+            for part in file.kept_parts:
                 self._planner.now.gone(file.key_of(part))
             return await self._store.parts.remove(file)
 
@@ -230,7 +230,7 @@ class PartResidency:
 
     def hand_over(self, file: PartFile) -> None:
         """Leave a file of parts to a transfer of the whole, or to whoever needs its space."""
-        for part in file.kept:
+        for part in file.kept_parts:
             self._planner.now.gone(file.key_of(part))
         if file.leases:
             self._store.parts.granted.add(file)
@@ -249,6 +249,6 @@ class PartResidency:
         self._planner.now.gone(file.key_of(part))
         await self._store.parts.drop(file, part)
         self._counters.evictions += 1
-        if not file.kept and key not in self._claims and file.is_own:
+        if not file.kept_parts and key not in self._claims and file.is_own:
             self._store.parts.close(file)  # its empty file is removed as a leftover
         return True
