@@ -293,15 +293,16 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._process.close()
 
     def _ping(self) -> None:
-        """Kill the process if it does not respond: its requests fail, and another repeats them.
+        """Ping the process at intervals while it has requests; kill it if it does not respond.
 
-        Counts pings, not time: if this process was stopped itself, the answers wait to be read.
+        Its requests then fail, and are sent again by another process. Pings are counted, not time:
+        if this process itself was stopped, the answers wait to be read.
         """
         self._is_pinging = bool(self.requests) and not self.has_ended
         if not self._is_pinging:
             return
-        maximum = _MAX_UNANSWERED if self.up.is_set() else _MAX_UNANSWERED_STARTING
-        if self._unanswered_pings < maximum:
+        max_unanswered = _MAX_UNANSWERED if self.up.is_set() else _MAX_UNANSWERED_STARTING
+        if self._unanswered_pings < max_unanswered:
             self._unanswered_pings += 1
             self._send({"do": "ping"})
             asyncio.get_running_loop().call_later(self._ping_s, self._ping)

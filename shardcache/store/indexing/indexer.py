@@ -1,4 +1,4 @@
-"""Program that indexes shards, in a process of its own: it would hold the daemon's GIL too long.
+"""Program that indexes shards, outside of the daemon, whose GIL it would hold too long.
 
 It reads one request per line and writes one answer per line; it exits at the end of its input,
 hence with the daemon, however that ends. It imports little, since each such process pays for it.
@@ -95,7 +95,8 @@ def index_shard(request: IndexRequest) -> Indexed:
             "encodings": samples.encodings,
         }
         sidecar_bytes = tables.write(sidecar, header, samples, request.allowed_bytes)
-    return Indexed(len(samples), sidecar_bytes, sidecar_bytes <= request.allowed_bytes)
+    was_written = sidecar_bytes <= request.allowed_bytes
+    return Indexed(len(samples), sidecar_bytes, was_written)
 
 
 def write_bare(sidecar: Path, header: dict[str, Any]) -> None:
