@@ -63,9 +63,9 @@ class Workers:
         """Return the answer to a request, without its body.
 
         Args:
-            ahead: a request to send at the same time. Its body will soon be fetched: by `fetch` of
-                the same url, which takes the answer if it is the expected one. Any other is
-                dropped, as is one that nobody fetches.
+            ahead: a request to send at the same time, whose body is to be fetched soon. The `fetch`
+                of its url takes the answer, or drops it if it is not the expected one. One that
+                nobody fetches is dropped as well.
 
         Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head
         that is too large; CacheError if no process can be started.

@@ -31,7 +31,7 @@ def rows_of(what: str, path: Path, url: str, *span: int) -> BinaryIO:
 class _ArrowProcess(io.RawIOBase):
     """The bytes of the stream. Closing it ends the process.
 
-    Raises CorruptShardError while it is read, if the file cannot be.
+    A read raises CorruptShardError if Arrow's library cannot read the file.
     """
 
     def __init__(self, what: str, path: Path, url: str, span: Sequence[int]) -> None:

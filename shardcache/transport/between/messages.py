@@ -62,8 +62,8 @@ class Body:
     encoded_chunks: bool = True
 
 
-KEPT = frozenset({"x-shardcache-tier"})
-"""Headers that an answer has even if it is as expected."""
+KEPT_HEADERS = frozenset({"x-shardcache-tier"})
+"""The headers of an answer whose body was written; all others are left out of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Answer:
     """An answer to a request.
 
     Attributes:
-        headers: by name in lower case, values of repeated headers joined by ", "; only those `KEPT`
-            if there are `sums`.
+        headers: by name in lower case, values of repeated headers joined by ", "; only
+            `KEPT_HEADERS` if there are `sums`.
         sums: checksums of the parts written; None if the answer was not as expected.
     """
 

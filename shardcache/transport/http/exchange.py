@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TypeAlias
 
-from shardcache.transport.between.messages import KEPT, Answer, Body, Request
+from shardcache.transport.between.messages import KEPT_HEADERS, Answer, Body, Request
 from shardcache.transport.between.parts import PartSums, PartsWriter, write_parts, writing
 from shardcache.transport.http.body_readers import BodyReader, ChunksReader, wait_without_limit
 from shardcache.transport.http.gate import Gate
@@ -134,7 +134,7 @@ class Exchange:
 
         if sums:
             # Of an expected answer, one header is needed; there are a hundred such answers per GB.
-            headers = {name: headers[name] for name in KEPT & headers.keys()}
+            headers = {name: headers[name] for name in KEPT_HEADERS & headers.keys()}
         return Answer(response.status, headers, sums)
 
     # The head of the answer
