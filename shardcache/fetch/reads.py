@@ -56,7 +56,7 @@ class PausableRead(Flow):
         when_written: called when that grows.
         first_byte_s: reading time before the first byte; None until it arrives.
         last_byte_s: reading time before the last byte.
-        worked: reading time, pauses excluded.
+        reading_time: runs while bytes may be read, not during pauses.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PausableRead(Flow):
         self.when_written: Callable[[], object] = _no_callback
         self.first_byte_s: float | None = None
         self.last_byte_s = -math.inf
-        self.worked = Stopwatch()
+        self.reading_time = Stopwatch()
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
@@ -101,11 +101,11 @@ class PausableRead(Flow):
         try:
             async with asyncio.timeout(self._stall_timeout_s) as self._limit:
                 await self.ready()
-                self.worked.run()
+                self.reading_time.run()
                 try:
                     yield
                 finally:
-                    self.worked.stop()
+                    self.reading_time.stop()
         except TimeoutError:
             # Origins translate their own timeouts, so this one is the timer's.
             raise self._stall_error() from None
@@ -122,7 +122,7 @@ class PausableRead(Flow):
     @property
     def rate_bytes_per_s(self) -> float:
         """Bytes per second of reading time."""
-        elapsed_s = self.worked.elapsed_s
+        elapsed_s = self.reading_time.elapsed_s
         if not self.received_bytes or not elapsed_s:
             return 0.0
         return self.received_bytes / elapsed_s
@@ -153,7 +153,7 @@ class PausableRead(Flow):
         if self._lately_bytes >= self._enough_bytes:
             self._restart()
 
-        self.last_byte_s = self.worked.elapsed_s
+        self.last_byte_s = self.reading_time.elapsed_s
         if self.first_byte_s is None:
             self.first_byte_s = self.last_byte_s
 
@@ -172,7 +172,7 @@ class PausableRead(Flow):
         """Return once the next bytes may be read."""
         if self._may_read:
             return
-        self.worked.stop()
+        self.reading_time.stop()
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(None)  # a pause is no stall
             self._restarts_from_s = 0.0
@@ -184,7 +184,7 @@ class PausableRead(Flow):
                     self.credit_bytes += await self._grant(wanted_bytes)
         finally:
             self._restart()
-        self.worked.run()
+        self.reading_time.run()
 
     @contextmanager
     def interruptible(self, pause: Callable[[], object]) -> Iterator[None]:

@@ -76,7 +76,7 @@ class Requests:
                 second = partial(self._hedge, span, count, read, patience_s)
                 sums, is_first = await race(first, patience_s, second)
 
-        took_s = read.worked.elapsed_s
+        took_s = read.reading_time.elapsed_s
         self._scheduler.took(span.claim, size_bytes, took_s)
         hedging.took(size_bytes, took_s, span.parts.count)
         if not is_first:
@@ -151,7 +151,7 @@ class Requests:
             place: name of the origin or tier that it was from.
         """
         measures = self._counters.measures
-        took_s = read.worked.elapsed_s
+        took_s = read.reading_time.elapsed_s
         first_byte_s = took_s if read.first_byte_s is None else read.first_byte_s
         measures.part.of(place).observe(took_s)
         measures.first_byte.of(place).observe(first_byte_s)
@@ -166,7 +166,7 @@ class Requests:
     ) -> list[PartSums] | None:
         """Send a hedged request once it is likely to bring the bytes sooner than the first."""
         origin = self._scheduler.origin(span.claim.origin_name)
-        await first.worked.reaches(patience_s)
+        await first.reading_time.reaches(patience_s)
         while True:
             due_s = origin.hedging.due_s(
                 span.parts.size_bytes,
@@ -174,10 +174,10 @@ class Requests:
                 first.received_bytes,
                 self.other_rates(origin.name, first),
             )
-            elapsed_s = first.worked.elapsed_s
+            elapsed_s = first.reading_time.elapsed_s
             if due_s <= elapsed_s:
                 break
-            await first.worked.reaches(max(due_s, LOOK_AGAIN * elapsed_s))
+            await first.reading_time.reaches(max(due_s, LOOK_AGAIN * elapsed_s))
 
         if origin.aimd.is_lowered or not origin.hedging.spend(span.parts.count):
             return None

@@ -144,7 +144,7 @@ class _TierRequests:
         span = self._span
         self._tier.served(span.obj, span.parts.start)
         self._requests.observe(self._tier.address, read)
-        took_s = read.worked.elapsed_s
+        took_s = read.reading_time.elapsed_s
         self._scheduler.took(span.claim, span.parts.size_bytes, took_s)
 
     async def _next_route(self) -> Route | None:

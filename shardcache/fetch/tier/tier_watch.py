@@ -143,7 +143,7 @@ class WatchedRequest:
 
         sums = sums_of(answer, span.obj)
         if answer.headers.get("x-shardcache-tier") != "HIT":  # then the time is the object store's
-            self._hedging.took(self._size_bytes, self._read.worked.elapsed_s)
+            self._hedging.took(self._size_bytes, self._read.reading_time.elapsed_s)
         return sums
 
     async def watch(self, end_first: Commit) -> list[PartSums] | None:
@@ -154,12 +154,12 @@ class WatchedRequest:
         SlowOwnerError if the owner has been slow before.
         """
         while True:
-            look_s = max(self._usual_s, LOOK_AGAIN * self._read.worked.elapsed_s)
+            look_s = max(self._usual_s, LOOK_AGAIN * self._read.reading_time.elapsed_s)
             question_s = max(self._usual_s, self._next_question_s)
-            await self._read.worked.reaches(min(look_s, question_s))
+            await self._read.reading_time.reaches(min(look_s, question_s))
 
             left_s = self._left_s()
-            is_question_due = self._read.worked.elapsed_s >= self._next_question_s
+            is_question_due = self._read.reading_time.elapsed_s >= self._next_question_s
             if left_s is None and not self._sends_slowly and not is_question_due:
                 continue
 
@@ -186,7 +186,7 @@ class WatchedRequest:
         return self._hedging.left_s(
             self._size_bytes,
             self._read.received_bytes,
-            self._read.worked.elapsed_s,
+            self._read.reading_time.elapsed_s,
             self._usual_s,
             self._requests.other_rates(self._span.claim.origin_name, self._read),
             self._stall_timeout_s,
@@ -208,7 +208,7 @@ class WatchedRequest:
             left_s: time that the request will still take; None if not much more than usual.
         """
         # 1. Does the owner answer promptly, or send?
-        self._asked_s = self._read.worked.elapsed_s
+        self._asked_s = self._read.reading_time.elapsed_s
         await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
         if not asking.done():
             if not self._sends:
@@ -279,7 +279,7 @@ class WatchedRequest:
         read = self._read
         if read.first_byte_s is None or not read.received_bytes:
             return False
-        sending_s = read.worked.elapsed_s - read.first_byte_s
+        sending_s = read.reading_time.elapsed_s - read.first_byte_s
         if sending_s < MIN_STALL_SHARE * self._stall_timeout_s:
             return False
         whole_s = sending_s * self._size_bytes / read.received_bytes
