@@ -62,7 +62,7 @@ class ChunksReader:
 
     @property
     def has_more(self) -> bool:
-        """True if the body has not ended. Blocks."""
+        """True if the body has not ended. Blocks, and takes a byte: nothing can be read then."""
         return bool(self._response.read(1))
 
     def __call__(self, memory: memoryview) -> int:

@@ -49,7 +49,8 @@ def new_socket(address: AddrInfoType) -> socket.socket:
 async def connect(host: str, port: int, *, far_only: bool = False) -> socket.socket:
     """Return a socket that is connected to the first of the host's addresses to answer.
 
-    The addresses checked are those connected to: changing the name in between gains nothing.
+    The addresses that are checked are those connected to: a name whose addresses change in between
+    (DNS rebinding) gains nothing.
 
     Args:
         far_only: True to refuse a host whose name leads to this node.
