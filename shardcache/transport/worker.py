@@ -162,7 +162,7 @@ class Worker:
             return
         has_ended = gate.cancel()
         if gate.asked_idle_s is not None:
-            self._pool.given_up(gate.asked_idle_s)
+            self._pool.record_cancellation(gate.asked_idle_s)
         if has_ended:
             self._end(number, {"is": "cancelled"})
 

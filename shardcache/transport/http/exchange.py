@@ -36,10 +36,7 @@ AnyReader: TypeAlias = BodyReader | ChunksReader
 
 
 class StaleError(Exception):
-    """A reused connection has been closed, or stays silent.
-
-    Or a primed one brings another answer than expected.
-    """
+    """A reused connection is closed or silent, or a primed one brings an unexpected answer."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -67,7 +64,7 @@ class Exchange:
         Raises OSError and http.client.HTTPException if the connection fails or the answer is not
         HTTP; NearHostError, PartFileError, CancelledError.
         """
-        self._gate.ready(1)
+        self._gate.ready(1)  # the request may have been paused before it begins
         # 1. Over the connection on which this request was sent ahead.
         # 2. Over an idle one.
         for take in (self._take_primed, self._take_idle):
@@ -168,10 +165,10 @@ class Exchange:
             response = self._head(connection, patience_s)
         except OSError as exn:
             if isinstance(exn, TimeoutError):
-                pool.silent(asked_s)
+                pool.record_silence(asked_s)
             raise StaleError from exn
         self._gate.asked_idle_s = None
-        pool.answered()
+        pool.record_answer()
         return response
 
     def _head(self, connection: HttpConnection, patience_s: float | None) -> Response:

@@ -137,22 +137,26 @@ class Pool:
             return None
         return self.silence_s
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """Record an answer over a reused connection."""
         self._answered_s = time.monotonic()
 
-    def silent(self, asked_s: float) -> None:
-        """Distrust idle connections in all processes.
+    def record_silence(self, asked_s: float) -> None:
+        """Distrust idle connections in all processes, as a request over one got no answer.
 
-        One got no answer to a request sent at `asked_s`.
+        Args:
+            asked_s: when that request was sent.
         """
         self.distrust(asked_s)
         self._report(asked_s)
 
-    def given_up(self, asked_s: float) -> None:
-        """Treat a cancelled request as a silent connection, unless another was answered since."""
+    def record_cancellation(self, asked_s: float) -> None:
+        """Record that a request over a reused connection was cancelled before it was answered.
+
+        The connection counts as silent, unless another one has brought an answer since `asked_s`.
+        """
         if self._answered_s <= asked_s:
-            self.silent(asked_s)
+            self.record_silence(asked_s)
 
     def distrust(self, before_s: float) -> None:
         """Close the connections that have been idle since before `before_s`."""
