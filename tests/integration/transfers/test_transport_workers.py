@@ -21,7 +21,7 @@ from shardcache.transport.between.messages import Answer, Body, Request
 from shardcache.transport.between.parts import Parts
 from shardcache.transport.http import opening
 from shardcache.transport.http.gate import Gate
-from shardcache.transport.worker_handle import TransportError
+from shardcache.transport.running_request import TransportError
 from shardcache.transport.worker_pool import Workers
 from support.cases import first_quick
 from support.network.lead import SILENT, SilentAddress

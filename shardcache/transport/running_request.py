@@ -1,0 +1,136 @@
+"""A request in flight in a transport worker, as the daemon sees it."""
+
+import asyncio
+import errno
+import math
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shardcache.errors import NotAllowedError, OriginError
+from shardcache.telemetry.logs import SharedLogger
+from shardcache.transport.between.flow import Commit, Flow
+from shardcache.transport.between.messages import Answer, Message
+from shardcache.transport.between.parts import PartFileError
+from shardcache.transport.http.http_heads import HEAD_REMEDY
+
+log = SharedLogger()
+
+# A write that hangs with its disk must not block the daemon. It is safe to leave: if it completes
+# later, it writes the right bytes in the right place.
+_END_LIMIT_S = 2.0
+
+# For addresses of the node itself, and of its own network.
+_NEAR_REMEDY = "if that is intended, the node's operator can add the url's prefix to --allow"
+
+
+class TransportError(OSError):
+    """A connection failed, or the answer was not HTTP."""
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """A request in flight.
+
+    Attributes:
+        send: sends a message to the worker.
+        path: of the file that its body is written to; None for no body.
+        received_bytes: bytes of the body so far.
+    """
+
+    number: int
+    send: Callable[[Message], None]
+    flow: Flow
+    path: str | None
+    received_bytes: int = 0
+    _written_bytes: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _paused: bool = False  # until the flow is ready
+    _held: bool = False  # until the body is committed
+    _last_message: Message | None = None  # set once the request has ended
+
+    def pause(self) -> None:
+        """Pause until the flow is ready again."""
+        if not self._paused and self._last_message is None:
+            self._paused = True
+            self.send({"do": "pause", "id": self.number})
+            self._changed.set()
+
+    async def outcome(self, commit: Commit | None) -> Answer | None:
+        """Return the answer; None if its body was not committed.
+
+        Raises what `Workers.fetch` raises.
+        """
+        while self._last_message is None:
+            await self._changed.wait()
+            self._changed.clear()
+
+            # 1. The flow had no credit, or no slot: the worker goes on once it has.
+            if self._paused and self._last_message is None:
+                await self.flow.ready()
+                self._paused = False
+                limit_bytes = self.limit_bytes()
+                self.send({"do": "resume", "id": self.number, "limit_bytes": limit_bytes})
+            # 2. The whole body has arrived, and waits to be written to its file.
+            if self._held and self._last_message is None:
+                self._held = False
+                if commit is not None and not await commit():
+                    return None
+                self.send({"do": "commit", "id": self.number})
+        return _result(self._last_message)
+
+    async def end(self) -> None:
+        """Cancel the request if it has not ended, and wait for its end."""
+        if self._last_message is not None:
+            return
+        self.send({"do": "cancel", "id": self.number})
+        try:
+            async with asyncio.timeout(_END_LIMIT_S):
+                while self._last_message is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("cancelled request still writing; the disk may be hung")
+
+    def limit_bytes(self) -> float | None:
+        """Return the number of bytes of the body that may be read in all; None for no limit."""
+        if math.isinf(self.flow.credit_bytes):
+            return None
+        return self.received_bytes + max(0, self.flow.credit_bytes)
+
+    def receive(self, message: Message) -> None:
+        """Handle the worker's message about this request."""
+        if message["is"] == "held":
+            self._held = True
+        else:
+            received_bytes = message.get("received_bytes", self.received_bytes)
+            self.progress(received_bytes, self._written_bytes)
+            self._last_message = message
+        self._changed.set()
+
+    def progress(self, received_bytes: int, written_bytes: int) -> None:
+        """Record the numbers of bytes of the body received and written so far."""
+        more_bytes = received_bytes - self.received_bytes
+        if more_bytes > 0:  # two threads' reports may come in the wrong order
+            self.received_bytes = received_bytes
+            self.flow.received(more_bytes)
+        if written_bytes > self._written_bytes:
+            self._written_bytes = written_bytes
+            self.flow.written(written_bytes)
+
+
+def _result(message: Message) -> Answer:
+    """Return the answer in a request's last message, or raise the error that it stands for."""
+    match message["is"]:
+        case "answer":
+            return Answer.from_json(message["answer"])
+        case "disk":
+            raise PartFileError(OSError(message["errno"], message["reason"]))
+        case "near":
+            raise NotAllowedError(message["reason"], remedy=_NEAR_REMEDY)
+        case "head":
+            raise OriginError(message["reason"], remedy=HEAD_REMEDY)
+        case "certificate":
+            raise ssl.SSLCertVerificationError(errno.EPROTO, message["reason"])
+        case _:
+            raise TransportError(message.get("reason", "cancelled"))
