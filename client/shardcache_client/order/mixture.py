@@ -4,9 +4,9 @@ Each source is an endless sequence of rounds, the same as if it was read by itse
 the next samples of each, as many as its weight says: a source that is smaller than its part comes
 again, and one that is larger goes on in the next epoch where this one ends.
 
-Batches of one source take turns as samples do otherwise. Every turn is a whole batch, of as many
-samples as all spans of the epoch give to a step if they are alike: what a source has beyond its
-last batch comes first in the next epoch.
+If each batch is of one source, batches take turns as samples do otherwise. A turn is then a whole
+batch of one span; or those of all spans, if they have the same source at each step. The samples
+that a source has beyond its last whole batch come first in the next epoch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ class MixedSource:
         return self.manifest.samples or 0
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
-        """Return the same with its own seed of `seeds`, which are by name, if it has one there."""
+        """Return the same with its seed in `seeds`, which are by source name, if it has one."""
         if self.shuffle is None or self.name not in seeds:
             return self
         return replace(self, shuffle=replace(self.shuffle, seed=seeds[self.name]))
@@ -87,9 +87,10 @@ class MixtureDeal(SpanDeal):
     Attributes:
         sources: in the order of the mixture's manifest.
         samples: wanted in an epoch, before any rounding to whole batches of one source.
-        grouping: "mixed"; or whether ranks have the same source at a step, with batches of one.
-        spans: number of spans of an epoch, each of which gives `batch_size` places to a step, if
-            batches are of one source.
+        weights: of the sources.
+        grouping: sources of a batch; see `Grouping`.
+        spans: if each batch is of one source: number of spans of an epoch, each of which gives
+            `batch_size` places to a step.
         change: the latest of the mixture; None if it is as it began.
         global_batches: the form of batches that all ranks share, if there are any.
     """
@@ -145,7 +146,10 @@ class MixtureDeal(SpanDeal):
         return change.samples
 
     def _places(self, samples: int) -> int:
-        """Return the number of places of an epoch of so many samples: whole steps of batches."""
+        """Return the number of places of an epoch of so many samples.
+
+        If each batch is of one source, they are whole steps of batches.
+        """
         if self.form is None:
             return samples
         steps = self.form.steps(samples, drop=self.even == "drop")
@@ -159,7 +163,7 @@ class MixtureDeal(SpanDeal):
         """Return the number of turns that the sources take in an epoch of so many samples."""
         return self._places(samples) // self._samples_per_turn
 
-    # What an epoch takes of each source
+    # Number of samples that an epoch takes of each source
 
     @cached_property
     def _quotas(self) -> SourceQuotas:
@@ -209,8 +213,9 @@ class MixtureDeal(SpanDeal):
 
     @cached_property
     def _identities(self) -> list[str]:
-        form = self.global_batches or ()
-        return [digest([*source.identity, *form])[:8] for source in self.sources]
+        """Digests of 8 hexadecimal digits that tell each source's samples and their order."""
+        batch_facts = self.global_batches or ()
+        return [digest([*source.identity, *batch_facts])[:8] for source in self.sources]
 
     # The order
 
@@ -233,14 +238,14 @@ class MixtureDeal(SpanDeal):
             self._lane(epoch, number, start, stop) for number, (start, stop) in enumerate(ranges)
         )
         begin, end = span
-        return Interleaved(begin, end, layout.turns, lanes, begin, self._names)
+        return Interleaved(begin, end, layout.turns, lanes, origin=begin, names=self._names)
 
     def _lane(self, epoch: int, number: int, start: int, stop: int) -> Lane:
-        """Return the samples of a source from one of its course to a later one."""
+        """Return the samples from `start` to `stop` of the course of the source of this number."""
         is_changed = self.change is not None and epoch >= self.change.epoch
         course = self._courses[number] if is_changed else Course()
         if start >= course.resumes:  # from here on, the course is the source's sequence
-            return self._segment(number, MixPart(start, stop, 0, stop - start))
+            return self._segment(number, MixPart.whole(start, stop))
         if start < course.start:
             raise ConfigError(
                 "the state is invalid: a source is not where its other numbers say",
@@ -260,11 +265,11 @@ class MixtureDeal(SpanDeal):
     @property
     def scattered(self) -> Sequence[range]:
         """The shards of the sources all of whose samples are permuted; see `SpanDeal`."""
-        found = []
+        ranges = []
         for source, first in zip(self.sources, self._first_shards, strict=True):
             if source.shuffle is not None and source.shuffle.is_global:
-                found.append(range(first, first + len(source.manifest)))
-        return found
+                ranges.append(range(first, first + len(source.manifest)))
+        return ranges
 
     @cached_property
     def _first_shards(self) -> list[int]:
@@ -276,27 +281,28 @@ class MixtureDeal(SpanDeal):
     def pass_places(self, epoch: int) -> int:
         """Return the number of consecutive places that hold a whole round of each source."""
         layout = self.layout(epoch)
-        samples = layout.samples
-        total = sum(samples)
+        total = sum(layout.samples)
         turn_samples = 1 if self.form is None else self.form.size
-        places = [0]
-        for number, taken in enumerate(samples):
-            if taken:
+        pass_places = 0
+        for number, samples in enumerate(layout.samples):
+            if samples:
                 # A source may come two turns later than its proportion says.
                 needed = self._pass_samples(number) + 2 * turn_samples
-                places.append(-(-needed * total // taken))  # rounded up
-        return max(places)
+                places = -(-needed * total // samples)  # rounded up
+                pass_places = max(pass_places, places)
+        return pass_places
 
     def _pass_samples(self, number: int) -> int:
         """Return the number of consecutive samples of a source that hold a whole round."""
-        left = sum(part.samples for part in self._courses[number].left)
+        left_of_earlier = sum(part.samples for part in self._courses[number].left)
         # A stretch of two rounds has a whole one in it, wherever it begins.
-        return left + 2 * self._orders[number].samples
+        return left_of_earlier + 2 * self._orders[number].samples
 
     def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
         """Return the samples that come in the place of skipped ones; see `SpanDeal`."""
-        before = self.samples_in(epoch) * rank.rank // rank.world_size
-        return self.spare_of_source(epoch, before + place) or super().spare(epoch, rank, place)
+        rank_start = self.samples_in(epoch) * rank.rank // rank.world_size
+        of_source = self.spare_of_source(epoch, rank_start + place)
+        return of_source or super().spare(epoch, rank, place)
 
     def spare_of_source(self, epoch: int, place: int) -> Spare | None:
         """Return the samples of the source that has a place of the epoch; see `SpanDeal`."""
@@ -346,7 +352,9 @@ class MixtureAssignment(Assignment):
 
     def after(self, change: Change | None) -> Self:
         """Return the same after a change of the mixture; see `Assignment`."""
-        return self if change == self.changed else replace(self, changed=change)
+        if change == self.changed:
+            return self
+        return replace(self, changed=change)
 
     @property
     def fixes_batch_size(self) -> bool:
@@ -379,7 +387,9 @@ class MixtureAssignment(Assignment):
     def global_batches(self) -> GlobalBatches | None:
         """The form of global batches; None if there are none."""
         size = self.global_batch_size
-        return None if size is None else GlobalBatches(size, self.spans, self.even == "drop")
+        if size is None:
+            return None
+        return GlobalBatches(size, self.spans, drop=self.even == "drop")
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
         """Return the deal of the mixture, for as many spans as it has; see `Assignment`."""
@@ -403,8 +413,8 @@ class MixtureAssignment(Assignment):
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return the identifier of mixtures with the same sources; see `Assignment`.
 
-        It is by True, since samples are always counted. What an epoch takes of the sources is in
-        the states themselves.
+        It is under True, since samples are always counted. The number of samples that an epoch
+        takes of each source is in the states themselves.
         """
         sources = [source.identity for source in self.sources]
         further = [] if self.grouping == "mixed" else [self.grouping]

@@ -4,10 +4,11 @@ A reader keeps up to `window` samples waiting, in the order in which they come. 
 one group of blocks after another: `next_group`. A group is a run of the oldest waiting samples,
 long enough to fill a number of blocks; the samples after it wait for the next group.
 
-Groups end where their blocks are full. Of a fixed number of samples, the last block would be half
-empty on average: 5 % of the tokens of ten blocks. And as no sample is carried past others, a group
-does not depend on those before it. So a position is two numbers: the samples before a group, and
-the blocks given from it. To resume, read on from the group's first sample, and skip those blocks.
+Groups end where their blocks are full. If they had a fixed number of samples, the last block would
+be half empty on average: 5 % of the tokens of ten blocks. And as no sample is carried past others,
+a group does not depend on those before it. So a position is two numbers: the samples before a
+group, and the blocks given from it. To resume, read on from the group's first sample, and skip
+those blocks.
 
 The samples of a group all wait at the same time, so fewer than `window` places lie between any two
 of them. Samples that are `window` or more places apart are therefore given in order: when a sample
@@ -75,13 +76,13 @@ def next_group(
     _check(waiting, max_tokens)  # before the other ranks wait for this one
     is_last = greatest(unread) == 0
     if is_last:
-        # As many as the rank that needs most: nothing may be left.
+        # As many blocks as the rank that needs most: no sample may be left.
         needed = len(pack(waiting, max_tokens, sources=sources))
         count = greatest(needed)
         blocks = pack(waiting, max_tokens, least=count, sources=sources)
     else:
-        # As many as the rank that can fill fewest: the least value is that with the greatest
-        # negative.
+        # As many blocks as the rank that can fill fewest: the least value is the one whose negative
+        # is the greatest.
         offered = _offer(waiting, unread, max_tokens)
         count = -greatest(-offered)
         blocks = _blocks_in_step(waiting, unread, max_tokens, count, greatest, sources)
@@ -168,19 +169,20 @@ def _blocks_in_step(
     sources: Sequence[object],
 ) -> Blocks:
     """Return `count` blocks, of fewer samples if the rank would get too far ahead of others."""
-    left = len(waiting) + unread
+    samples_left = len(waiting) + unread
     blocks = fill(waiting, max_tokens, min(count, len(waiting)), sources)
     taken = sum(map(len, blocks))
 
-    most_left = greatest(left - taken)
+    most_left = greatest(samples_left - taken)
     reserve = most_left - most_left // _MAX_LEAD_DIVISOR
-    allowed = max(count, left - reserve)
+    allowed = max(count, samples_left - reserve)
     if taken <= allowed:
         return blocks
     return pack(waiting[:allowed], max_tokens, least=count, sources=sources)
 
 
 def _check(lengths: Sequence[int], max_tokens: int) -> None:
+    """Raise ValueError if a length is not from 1 to `max_tokens`."""
     for length in (min(lengths, default=1), max(lengths, default=1)):
         if not 1 <= length <= max_tokens:
             raise ValueError(
@@ -192,7 +194,7 @@ def _check(lengths: Sequence[int], max_tokens: int) -> None:
 def _best_fit(lengths: Sequence[int], max_tokens: int, sources: Sequence[object]) -> Blocks:
     """Return blocks made by best fit: each sample, longest first, goes where it just fits.
 
-    The samples of a block come by descending length. Those of different `sources` share none.
+    The samples of a block come by descending length. No two sources share a block.
     """
     if not sources:
         return _best_fit_of(range(len(lengths)), lengths, max_tokens)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import merge
 from itertools import accumulate
-from operator import itemgetter
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from shardcache_client.order.sequences.lanes import (
@@ -108,16 +108,23 @@ class RankEpoch:
         return map(self._in_tar, samples)
 
     def runs(self, start: int, stop: int) -> Iterator[FileRun]:
-        """Yield these samples as runs of such in file order; see `has_runs`."""
+        """Yield these samples as runs of neighbours in their shards; see `has_runs`."""
         for part, first, last in self._places.within(start, stop):
             assert isinstance(part, _MixedPlaces)
             yield from part.runs(first, last)
 
     @cached_property
     def has_runs(self) -> bool:
-        """True if `runs` may be called: places are in file order, and not of several lanes."""
+        """True if `runs` may be called: places are in file order, without lanes that take turns."""
         are_ranges = all(isinstance(part, _MixedPlaces) for part in self._places.parts)
         return self.is_in_file_order and are_ranges
+
+    def visits(self, start: int = 0) -> Iterator[Visit]:
+        """Return the visits that end after the place `start`, in the order in which they begin.
+
+        They are made one by one as they are taken, since an epoch may be endless.
+        """
+        return self._places.visits(start)
 
     def _in_tar(self, sample: SampleId) -> SampleId:
         """Return a sample by its number in the tar, given the one among the chosen samples."""
@@ -128,6 +135,7 @@ class RankEpoch:
         return shard, chosen[number]
 
     def _chosen(self, shard: int) -> Sequence[int] | None:
+        """Return the numbers of a shard's chosen samples, which are kept; None for all samples."""
         if self._manifest.choices is None:
             return None
         if shard not in self._chosen_of:
@@ -135,13 +143,6 @@ class RankEpoch:
                 self._chosen_of.popitem(last=False)
             self._chosen_of[shard] = self._manifest.chosen(shard)
         return self._chosen_of[shard]
-
-    def visits(self, start: int = 0) -> Iterator[Visit]:
-        """Return the visits that end after the place `start`, in the order in which they begin.
-
-        They are made one by one as they are taken, since an epoch may be endless.
-        """
-        return self._places.visits(start)
 
 
 def substitutes(place: int, places: int, pass_places: int) -> Iterator[int]:
@@ -223,28 +224,30 @@ class _MixedPlaces(_Places):
         number = self._step_of(at)
         while at < end:
             step = self._step(number)
-            some = step.samples[at - step.first : end - step.first]
-            yield from some
-            at += len(some)
+            samples = step.samples[at - step.first : end - step.first]
+            yield from samples
+            at += len(samples)
             number += 1
 
     def runs(self, start: int, stop: int) -> Iterator[FileRun]:
-        """Yield the samples at the places from `start` to `stop` as runs of such in file order."""
+        """Yield the samples at the places from `start` to `stop` as runs in file order."""
         at = self._begin + start
         end = self._begin + stop
-        piece, before = self._mix.find(at)
+        # In file order, each step has the samples of one piece: that of the same number.
+        number, skipped = self._mix.find(at)
         while at < end:
-            held = self._mix.pieces[piece]
-            first = held.start + before
-            count = min(held.samples - before, end - at)
+            piece = self._mix.pieces[number]
+            first = piece.start + skipped
+            count = min(piece.samples - skipped, end - at)
             if count:
-                yield FileRun(held.shard, first, first + count)
+                yield FileRun(piece.shard, first, first + count)
             at += count
-            piece += 1
-            before = 0
+            number += 1
+            skipped = 0
 
     def _step_of(self, place: int) -> int:
         """Return the number of the step that has a place of the mix."""
+        # Most places are in a step that is kept, and need no search.
         for number, step in self._steps.items():
             if step.first <= place < step.first + len(step.samples):
                 return number
@@ -252,58 +255,60 @@ class _MixedPlaces(_Places):
         return number
 
     def _step(self, number: int) -> _Step:
-        found = self._steps.get(number)
-        if found is not None:
-            return found
+        kept = self._steps.get(number)
+        if kept is not None:
+            return kept
 
-        found = self._new_step(number)
-        self._steps[number] = found
+        step = self._new_step(number)
+        self._steps[number] = step
         while len(self._steps) > _KEPT_STEPS:
             self._steps.popitem(last=False)
-        return found
+        return step
 
     def _new_step(self, number: int) -> _Step:
         mix = self._mix
-        held = mix.pieces_at(number)
-        self._numbers = {piece: self._numbers_of(piece) for piece in held}
-        shards = [mix.pieces[piece].shard for piece in held]
-        parts = [mix.part(piece, number, self._numbers[piece]) for piece in held]
+        pieces = mix.pieces_at(number)
+        # Keeps the numbers of the pieces in this step, and drops those of pieces that have left.
+        self._numbers = {piece: self._numbers_of(piece) for piece in pieces}
+        shards = [mix.pieces[piece].shard for piece in pieces]
+        parts = [mix.part(piece, number, self._numbers[piece]) for piece in pieces]
         draws = [iter(part) for part in parts]
         order = mix.interleaved(number, [len(part) for part in parts])
         samples = [(shards[part], next(draws[part])) for part in order]
         return _Step(mix.enters(number), samples)
 
-    def _numbers_of(self, piece: int) -> Sequence[int]:
-        found = self._numbers.get(piece)
-        if found is not None:
-            return found
-        held = self._mix.pieces[piece]
-        return held.numbers(self._counts[held.shard], permuted=self._mix.window > 0)
+    def _numbers_of(self, number: int) -> Sequence[int]:
+        """Return the numbers in the tar of a piece's samples, in order."""
+        kept = self._numbers.get(number)
+        if kept is not None:
+            return kept
+        piece = self._mix.pieces[number]
+        return piece.numbers(self._counts[piece.shard], permuted=self._mix.window > 0)
 
     def visits(self, start: int) -> Iterator[Visit]:
         """Yield the visits that end after the place `start`; see `_Places`."""
         pieces = self._pieces
         step, _ = self._mix.find(self._begin + start)
-        first = self._mix.pieces_at(step).start
-        shards = self._mix.pieces.shards(first, pieces.stop)
-        for piece, shard in zip(range(first, pieces.stop), shards, strict=True):
-            entered = max(0, self._mix.enters(piece) - self._begin)
-            left = min(self.samples, self._mix.leaves(piece) - self._begin)
-            if max(entered, start) < left:
-                yield Visit(entered, left, shard, self._is_whole(piece))
+        first_piece = self._mix.pieces_at(step).start
+        shards = self._mix.pieces.shards(first_piece, pieces.stop)
+        for piece, shard in zip(range(first_piece, pieces.stop), shards, strict=True):
+            first = max(0, self._mix.enters(piece) - self._begin)
+            end = min(self.samples, self._mix.leaves(piece) - self._begin)
+            if max(first, start) < end:
+                yield Visit(first, end, shard, self._is_whole(piece))
 
-    def _is_whole(self, piece: int) -> bool:
+    def _is_whole(self, number: int) -> bool:
         """Return True if these places have all samples of a piece's shard."""
-        if self._mix.enters(piece) < self._begin:
+        if self._mix.enters(number) < self._begin:
             return False
-        if self._mix.leaves(piece) > self._begin + self.samples:
+        if self._mix.leaves(number) > self._begin + self.samples:
             return False
 
         last = len(self._mix.pieces) - 1
-        if 0 < piece < last:
+        if 0 < number < last:
             return True  # only the first and the last one may be parts of shards
-        found = self._mix.pieces[piece]
-        return found.start == 0 and found.stop == self._counts[found.shard]
+        piece = self._mix.pieces[number]
+        return piece.start == 0 and piece.stop == self._counts[piece.shard]
 
 
 class _ChainedPlaces(_Places):
@@ -369,9 +374,10 @@ class _InterleavedPlaces(_Places):
         """Yield the visits that end after the place `start`; see `_Places`."""
         taken = self._taken(start)
         lanes = (self._visits_of(lane, taken[lane]) for lane in self._lanes)
-        return merge(*lanes, key=itemgetter(0))
+        return merge(*lanes, key=attrgetter("first"))
 
     def _visits_of(self, lane: int, taken: int) -> Iterator[Visit]:
+        """Yield a lane's visits that end after its first `taken` places, by places of all lanes."""
         places = self._lanes[lane]
         if taken == places.samples:
             return
@@ -381,6 +387,7 @@ class _InterleavedPlaces(_Places):
             yield Visit(first, last + 1, visit.shard, visit.is_whole)
 
     def _place(self, lane: int, number: int) -> int:
+        """Return the place among those of all lanes of a lane's place of this number."""
         return self._turns.place(lane, self._before[lane] + number) - self._begin
 
 
@@ -412,8 +419,8 @@ class _StridedPlaces(_Places):
         """Yield the samples at the places from `start` to `stop`; see `_Places`."""
         width = self._part.width
         while start < stop:
-            left_of_row = width - (self._part.start + start) % width
-            run = min(stop - start, left_of_row)
+            left_in_row = width - (self._part.start + start) % width
+            run = min(stop - start, left_in_row)
             first = self._part.passed_before(start)
             yield from self._passing.between(first, first + run)
             start += run

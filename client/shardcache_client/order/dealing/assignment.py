@@ -25,7 +25,7 @@ class Assignment:
         batch_size: number of samples in a batch of each rank.
         samples_per_epoch: over all ranks; None for those of the dataset.
         global_batch_size: number of samples in a batch of all ranks; None to deal spans to ranks.
-        spans: number of spans that each global batch is of.
+        spans: number of spans of the epoch; each gives an equal part to every global batch.
         unit: describes samples that are not those of the tars; empty for those.
     """
 
@@ -56,7 +56,7 @@ class Assignment:
     def batches(self) -> dict[str, object]:
         """Return further options that must be the same on ranks that train together.
 
-        Then they end an epoch after the same number of batches.
+        With them, all ranks end an epoch after the same number of batches.
         """
         if self.even is None or self.batch_size <= 1:
             return {}
@@ -112,9 +112,9 @@ class Assignment:
             counted: True to deal samples, False to deal whole shards, None to deal samples if they
                 are counted.
         """
-        is_known = manifest.counts is not None
-        deals_samples = is_known if counted is None else counted
-        can_number_samples = deals_samples and is_known
+        is_counted = manifest.counts is not None
+        deals_samples = is_counted if counted is None else counted
+        can_number_samples = deals_samples and is_counted
         if self.global_batch_size is not None and not can_number_samples:
             raise manifest.uncounted_error("global_batch_size needs the number of samples")
         if self.is_global and not can_number_samples:
@@ -125,9 +125,10 @@ class Assignment:
                 "and use index.json as the url",
             )
 
-        options = (self.shuffle, self.even, self.batch_size, self.samples_per_epoch)
         if not deals_samples:
-            return ShardDeal(len(manifest), *options)
+            return ShardDeal(
+                len(manifest), self.shuffle, self.even, self.batch_size, self.samples_per_epoch
+            )
         if manifest.counts is None:
             raise ConfigError(
                 "cannot resume this epoch: the sample counts of "
@@ -136,9 +137,13 @@ class Assignment:
             )
         if not manifest.samples:
             raise ConfigError("the shards contain no samples")
-        return self._in_global_batches(SampleDeal(manifest.counts, *options))
+        deal = SampleDeal(
+            manifest.counts, self.shuffle, self.even, self.batch_size, self.samples_per_epoch
+        )
+        return self._in_global_batches(deal)
 
     def _in_global_batches(self, deal: SpanDeal) -> SpanDeal:
+        """Return a deal of global batches, whose spans are those of `deal`, if there are any."""
         if self.global_batch_size is None:
             return deal
         return ElasticDeal(deal, self.global_batch_size, self.spans)
@@ -156,9 +161,9 @@ class Assignment:
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return identifiers that are equal for datasets with interchangeable states.
 
-        Each has 16 hexadecimal digits. One identifies states of dealt shards (False); another, if
-        samples are counted, states of dealt samples (True). Of a selection, samples are always
-        dealt.
+        Each has 16 hexadecimal digits. The one under False identifies states of dealt shards; the
+        one under True, if samples are counted, states of dealt samples. A selection always deals
+        samples.
         """
         facts: list[object] = [
             manifest.objects,
@@ -168,10 +173,10 @@ class Assignment:
         ]
         if manifest.choices is not None:
             return {True: digest([*facts, manifest.counts, manifest.selection])}
-        found = {False: digest(facts)}
+        digests = {False: digest(facts)}
         if manifest.counts is not None:
-            found[True] = digest([*facts, manifest.counts])
-        return found
+            digests[True] = digest([*facts, manifest.counts])
+        return digests
 
 
 def digest(facts: object) -> str:
@@ -195,7 +200,8 @@ def check(deal: Deal, topology: Topology, even: Even) -> None:
             "index.json as the url; or set samples_per_epoch; or even=None if ranks may differ, "
             "as for inference",
         )
-    if even != "drop" or size != 0:
+    drops_all = even == "drop" and size == 0
+    if not drops_all:
         return
     if isinstance(deal, ElasticDeal):
         raise ConfigError(

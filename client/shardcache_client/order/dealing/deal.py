@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from shardcache_client.order.sequences.lanes import Lane, Mix, Segment, Share
-from shardcache_client.order.sequences.partition import Even, Partition, Phase, what_is_left
+from shardcache_client.order.sequences.partition import Even, Partition, Phase, rest_after
 from shardcache_client.order.sequences.rounds import (
     ListedPieces,
     Piece,
@@ -25,17 +25,17 @@ from shardcache_client.order.sequences.scatter import EndlessOrder, lane_of, ord
 from shardcache_client.order.sources.changes import MixtureState
 
 # The readers of one process ask for the rest of the same epoch, one after another.
-_what_is_left = lru_cache(maxsize=4)(what_is_left)
+_rest_after = lru_cache(maxsize=4)(rest_after)
 
 
 class Spare(NamedTuple):
-    """Samples that come in the place of skipped ones.
+    """Samples among which substitutes for a skipped one are found.
 
     Attributes:
         share: the samples.
         place: that of the skipped sample among them.
         pass_places: number of consecutive places that hold all of them.
-        source: number of the source whose samples they are; 0 if they are of all.
+        source: number of the source that they belong to; 0 if they are of all sources.
     """
 
     share: Share
@@ -94,29 +94,29 @@ class SpanDeal(ABC):
         return Partition(topology.world_size, self.even, self.batch_size)
 
     def share(
-        self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()
+        self, epoch: int, shift: int, topology: Topology, phases: Sequence[Phase] = ()
     ) -> Share:
-        """Return a reader's share of the rest of an epoch.
+        """Return a reader's share of the rest of an epoch, or that of a later reader.
 
-        Or one of those that make up for samples that it has skipped.
+        A reader takes further shares to make up for samples that it has skipped.
 
         Args:
             epoch: number of the epoch.
-            time: 0 for the reader's own share; n for the share of the reader n places further on.
+            shift: 0 for the reader's own share; n for the share of the reader n places further on.
             topology: the reader.
             phases: those of the epoch that have been read.
         """
         cut = self.cut(topology)
         first_cut = phases[0].cut if phases else cut
         samples = self.samples_in(epoch)
-        rest = _what_is_left(samples, tuple(phases), cut)
-        reader = (topology.reader + time) % cut.world_size
+        rest = _rest_after(samples, tuple(phases), cut)
+        reader = (topology.reader + shift) % cut.world_size
 
         segments = []
         for span in cut.spans(len(rest), reader):
             # What is left lies in the spans that readers had when the epoch began.
             for first_reader, start, stop in rest.between(*span):
-                lane = self.lane(epoch, first_cut.own(samples, first_reader))
+                lane = self.lane(epoch, first_cut.owned_span(samples, first_reader))
                 segments.append(lane.between(start, stop))
         return Share(tuple(segments), cut.size(len(rest), reader))
 
@@ -131,9 +131,10 @@ class SpanDeal(ABC):
             phases: those that have been read.
             drop_last: True if a rank's last batch does not count unless it is whole.
         """
-        left = len(_what_is_left(self.samples_in(epoch), tuple(phases), cut))
-        ranks = range(cut.world_size)
-        batches = {cut.batches(left, rank, drop_last=drop_last) for rank in ranks}
+        rest = _rest_after(self.samples_in(epoch), tuple(phases), cut)
+        batches = {
+            cut.batches(len(rest), rank, drop_last=drop_last) for rank in range(cut.world_size)
+        }
         return len(batches) == 1
 
     def mixture_of(self, epoch: int) -> MixtureState | None:
@@ -147,11 +148,11 @@ class SpanDeal(ABC):
 
     @property
     def scattered(self) -> Sequence[range]:
-        """Numbers in the manifest of the shards whose samples come in no order of the shards."""
+        """Ranges of shards, by number in the manifest, all of whose samples are permuted."""
         return ()
 
     def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
-        """Return the samples among which those are that come in the place of skipped ones.
+        """Return the samples among which substitutes for a skipped one are found.
 
         Args:
             epoch: number of the epoch.
@@ -160,11 +161,11 @@ class SpanDeal(ABC):
         """
         share = self.share(epoch, 0, Topology())
         samples = share.samples or 0
-        before = samples * rank.rank // rank.world_size
-        return Spare(share, (before + place) % samples, self.pass_places(epoch) or samples)
+        rank_start = samples * rank.rank // rank.world_size
+        return Spare(share, (rank_start + place) % samples, self.pass_places(epoch) or samples)
 
     def spare_of_source(self, epoch: int, place: int) -> Spare | None:
-        """Return the samples of the source that has a place of the epoch.
+        """Return the samples of the source that has a place of the epoch, as substitutes.
 
         None if batches are not of one source.
         """
@@ -218,8 +219,9 @@ class SampleDeal(SpanDeal):
     @property
     def scattered(self) -> Sequence[range]:
         """All shards, if all samples are permuted; see `SpanDeal`."""
-        is_global = self.shuffle is not None and self.shuffle.is_global
-        return [range(len(self.counts))] if is_global else ()
+        if self.shuffle is not None and self.shuffle.is_global:
+            return [range(len(self.counts))]
+        return ()
 
 
 @dataclass(frozen=True)
@@ -252,25 +254,25 @@ class ShardDeal:
         return Partition(topology.world_size, self.even, self.batch_size)
 
     def share(
-        self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()
+        self, epoch: int, shift: int, topology: Topology, phases: Sequence[Phase] = ()
     ) -> Share:
-        """Return a reader's shards of the epoch, in a different order each time.
+        """Return a reader's shards of the epoch, in a different order for each `shift`.
 
         For the arguments, see `SpanDeal`; without counts, `phases` is empty.
         """
-        key = round_key(self.shuffle, epoch, time)
+        key = round_key(self.shuffle, epoch, shift)
         order = shard_order([1] * self.shards, self.shuffle, key)
-        reader = (topology.reader + time) % topology.readers
+        reader = (topology.reader + shift) % topology.readers
         spans = Partition(topology.readers, even=None)
-        start, stop = spans.own(self.shards, reader)
-        own = order[start:stop]
-        if not own and self.samples_per_epoch is not None:
+        start, stop = spans.owned_span(self.shards, reader)
+        shards = order[start:stop]
+        if not shards and self.samples_per_epoch is not None:
             # There are fewer shards than readers: some read the same shard.
-            own = [order[topology.reader % self.shards]]
-        if not own:
+            shards = [order[topology.reader % self.shards]]
+        if not shards:
             return Share((), None)
 
-        pieces = ListedPieces(Piece(shard, key) for shard in own)
+        pieces = ListedPieces(Piece(shard, key) for shard in shards)
         mix = Mix(pieces, window_of(self.shuffle))
         return Share((Segment(mix),), None)
 

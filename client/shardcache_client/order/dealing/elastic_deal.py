@@ -3,8 +3,8 @@
 The epoch is cut into a fixed number of spans, each with an order of its own, and a global batch is
 the next few samples of each span, one span after another, however many ranks there are. Each rank
 takes an equal part of every global batch, in order, and its workers take these parts in turn, as a
-DataLoader asks them for batches. So a reader reads some places of each span that it needs, at
-regular distances. Progress is a single number, that of the global batches taken.
+DataLoader asks them for batches. So a reader reads places at regular distances in each span that it
+needs. Progress is a single number, that of the global batches taken.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from shardcache_client.order.sources.courses import GlobalBatches
 
 @dataclass(frozen=True)
 class ElasticDeal(SpanDeal):
-    """Deals global batches of samples, with equal parts of `count` spans.
+    """Deals global batches of samples, with equal parts of `span_count` spans.
 
     An epoch is whole global batches: with `even="pad"` the last one is filled with samples that
     come next in the order, with "drop" it is left out unless it is whole.
@@ -30,12 +30,12 @@ class ElasticDeal(SpanDeal):
     Attributes:
         spans: the deal that determines the order of each span.
         global_batch_size: number of samples in a batch of all ranks.
-        count: number of spans; it divides the size of a global batch.
+        span_count: number of spans; it divides the size of a global batch.
     """
 
     spans: SpanDeal
     global_batch_size: int
-    count: int = 1
+    span_count: int = 1
 
     @property
     def even(self) -> Even:  # type: ignore[override]  # read only
@@ -57,7 +57,7 @@ class ElasticDeal(SpanDeal):
 
     def _batches(self, samples: int) -> int:
         """Return the number of global batches that samples make."""
-        form = GlobalBatches(self.global_batch_size, self.count, drop=self.even == "drop")
+        form = GlobalBatches(self.global_batch_size, self.span_count, drop=self.even == "drop")
         return form.batches(samples)
 
     def cut(self, topology: Topology) -> Partition:
@@ -75,25 +75,26 @@ class ElasticDeal(SpanDeal):
         return self.spans.scattered
 
     def share(
-        self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()
+        self, epoch: int, shift: int, topology: Topology, phases: Sequence[Phase] = ()
     ) -> Share:
-        """Return a reader's parts of the global batches that are left; see `SpanDeal`."""
-        reader = (topology.reader + time) % topology.readers
+        """Return a reader's parts of the remaining global batches; see `SpanDeal`."""
+        reader = (topology.reader + shift) % topology.readers
         rank, worker = divmod(reader, topology.workers)
         size = batch_size_of_rank(self.global_batch_size, topology.world_size)
         first = batches_before(phases) + worker
-        left = self.batches_in(epoch) - first
-        batches = max(0, -(-left // topology.workers))
+        remaining = self.batches_in(epoch) - first
+        batches = max(0, -(-remaining // topology.workers))  # each worker takes every nth of them
         if not batches:
             return Share((), 0)
 
-        lanes = self._lanes(epoch, rank * size, size, first, batches, topology.workers)
+        low = rank * size
+        lanes = self._lanes(epoch, low, size, first=first, batches=batches, every=topology.workers)
         turns = BlockTurns(tuple(lane.width for lane in lanes))
         samples = batches * size
         return Share((Interleaved(0, samples, turns, lanes),), samples)
 
     def _lanes(
-        self, epoch: int, low: int, size: int, first: int, batches: int, every: int
+        self, epoch: int, low: int, size: int, *, first: int, batches: int, every: int
     ) -> tuple[Strided, ...]:
         """Return the places of each span that a reader needs for its part of some global batches.
 
@@ -105,8 +106,9 @@ class ElasticDeal(SpanDeal):
             batches: number of them.
             every: distance from one to the next.
         """
-        piece = self.global_batch_size // self.count  # places that a span gives to a global batch
-        length = self.batches_in(epoch) * piece  # of a span
+        # Number of places that a span gives to a global batch, and that it has in all.
+        piece = self.global_batch_size // self.span_count
+        length = self.batches_in(epoch) * piece
         high = low + size
         lanes = []
         for span in range(low // piece, -(-high // piece)):
@@ -140,14 +142,15 @@ class ElasticDeal(SpanDeal):
     def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
         """Return the samples that come in the place of skipped ones; see `SpanDeal`."""
         size = batch_size_of_rank(self.global_batch_size, rank.world_size)
-        batch, within = divmod(place, size)
-        found = self.spans.spare_of_source(epoch, batch * self.global_batch_size // self.count)
-        if found is not None:
-            return found
+        batch, nth = divmod(place, size)
+        place_in_span = batch * self.global_batch_size // self.span_count
+        of_source = self.spans.spare_of_source(epoch, place_in_span)
+        if of_source is not None:
+            return of_source
 
         # By its place among those of all ranks, which is the same for any number of them.
-        before = batch * self.global_batch_size + rank.rank * size
-        return super().spare(epoch, Topology(), before + within)
+        rank_start = batch * self.global_batch_size + rank.rank * size
+        return super().spare(epoch, Topology(), rank_start + nth)
 
     def ends_together(
         self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False

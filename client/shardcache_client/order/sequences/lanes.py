@@ -49,7 +49,9 @@ class Mix:
     @property
     def steps(self) -> int:
         """Number of steps until the last piece has left."""
-        return len(self.pieces) + self._steps_of_piece - 1 if self.pieces else 0
+        if not self.pieces:
+            return 0
+        return len(self.pieces) + self._steps_of_piece - 1
 
     def pieces_at(self, step: int) -> range:
         """Return the pieces that are in a step."""
@@ -80,7 +82,7 @@ class Mix:
         # has entered, its steps differ by their distance from there.
         entering = self.pieces[min(step, len(self.pieces) - 1)]
         beyond = max(0, step - len(self.pieces))
-        key = f"{entering.own_key}:{entering.start}+{beyond}"
+        key = f"{entering.order_key}:{entering.start}+{beyond}"
         return [by_piece[drawn] for drawn in permutation(len(by_piece), key)]
 
     def _part_range(self, size: int, nth: int) -> tuple[int, int]:
@@ -128,13 +130,13 @@ class Mix:
 
     def _samples_through(self, step: int) -> int:
         """Return the number of samples up to the end of a step."""
-        # All samples of the pieces that have left, and some of each that is held.
-        held = self.pieces_at(step)
-        starts = [self.pieces.before(piece) for piece in range(held.start, held.stop + 1)]
+        # All samples of the pieces that have left, and some of each that is in the step.
+        pieces = self.pieces_at(step)
+        starts = [self.pieces.before(piece) for piece in range(pieces.start, pieces.stop + 1)]
         samples = starts[0]
-        for piece, (start, stop) in zip(held, pairwise(starts), strict=True):
-            _, given = self._part_range(stop - start, step - piece)
-            samples += given
+        for piece, (start, stop) in zip(pieces, pairwise(starts), strict=True):
+            _, samples_of_piece = self._part_range(stop - start, step - piece)
+            samples += samples_of_piece
         return samples
 
 
@@ -265,14 +267,14 @@ class Chained(Slice):
     def parts(self) -> "list[Part]":
         """Return the parts that have some of these places, each cut to them."""
         ends = list(accumulate(segment.samples for segment in self.segments))
-        found = []
+        parts = []
         for segment, end in zip(self.segments, ends, strict=True):
             begin = end - segment.samples
             first = max(self.start, begin)
             last = min(self.stop, end)
             if first < last:
-                found.append(segment.between(first - begin, last - begin))
-        return found
+                parts.append(segment.between(first - begin, last - begin))
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,7 @@ class Strided(Slice):
         return True
 
     def _place_in_lane(self, number: int) -> int:
-        """Return the lane's place of the one with this number, counted from `first` on."""
+        """Return where in the lane the place of this number is, counted from `first` on."""
         row, nth = divmod(number, self.width)
         return self.first + row * self.period + nth
 

@@ -1,16 +1,16 @@
 """Division of an epoch into equal spans, one for each rank. Pure.
 
-Every sample belongs to one rank, and ranks own equally many, but for one. If they are to read
-equally many, the ranks that own fewer read their last sample twice ("pad"), or those that own more
-leave their last out ("drop"). Either comes at the very end of a rank's span, in its last batch. So
-ranks that have taken equally many batches have padded or dropped nothing until
-each has read all of its span, however often the rest is divided again before: of an epoch, only the
-last division does, at most one sample fewer than it has ranks.
+Every sample belongs to one rank, and the numbers of samples of two ranks differ by one at most. If
+all are to read equally many, the ranks that own fewer read their last sample twice ("pad"), or
+those that own more leave their last out ("drop"). Either happens at the very end of a rank's span,
+in its last batch: ranks that have taken equally many batches have padded or dropped nothing until
+they reach it. So however often the rest of an epoch is divided again, only the last division pads
+or drops, at most `world_size - 1` samples.
 
 When a job resumes with other ranks, the rests of their spans are concatenated and divided again. So
 a phase of an epoch is fully described by how it was divided and how far each rank came; an epoch
-may have any number of phases. Readers of their own, such as the workers of a plain DataLoader where
-samples have no numbers, are divided as ranks are.
+may have any number of phases. Where samples have no numbers, the workers of a plain DataLoader read
+independently of each other, and the epoch is divided among them as it otherwise is among ranks.
 """
 
 from bisect import bisect_right
@@ -44,13 +44,13 @@ class Partition:
     def size(self, samples: int, rank: int) -> int:
         """Return the number of samples that a rank reads of a sequence of `samples`."""
         if self.even is None:
-            start, stop = self.own(samples, rank)
+            start, stop = self.owned_span(samples, rank)
             return stop - start
         if self.even == "drop":
             return samples // self.world_size
         return -(-samples // self.world_size)
 
-    def own(self, samples: int, rank: int) -> tuple[int, int]:
+    def owned_span(self, samples: int, rank: int) -> tuple[int, int]:
         """Return start and stop of the samples that a rank owns of a sequence of `samples`."""
         start = samples * rank // self.world_size
         stop = samples * (rank + 1) // self.world_size
@@ -61,9 +61,10 @@ class Partition:
 
         They are its own samples, and its last one again as padding.
         """
-        start, stop = self.own(samples, rank)
+        start, stop = self.owned_span(samples, rank)
         size = self.size(samples, rank)
         missing = max(0, size - (stop - start))
+        # If the first rank owns none, it is padded with the last sample of the sequence.
         last = (stop - 1) % max(1, samples)
         return [(start, min(stop, start + size)), (last, last + missing)]
 
@@ -87,10 +88,10 @@ class Phase:
 
     Attributes:
         cut: division of the samples that were left at its start.
-        taken: number of samples of its span that each reader has passed; a single one if it is the
-            same for all.
-        beyond: per reader, samples after those that it has passed as well: bits, in hexadecimal,
-            with bit n for the n-th sample. Empty if there are none.
+        taken: number of samples at the start of its span that each reader has passed; a single
+            number if it is the same for all.
+        beyond: per reader, further samples that it has passed: bits, in hexadecimal, with bit n for
+            sample n of those after `taken`. Empty if there are none.
     """
 
     cut: Partition
@@ -99,41 +100,39 @@ class Phase:
 
 
 Stretch = tuple[int, int, int]
-"""A first-phase reader, and start and stop of some samples of its span.
-
-They are in the order in which that reader reads them.
-"""
+"""A reader of the first phase, and start and stop of samples in the order of its span."""
 
 
-def what_is_left(samples: int, phases: Sequence[Phase], cut: Partition) -> "Rest":
+def rest_after(samples: int, phases: Sequence[Phase], cut: Partition) -> "Rest":
     """Return the rest of an epoch after some phases.
 
     Args:
         samples: of the whole epoch.
         phases: those that have been read.
-        cut: division of the rest.
+        cut: division of the epoch, if no phase has been read.
     """
     first = phases[0].cut if phases else cut
-    rest = Rest(_spans(samples, first))
+    rest = Rest(_whole_spans(samples, first))
     for phase in phases:
-        rest = Rest(_behind(rest, phase))
+        rest = Rest(_unread(rest, phase))
     return rest
 
 
-def _spans(samples: int, cut: Partition) -> Iterator[Stretch]:
+def _whole_spans(samples: int, cut: Partition) -> Iterator[Stretch]:
+    """Yield the span of each reader of an undivided epoch."""
     for reader in range(cut.world_size):
-        start, stop = cut.own(samples, reader)
+        start, stop = cut.owned_span(samples, reader)
         yield reader, 0, stop - start
 
 
-def _behind(rest: "Rest", phase: Phase) -> Iterator[Stretch]:
-    """Yield the samples that the readers of a phase have not reached.
+def _unread(rest: "Rest", phase: Phase) -> Iterator[Stretch]:
+    """Yield the samples that the readers of a phase have not passed.
 
     Those that would have been dropped are among them.
     """
     for reader in range(phase.cut.world_size):
-        start, stop = phase.cut.own(len(rest), reader)
-        taken = phase.taken[reader % len(phase.taken)]
+        start, stop = phase.cut.owned_span(len(rest), reader)
+        taken = phase.taken[reader % len(phase.taken)]  # the only one, if it is the same for all
         passed = 0
         if phase.beyond:
             passed = int(phase.beyond[reader] or "0", 16)
@@ -147,10 +146,10 @@ def _gaps(start: int, stop: int, passed: int) -> Iterator[tuple[int, int]]:
     Bit n of `passed` is 1 if the place `start + n` has been passed.
     """
     while passed and start < stop:
-        left = _trailing_zeros(passed)
-        yield start, min(start + left, stop)
-        start += left
-        passed >>= left
+        gap = _trailing_zeros(passed)
+        yield start, min(start + gap, stop)
+        start += gap
+        passed >>= gap
 
         run = _trailing_zeros(~passed)
         start += run

@@ -55,14 +55,15 @@ def permutation(size: int, key: str) -> Sequence[int]:
 
 def _permutation_by_numpy(size: int, source: random.Random) -> "array[int]":
     """Return the numbers below `size`, sorted by the same random numbers as `permutation` draws."""
-    # A number has 53 bits of two words of 32: the upper 27 of the first, and 26 of the second.
+    # A number has 53 bits, from two words of 32 bits: the upper 27 bits of the first word, then the
+    # upper 26 of the second.
     words = np.frombuffer(source.randbytes(8 * size), "<u4").astype(np.uint64)
     upper = words[0::2] >> 5
     lower = words[1::2] >> 6
     draws = upper << 26 | lower
 
     # Sorting the highest bits with the place behind them is much faster than `argsort`, and gives
-    # the same order as long as these bits all differ.
+    # the same order as long as these bits all differ. Both together have to fit into 64 bits.
     place_bits = (size - 1).bit_length()
     dropped_bits = max(0, 53 + place_bits - 64)
     places = np.arange(size, dtype=np.uint64)
@@ -153,15 +154,15 @@ class Piece:
         key: of the round.
         start: place of the first of them in the shard's order.
         stop: place after the last; None for all samples of an uncounted shard.
-        first: number in the manifest of the first shard of this shard's dataset: not 0 if several
-            datasets are mixed.
+        first_shard: number in the manifest of the first shard of this shard's dataset: not 0 if
+            several datasets are mixed.
     """
 
     shard: int
     key: str
     start: int = 0
     stop: int | None = None
-    first: int = 0
+    first_shard: int = 0
 
     @property
     def samples(self) -> int:
@@ -169,12 +170,12 @@ class Piece:
         return (self.stop or 0) - self.start
 
     @property
-    def own_key(self) -> str:
-        """Key of the order of the shard's samples.
+    def order_key(self) -> str:
+        """Key of the order of the shard's samples in this round.
 
         It is the same whether or not the shard's dataset is mixed with others.
         """
-        return f"{self.key}/{self.shard - self.first}"
+        return f"{self.key}/{self.shard - self.first_shard}"
 
     def numbers(self, count: int, *, permuted: bool) -> Sequence[int]:
         """Return the numbers in the tar of these samples, in order.
@@ -185,7 +186,7 @@ class Piece:
         """
         order: Sequence[int] = range(count)
         if permuted:
-            order = permutation(count, self.own_key)
+            order = permutation(count, self.order_key)
         return order[self.start : self.stop]
 
 
@@ -270,21 +271,24 @@ class Order:
     Args:
         counts: number of samples of each shard.
         shuffle: None for rounds in the order of the shards.
+
+    Attributes:
+        samples: number of samples of a round.
     """
 
     def __init__(self, counts: Sequence[int], shuffle: Shuffle | None) -> None:
         self.samples = sum(counts)
         self._counts = array("Q", counts)
-        self._filled = len(counts) - counts.count(0)
+        self._shards_per_round = len(counts) - counts.count(0)
         self._shuffle = shuffle
-        fitting = _MAX_KEPT_SHARDS // max(1, len(counts))
-        self._kept_rounds = max(_MIN_ROUNDS, min(_MAX_ROUNDS, fitting))
+        fitting_rounds = _MAX_KEPT_SHARDS // max(1, len(counts))
+        self._kept_rounds = max(_MIN_ROUNDS, min(_MAX_ROUNDS, fitting_rounds))
         self._rounds: dict[int, _Round] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_rounds": {}}  # recomputing is faster than sending
 
-    def pieces(self, start: int, stop: int, first: int = 0) -> Pieces:
+    def pieces(self, start: int, stop: int, first_shard: int = 0) -> Pieces:
         """Return the pieces between two positions of the endless sequence, in order.
 
         Takes the same time and memory for any number of them.
@@ -292,57 +296,61 @@ class Order:
         Args:
             start: position of the first sample.
             stop: position after the last.
-            first: number of the dataset's first shard in the manifest.
+            first_shard: number of the dataset's first shard in the manifest.
         """
-        return _Stretch(self, start, stop if self.samples else start, first)
+        if not self.samples:
+            stop = start
+        return _LazyPieces(self, start, stop, first_shard)
 
     def number_at(self, position: int) -> int:
         """Return the number of the shard that has the sample at a position.
 
         It counts the shards of all rounds, from the first one on.
         """
-        number, begin = divmod(position, self.samples)
-        return number * self._filled + bisect_right(self._round(number).ends, begin)
+        round_number, offset = divmod(position, self.samples)
+        nth = bisect_right(self._round(round_number).ends, offset)
+        return round_number * self._shards_per_round + nth
 
     def start_of(self, number: int) -> int:
         """Return the position at which the shard of this number in the endless sequence begins."""
-        round_number, nth = divmod(number, self._filled)
+        round_number, nth = divmod(number, self._shards_per_round)
         return round_number * self.samples + self._round(round_number).start(nth)
 
     def shard_of(self, number: int) -> tuple[int, str]:
         """Return the shard of this number in the endless sequence, and its round's key."""
-        round_number, nth = divmod(number, self._filled)
-        found = self._round(round_number)
-        return found.shards[nth], found.key
+        round_number, nth = divmod(number, self._shards_per_round)
+        its_round = self._round(round_number)
+        return its_round.shards[nth], its_round.key
 
     def shards(self, start: int, stop: int) -> Iterator[int]:
         """Yield the shards from one number in the endless sequence to another."""
         while start < stop:
-            round_number, nth = divmod(start, self._filled)
-            some = self._round(round_number).shards[nth : nth + stop - start]
-            yield from some
-            start += len(some)
+            round_number, nth = divmod(start, self._shards_per_round)
+            shards = self._round(round_number).shards[nth : nth + stop - start]
+            yield from shards
+            start += len(shards)
 
     def size_of(self, shard: int) -> int:
         """Return the number of samples of a shard."""
         return self._counts[shard]
 
     def _round(self, number: int) -> _Round:
-        found = self._rounds.get(number)
-        if found is not None:
-            return found
+        kept = self._rounds.get(number)
+        if kept is not None:
+            return kept
 
         while len(self._rounds) >= self._kept_rounds:
             oldest = next(iter(self._rounds))
             del self._rounds[oldest]
-        found = self._new_round(number)
-        self._rounds[number] = found
-        return found
+        new = self._new_round(number)
+        self._rounds[number] = new
+        return new
 
     def _new_round(self, number: int) -> _Round:
+        """Compute a round: the order of its shards without the empty ones, and where each ends."""
         key = round_key(self._shuffle, number)
         shards = array("I", shard_order(self._counts, self._shuffle, key))
-        if self._filled < len(shards):
+        if self._shards_per_round < len(shards):
             shards = array("I", filter(self._counts.__getitem__, shards))
 
         if len(shards) < _MIN_FOR_NUMPY:
@@ -352,31 +360,36 @@ class Order:
         return _Round(key, shards, ends)
 
 
-class _Stretch(Pieces):
+class _LazyPieces(Pieces):
     """The pieces between two positions of an order, made when they are asked for."""
 
-    def __init__(self, order: Order, start: int, stop: int, first: int) -> None:
+    def __init__(self, order: Order, start: int, stop: int, first_shard: int) -> None:
         self._order = order
         self._start = start
         self._stop = stop
-        self._first = first
-        self._begin = 0
-        self._end = 0
+        self._first_shard = first_shard
+        # Numbers in the endless sequence of the first piece's shard, and of the one after the last.
+        self._first_number = 0
+        self._end_number = 0
         if start < stop:
-            self._begin = order.number_at(start)
-            self._end = order.number_at(stop - 1) + 1
+            self._first_number = order.number_at(start)
+            self._end_number = order.number_at(stop - 1) + 1
 
     def __len__(self) -> int:
-        return self._end - self._begin
+        return self._end_number - self._first_number
 
     def __getitem__(self, number: int) -> Piece:  # type: ignore[override]
         if not 0 <= number < len(self):
             raise IndexError(number)
-        shard, key = self._order.shard_of(self._begin + number)
-        begin = self._order.start_of(self._begin + number)
-        start = max(0, self._start - begin)
-        stop = min(self._order.size_of(shard), self._stop - begin)
-        return Piece(self._first + shard, key, start, stop, self._first)
+        shard, key = self._order.shard_of(self._first_number + number)
+        shard_start = self._order.start_of(self._first_number + number)
+        return Piece(
+            shard=self._first_shard + shard,
+            key=key,
+            start=max(0, self._start - shard_start),
+            stop=min(self._order.size_of(shard), self._stop - shard_start),
+            first_shard=self._first_shard,
+        )
 
     def before(self, number: int) -> int:
         """Return the number of samples before a piece."""
@@ -384,20 +397,20 @@ class _Stretch(Pieces):
             return 0
         if number == len(self):
             return self._stop - self._start
-        return self._order.start_of(self._begin + number) - self._start
+        return self._order.start_of(self._first_number + number) - self._start
 
     def holding(self, place: int) -> int:
         """Return the number of the piece that has the sample at a place."""
         if place >= self._stop - self._start:
             return len(self)
-        return self._order.number_at(self._start + place) - self._begin
+        return self._order.number_at(self._start + place) - self._first_number
 
     def shards(self, start: int, stop: int) -> Iterator[int]:
         """Yield the shards of the pieces from one number to another."""
-        numbers = self._order.shards(self._begin + start, self._begin + stop)
-        if not self._first:
-            return numbers
-        return (self._first + number for number in numbers)
+        shards = self._order.shards(self._first_number + start, self._first_number + stop)
+        if not self._first_shard:
+            return shards
+        return (self._first_shard + shard for shard in shards)
 
 
 def round_key(shuffle: Shuffle | None, *numbers: int) -> str:
@@ -427,8 +440,8 @@ def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Se
 def _groups(weights: Sequence[int], shuffle: Shuffle) -> dict[int, list[int]]:
     """Divide the shards by the seed alone, so that every round has the same groups.
 
-    Their weights differ by one shard. Returns the shards of each group that has any, by its number:
-    there may be far fewer shards than groups.
+    Groups are of equal weight, to within a shard. Returns the shards of each group that has any, by
+    the group's number: there may be far fewer shards than groups.
     """
     groups: defaultdict[int, list[int]] = defaultdict(list)
     total = max(1, sum(weights))

@@ -55,6 +55,7 @@ class Bijection:
         self._right_bits = bits - bits // 2
         self._left_mask = (1 << bits // 2) - 1
         self._right_mask = (1 << self._right_bits) - 1
+        # Two keys of four bytes for each round.
         digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
         words = [int.from_bytes(digest[at : at + 4], "little") for at in range(0, 8 * _ROUNDS, 4)]
         self._keys = list(zip(words[::2], words[1::2], strict=True))
@@ -69,19 +70,21 @@ class Bijection:
         return [self._number(place) for place in range(start, stop)]
 
     def _number(self, place: int) -> int:
+        """Return the permuted number at a place."""
         number: int = self._step(place)
         while number >= self.size:
             number = self._step(number)
         return number
 
     def _array(self, start: int, stop: int) -> Sequence[int]:
+        """Return the permuted numbers from one place to another, computed by numpy."""
         numbers = self._step(np.arange(start, stop, dtype=np.uint64))
         beyond = np.flatnonzero(numbers >= self.size)
         while len(beyond):
             numbers[beyond] = self._step(numbers[beyond])
             beyond = beyond[numbers[beyond] >= self.size]
-        found: list[int] = numbers.tolist()
-        return found
+        permuted: list[int] = numbers.tolist()
+        return permuted
 
     def _step(self, number: Any) -> Any:
         """Permute a number below the power of two, or an array of such numbers."""
@@ -131,9 +134,9 @@ class ScatteredOrder:
         """
         ends = self._ends
         while start < stop:
-            number, begin = divmod(start, self.samples)
+            round_number, begin = divmod(start, self.samples)
             end = min(self.samples, begin + min(stop - start, _BLOCK))
-            permuted = Bijection(self.samples, round_key(self._shuffle, number))
+            permuted = Bijection(self.samples, round_key(self._shuffle, round_number))
             for sample in permuted.between(begin, end):
                 shard = bisect_right(ends, sample)
                 before = ends[shard - 1] if shard else 0
@@ -148,12 +151,13 @@ class Scattered(Slice):
     Attributes:
         order: the permutations.
         begin: position in its sequence of place 0.
-        first: number in the manifest of the dataset's first shard; not 0 if several are mixed.
+        first_shard: number in the manifest of the dataset's first shard; not 0 if several datasets
+            are mixed.
     """
 
     order: ScatteredOrder
     begin: int
-    first: int = 0
+    first_shard: int = 0
 
     @property
     def mixed(self) -> bool:
@@ -166,10 +170,10 @@ class Scattered(Slice):
         Each is the number of its shard in the manifest, and its own number in the shard.
         """
         begin = self.begin + self.start
-        found = self.order.places(begin + start, begin + stop)
-        if not self.first:
-            return found
-        return ((self.first + shard, number) for shard, number in found)
+        samples = self.order.places(begin + start, begin + stop)
+        if not self.first_shard:
+            return samples
+        return ((self.first_shard + shard, number) for shard, number in samples)
 
 
 EndlessOrder: TypeAlias = Order | ScatteredOrder
@@ -183,13 +187,16 @@ def order_of(counts: Sequence[int], shuffle: Shuffle | None) -> EndlessOrder:
     return Order(counts, shuffle)
 
 
-def lane_of(order: EndlessOrder, window: int, start: int, stop: int, first: int = 0) -> Lane:
+def lane_of(order: EndlessOrder, window: int, start: int, stop: int, first_shard: int = 0) -> Lane:
     """Return the samples between two positions of an order, as one reader reads them.
 
     Args:
-        window: number of shards whose samples are mixed, unless the order is of all samples.
-        first: number in the manifest of the dataset's first shard.
+        order: the order.
+        window: number of shards whose samples are mixed; unused if all samples are permuted.
+        start: position of the first sample.
+        stop: position after the last.
+        first_shard: number in the manifest of the dataset's first shard.
     """
     if isinstance(order, ScatteredOrder):
-        return Scattered(0, stop - start, order, start, first)
-    return Mix(order.pieces(start, stop, first), window)
+        return Scattered(0, stop - start, order, begin=start, first_shard=first_shard)
+    return Mix(order.pieces(start, stop, first_shard), window)

@@ -1,7 +1,7 @@
-"""Turns of lanes: which of several sequences has each place of one that they form together. Pure.
+"""Turns of lanes: to which of several sequences each place of their interleaving belongs. Pure.
 
-The turns alone determine which lane has a place, so any part can be found without what comes
-before.
+The turns alone determine which lane has a place, so any part of the interleaving can be found
+without computing the places before it.
 """
 
 from collections.abc import Sequence
@@ -154,17 +154,17 @@ class BlockTurns:
 
 @dataclass(frozen=True)
 class Rotated:
-    """The turns of other lanes in spans of `length` places, each begun at another of its turns.
+    """Turns in spans of `length` places, each of which begins at a different one of its turns.
 
-    So spans that are read side by side have different lanes at most times, also where the turns
-    repeat themselves. Beginnings are the golden section apart, which comes near to no such pattern.
+    So spans that are read side by side have different lanes at most times, also if the turns repeat
+    a pattern. Where the spans begin is spread by the golden section, which fits no such pattern.
     """
 
     turns: Proportions
     length: int
 
     def _span(self, place: int) -> tuple[int, int, int]:
-        """Return the begin and the first turn of a place's span, and the place's number in it."""
+        """Return the begin of a place's span, its first turn, and the place's number in it."""
         span, number = divmod(place, self.length)
         begin = span * self.length
         shift = begin * _GOLDEN_BILLIONTHS // 10**9 % self.length
@@ -209,7 +209,7 @@ class Rotated:
 
 @dataclass(frozen=True)
 class Widened:
-    """The turns of other lanes, each `width` places wide.
+    """Turns that are each `width` places wide.
 
     Attributes:
         turns: the narrow ones.
@@ -232,7 +232,7 @@ class Widened:
         return counts
 
     def place(self, lane: int, number: int) -> int:
-        """Return the place of a lane's place of this number, counted from 0."""
+        """Return the place that is a lane's own place of this number, counted from 0."""
         turn, nth = divmod(number, self.width)
         return self.turns.place(lane, turn) * self.width + nth
 

@@ -24,7 +24,7 @@ class Plan:
         manifest: of the dataset.
         order: numbers of planned shards in the order in which this epoch reads them.
         after: returns those of the next epoch.
-        wanted: of each shard.
+        wanted: "samples" of the shards, or "files" for any of their bytes.
     """
 
     epoch: int
@@ -47,18 +47,13 @@ class Plan:
         Args:
             manifest: of the dataset.
             epoch: number of the epoch.
-            now: numbers of the shards that it reads, in order.
+            now: numbers of the shards that this epoch reads, in order.
             after: returns those that the next one reads.
-            wanted: of each shard.
+            wanted: see `Plan`.
         """
 
-        def planned(some: Iterable[int]) -> Iterable[int]:
-            """Return the shards, each followed by those beside it."""
-            if not manifest.columns:
-                return some
-            return chain.from_iterable(map(manifest.together, some))
-
-        return cls(epoch, manifest, array("I", planned(now)), lambda: planned(after()), wanted)
+        order = array("I", _with_joined(manifest, now))
+        return cls(epoch, manifest, order, lambda: _with_joined(manifest, after()), wanted)
 
     @property
     def reads(self) -> int:
@@ -103,6 +98,14 @@ class Plan:
         return head
 
 
+def _with_joined(manifest: Manifest, shards: Iterable[int]) -> Iterable[int]:
+    """Return the numbers of shards, each followed by those of the shards read beside it."""
+    if not manifest.columns:
+        return shards
+    return chain.from_iterable(map(manifest.together, shards))
+
+
 def _extensions(order: "array[int]") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the messages that extend a plan by further positions."""
     for begin in range(0, len(order), _NEXT_PIECE):
         yield "extend", {"order": order[begin : begin + _NEXT_PIECE].tolist()}

@@ -1,4 +1,4 @@
-"""The shards of a dataset, those that are read beside them, and the samples chosen. Pure."""
+"""The shards of a dataset, the shards that are joined to them, and the chosen samples. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,33 +20,36 @@ class JoinedManifest:
 
     Attributes:
         prefix: of its members' extensions.
-        manifest: of its own shards.
-        pairs: numbers of these beside each shard; None for the nth beside the nth.
-        first: number of the first shard that these are beside; not 0 if several datasets are mixed.
-        repeated: keys of each shard that come again in another; empty if unknown.
+        manifest: of the joined shards.
+        pairs: for each shard of the other manifest, the numbers of the joined shards that are read
+            beside it; None for the nth beside the nth.
+        first_shard: number of the first shard that has joined ones; not 0 if several datasets are
+            mixed.
+        repeated: for each shard of the other manifest, its keys that another of its shards has too;
+            empty if unknown.
     """
 
     prefix: str
     manifest: "Manifest"
     pairs: tuple[tuple[int, ...], ...] | None = None
-    first: int = 0
+    first_shard: int = 0
     repeated: tuple[frozenset[bytes], ...] = ()
 
     def has(self, shard: int) -> bool:
-        """Return True if these are read beside a shard of the other manifest."""
-        shards = self.manifest if self.pairs is None else self.pairs
-        return 0 <= shard - self.first < len(shards)
+        """Return True if joined shards are read beside a shard of the other manifest."""
+        joined = self.manifest if self.pairs is None else self.pairs
+        return 0 <= shard - self.first_shard < len(joined)
 
     def beside(self, shard: int) -> tuple[int, ...]:
-        """Return the numbers of these beside a shard of the other manifest."""
-        nth = shard - self.first
+        """Return the numbers of the joined shards beside a shard of the other manifest."""
+        nth = shard - self.first_shard
         if self.pairs is None:
             return (nth,)
         return self.pairs[nth]
 
     def repeated_in(self, shard: int) -> frozenset[bytes]:
         """Return the keys of a shard of the other manifest that another of its shards has too."""
-        nth = shard - self.first
+        nth = shard - self.first_shard
         if 0 <= nth < len(self.repeated):
             return self.repeated[nth]
         return frozenset()
@@ -63,8 +66,9 @@ class Manifest(Sequence[ShardRef]):
         versions_named: True if index files may name the versions that are wanted; in a listing,
             they are merely those that were there.
         choices: the samples of each shard that belong to the dataset; None for all.
-        lists: fingerprints of the lists that were resolved, if `shards` is made of others.
-        columns: shards that are read beside these.
+        lists: fingerprints of the lists that were resolved, if `shards` is made from several or has
+            other numbers of samples.
+        columns: shards that are joined to these.
     """
 
     shards: Shards
@@ -95,6 +99,41 @@ class Manifest(Sequence[ShardRef]):
             counts_listed=answer.get("remembered", 1) == 0,
             versions_named=not urls or any(map(may_name_index, urls)),
         )
+
+    @classmethod
+    def joined(cls, manifests: "Sequence[Manifest]") -> Self:
+        """Build from the shards of several manifests, one after another."""
+        choices: Choices | None = None
+        if any(each.choices is not None for each in manifests):
+            of_each = (each.choices or repeat(None, len(each)) for each in manifests)
+            choices = tuple(chain.from_iterable(of_each))
+
+        lists: list[str] = []
+        columns: list[JoinedManifest] = []
+        first = 0
+        for each in manifests:
+            lists += each.lists or (each.fingerprint,)
+            columns += [replace(column, first_shard=first) for column in each.columns]
+            first += len(each)
+
+        return cls(
+            Shards.joined([each.shards for each in manifests]),
+            counts_listed=all(each.counts_listed for each in manifests),
+            versions_named=any(each.versions_named for each in manifests),
+            choices=choices,
+            lists=tuple(lists),
+            columns=tuple(columns),
+        )
+
+    def __repr__(self) -> str:
+        samples = "unknown" if self.samples is None else self.samples
+        return f"Manifest(shards={len(self)}, samples={samples}, fingerprint={self.fingerprint!r})"
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
+        return self.shards[index]
 
     def of_some(self, numbers: Iterable[int]) -> "Manifest":
         """Return the manifest of some of the shards alone, by their numbers."""
@@ -130,31 +169,6 @@ class Manifest(Sequence[ShardRef]):
         shards = self.shards.with_samples(map(count, tokens, samples))
         return replace(self, shards=shards, lists=(self.fingerprint,))
 
-    @classmethod
-    def joined(cls, manifests: "Sequence[Manifest]") -> Self:
-        """Build from the shards of several manifests, one after another."""
-        choices: Choices | None = None
-        if any(each.choices is not None for each in manifests):
-            of_each = (each.choices or repeat(None, len(each)) for each in manifests)
-            choices = tuple(chain.from_iterable(of_each))
-
-        lists: list[str] = []
-        columns: list[JoinedManifest] = []
-        first = 0
-        for each in manifests:
-            lists += each.lists or (each.fingerprint,)
-            columns += [replace(column, first=first) for column in each.columns]
-            first += len(each)
-
-        return cls(
-            Shards.joined([each.shards for each in manifests]),
-            counts_listed=all(each.counts_listed for each in manifests),
-            versions_named=any(each.versions_named for each in manifests),
-            choices=choices,
-            lists=tuple(lists),
-            columns=tuple(columns),
-        )
-
     @cached_property
     def planned(self) -> "Manifest":
         """All shards that are read: these, then those of each column."""
@@ -164,17 +178,14 @@ class Manifest(Sequence[ShardRef]):
         return Manifest.joined([alone, *(column.manifest for column in self.columns)])
 
     def beside(self, shard: int) -> dict[str, list[int]]:
-        """Return the shards that are read beside a shard.
-
-        They have their numbers in `planned`, and come by their columns' prefixes.
-        """
-        found = {}
+        """Return the numbers in `planned` of the shards read beside a shard, by column's prefix."""
+        beside = {}
         first = len(self)
         for column in self.columns:
             if column.has(shard):
-                found[column.prefix] = [first + number for number in column.beside(shard)]
+                beside[column.prefix] = [first + number for number in column.beside(shard)]
             first += len(column.manifest)
-        return found
+        return beside
 
     def repeated_in(self, shard: int) -> frozenset[bytes]:
         """Return the keys of a shard that come again in another, if tables say so.
@@ -183,10 +194,10 @@ class Manifest(Sequence[ShardRef]):
         """
         return frozenset().union(*(column.repeated_in(shard) for column in self.columns))
 
-    def tabled(self, shard: int) -> frozenset[str]:
+    def paired_by_tables(self, shard: int) -> frozenset[str]:
         """Return the prefixes of the columns whose shards beside a shard were found by tables."""
-        tabled = (each for each in self.columns if each.pairs is not None)
-        return frozenset(each.prefix for each in tabled if each.has(shard))
+        paired = (each for each in self.columns if each.pairs is not None)
+        return frozenset(each.prefix for each in paired if each.has(shard))
 
     def together(self, shard: int) -> list[int]:
         """Return the numbers in `planned` of a shard and those beside it, in reading order."""
@@ -196,33 +207,23 @@ class Manifest(Sequence[ShardRef]):
         """Return the urls of the shards that have the members with an extension, for messages.
 
         Args:
-            url: of a shard, which has them unless one beside it has.
+            url: of a shard. It has these members itself, unless a joined shard has them.
             extension: of the members.
         """
         shard = [*self.shards.urls].index(url)
         beside = self.beside(shard).items()
-        found = [shards for prefix, shards in beside if extension.startswith(prefix)]
-        if not found:
+        joined = [shards for prefix, shards in beside if extension.startswith(prefix)]
+        if not joined:
             return url
-        return " or ".join(self.planned[number].url for number in found[-1])
-
-    def __repr__(self) -> str:
-        samples = "unknown" if self.samples is None else self.samples
-        return f"Manifest(shards={len(self)}, samples={samples}, fingerprint={self.fingerprint!r})"
-
-    def __len__(self) -> int:
-        return len(self.shards)
-
-    def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
-        return self.shards[index]
+        return " or ".join(self.planned[number].url for number in joined[-1])
 
     @cached_property
     def counts(self) -> list[int] | None:
         """Number of samples of each shard that belong to the dataset; None unless all are known."""
         if self.uncounted:
             return None
-        chosen = zip(self.shards.samples, self.choices or repeat(None), strict=False)
-        return [count if choice is None else choice.count for count, choice in chosen]
+        each = zip(self.shards.samples, self.choices or repeat(None), strict=False)
+        return [count if choice is None else choice.count for count, choice in each]
 
     @property
     def samples(self) -> int | None:
@@ -283,9 +284,10 @@ class Manifest(Sequence[ShardRef]):
 
         None if they are equal.
         """
-        for number, (mine, others) in enumerate(zip_longest(self.shards, other.shards)):
-            if mine != others:
-                return f"shard {number} is {_described(mine)} here and {_described(others)} there"
+        pairs = zip_longest(self.shards, other.shards)
+        for number, (here, there) in enumerate(pairs):
+            if here != there:
+                return f"shard {number} is {_described(here)} here and {_described(there)} there"
         return None
 
 

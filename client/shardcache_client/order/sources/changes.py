@@ -1,9 +1,9 @@
 """Changes of a mixture between two batches: where each source goes on. Pure.
 
-A change ends an epoch in its middle, or between two. What it has left to read of each source
-follows from the epoch's layout and from how far ranks had come, whatever the mixture is from then
-on. So a change is a few numbers, and the course of each source is worked out from them: see
-`courses`.
+A change ends an epoch in its middle, or comes between two epochs. The samples of each source that
+are then left to read follow from the epoch's layout and from how far ranks had come, whatever the
+mixture is from then on. So a change is a few numbers, and the course of each source is worked out
+from them: see `courses`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,8 +76,11 @@ class Section:
         samples = tuple(source.samples for source in self.sources)
         return layout_of(starts, samples, self.form)
 
-    def left(self, batches: GlobalBatches | None) -> list[MixPart]:
-        """Return what is left of the epoch; `batches` is the form of global ones, if any."""
+    def unread_parts(self, batches: GlobalBatches | None) -> list[MixPart]:
+        """Return the parts that are left of the epoch.
+
+        `batches` is the form of global ones, if there are any.
+        """
         places = self.layout.places
         if batches is None:
             return left_by_ranks(places, self.phases)
@@ -93,7 +96,7 @@ class Section:
     ) -> dict[str, Course]:
         """Return the courses of all sources after the epoch, given those before it."""
         layout = self.layout
-        parts_by_source = [layout.parts(span) for span in self.left(batches)]
+        parts_by_source = [layout.parts(span) for span in self.unread_parts(batches)]
         changed = dict(courses)
         for number, source in enumerate(self.sources):
             left = [parts[number] for parts in parts_by_source if parts[number].samples]
@@ -114,21 +117,21 @@ def courses_after(
 
 
 def unread(sections: Sequence[Section], starts: Mapping[str, int]) -> tuple[Section, ...]:
-    """Return the sections that still determine what comes next in the courses of sources.
+    """Return the sections that still determine which samples come next in the courses of sources.
 
     Args:
         starts: number of samples that were taken of each source.
     """
-    needed: list[Section] = []
-    needs = dict(starts)  # by source: number of the first sample whose course has to be known
+    kept: list[Section] = []
+    needed_from = dict(starts)  # by source: number of the first sample whose course is needed
     for section in reversed(sections):
-        # From where a section would have ended, a course is what it was before.
-        left = [each for each in section.sources if needs.get(each.name, 0) < each.stop]
-        for source in left:
-            needs[source.name] = min(needs.get(source.name, 0), source.start)
-        if left:
-            needed.append(section)
-    return tuple(reversed(needed))
+        # A section changes a course only up to where the section would have ended.
+        changed = [each for each in section.sources if needed_from.get(each.name, 0) < each.stop]
+        for source in changed:
+            needed_from[source.name] = min(needed_from.get(source.name, 0), source.start)
+        if changed:
+            kept.append(section)
+    return tuple(reversed(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +197,11 @@ class MixtureState:
         section = self._section(phases)
         sections = (*self._sections, section)
         courses = courses_after(sections, batches)
-        read = {source.name: courses[source.name].start for source in section.sources}
+        starts = {source.name: courses[source.name].start for source in section.sources}
         sources = [
-            source._replace(start=read.get(source.name, source.start)) for source in self.sources
+            source._replace(start=starts.get(source.name, source.start)) for source in self.sources
         ]
-        left = sum(part.samples for part in section.left(batches))
+        left = sum(part.samples for part in section.unread_parts(batches))
         taken = section.layout.places - left
         return self._change(epoch, max(0, self.total - taken), sources, sections)
 
@@ -207,6 +210,7 @@ class MixtureState:
         return () if self.change is None else self.change.sections
 
     def _section(self, phases: Sequence[Phase]) -> Section:
+        """Return this epoch as a section of which some phases have been read."""
         each = zip(self.sources, self.samples, strict=True)
         sources = tuple(
             EpochSource(source.name, source.start, samples) for source, samples in each if samples
@@ -221,7 +225,9 @@ class MixtureState:
         sections: tuple[Section, ...],
     ) -> Change:
         """Return a change, without sections of which nothing is left."""
-        known = {} if self.change is None else self.change.known
+        known: dict[str, KnownSource] = {}
+        if self.change is not None:
+            known |= self.change.known
         known |= {source.name: source for source in sources}
         starts = {name: source.start for name, source in known.items()}
         return Change(epoch, samples, tuple(known.values()), unread(sections, starts))

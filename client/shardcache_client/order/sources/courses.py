@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from shardcache_client.order.sequences.partition import Phase, what_is_left
+from shardcache_client.order.sequences.partition import Phase, rest_after
 from shardcache_client.order.sequences.turns import Proportions, Rotated, Turns, Widened
 
 Grouping = Literal["mixed", "source", "rank-source"]
@@ -27,7 +27,7 @@ Grouping = Literal["mixed", "source", "rank-source"]
 
 @dataclass(frozen=True, slots=True)
 class MixPart:
-    """A part of one mix, which is what one reader reads of an epoch.
+    """A part of one mix. A mix has the samples of a source that one reader reads in an epoch.
 
     Attributes:
         begin: first of the samples that are mixed.
@@ -40,6 +40,11 @@ class MixPart:
     end: int
     low: int
     high: int
+
+    @classmethod
+    def whole(cls, begin: int, end: int) -> "MixPart":
+        """Return all of the mix of the samples from `begin` to `end`."""
+        return cls(begin, end, 0, end - begin)
 
     @property
     def samples(self) -> int:
@@ -77,7 +82,7 @@ class Course:
     """The samples of a source in the order in which a mixture takes them.
 
     Attributes:
-        left: what earlier epochs have left of the source's sequence.
+        left: parts of the source's sequence that earlier epochs have left.
         resumes: number of the first sample after these, which is its position in the sequence.
     """
 
@@ -87,32 +92,32 @@ class Course:
     @property
     def start(self) -> int:
         """Number of the first sample that is left."""
-        return self.resumes - len(self._left)
+        return self.resumes - len(self._left_parts)
 
     @cached_property
-    def _left(self) -> _Parts:
+    def _left_parts(self) -> _Parts:
         return _Parts(self.left)
 
     def between(self, start: int, stop: int) -> list[MixPart]:
         """Return the parts of the sequence from one sample to a later one."""
-        found = list(self._left.between(start - self.start, stop - self.start))
+        parts = list(self._left_parts.between(start - self.start, stop - self.start))
         first_after = max(start, self.resumes)
         if first_after < stop:
-            found.append(MixPart(first_after, stop, 0, stop - first_after))
-        return found
+            parts.append(MixPart.whole(first_after, stop))
+        return parts
 
     def after(self, stop: int, left: Iterable[MixPart]) -> "Course":
         """Return the course after an epoch that has left parts of this one.
 
         Args:
             stop: number of the sample before which the epoch would have ended.
-            left: runs of samples of this course, and what is left of each.
+            left: parts that the epoch has left, whose samples are numbered by this course.
         """
         parts: list[MixPart] = []
-        for each in left:
-            mixed = _Parts(self.between(each.begin, each.end))
-            parts += mixed.between(each.low, each.high)
-        # The epoch would not have taken these, which earlier epochs had left.
+        for part in left:
+            mixed = _Parts(self.between(part.begin, part.end))
+            parts += mixed.between(part.low, part.high)
+        # Left by earlier epochs, and not to be read in this one either.
         parts += self.between(stop, self.resumes)
         return Course(tuple(parts), max(stop, self.resumes))
 
@@ -171,8 +176,10 @@ class SourceBatches(NamedTuple):
 
         A last one that is not whole counts, unless it is dropped.
         """
-        step = self.spans * self.size
-        return samples // step if drop else -(-samples // step)
+        step_samples = self.spans * self.size
+        if drop:
+            return samples // step_samples
+        return -(-samples // step_samples)
 
     @property
     def samples_per_turn(self) -> int:
@@ -195,8 +202,9 @@ def layout_of(
         return MixtureLayout(starts, Proportions(samples), places)
     turns = Proportions(tuple(each // form.samples_per_turn for each in samples))
     if form.alike:
-        # After the last turn they begin again, so that each span has all turns.
+        # Places beyond the last turn repeat the turns, so that each span has all of them.
         return MixtureLayout(starts, Widened(turns, form.size), places)
+    # Each span has as many turns as the epoch has steps.
     steps = places // (form.spans * form.size)
     return MixtureLayout(starts, Widened(Rotated(turns, steps), form.size), places)
 
@@ -216,34 +224,36 @@ class GlobalBatches(NamedTuple):
 
     def batches(self, samples: int) -> int:
         """Return the number of batches in an epoch of `samples`."""
-        return samples // self.size if self.drop else -(-samples // self.size)
+        if self.drop:
+            return samples // self.size
+        return -(-samples // self.size)
 
 
 def left_by_ranks(places: int, phases: Sequence[Phase]) -> list[MixPart]:
-    """Return what some phases of ranks have left of an epoch."""
-    owners = phases[0].cut
-    rest = what_is_left(places, phases, owners)
-    found = []
-    for owner, low, high in rest.between(0, len(rest)):
-        begin, end = owners.own(places, owner)
-        found.append(MixPart(begin, end, low, high))
-    return found
+    """Return the parts of an epoch that are left after phases of ranks."""
+    first_cut = phases[0].cut
+    rest = rest_after(places, phases, first_cut)
+    parts = []
+    for reader, low, high in rest.between(0, len(rest)):
+        begin, end = first_cut.owned_span(places, reader)
+        parts.append(MixPart(begin, end, low, high))
+    return parts
 
 
 def left_by_batches(places: int, taken: int, form: GlobalBatches) -> list[MixPart]:
-    """Return what is left of an epoch after `taken` global batches."""
+    """Return the parts of an epoch that are left after `taken` global batches."""
     # Each batch takes a piece of each span. If the epoch is padded to whole batches, the last spans
     # may end after it.
     piece = form.size // form.spans
     length = form.batches(places) * piece
     passed = min(taken * piece, length)
-    found = []
+    parts = []
     for span in range(form.spans):
         begin = span * length
-        found.append(MixPart(begin, begin + length, passed, min(length, places - begin)))
+        parts.append(MixPart(begin, begin + length, passed, min(length, places - begin)))
 
     # A last batch that is dropped belongs to no span.
     covered = form.spans * length
     if covered < places:
-        found.append(MixPart(covered, places, 0, places - covered))
-    return [part for part in found if part.low < part.high]
+        parts.append(MixPart.whole(covered, places))
+    return [part for part in parts if part.low < part.high]

@@ -2,15 +2,17 @@
 
 A turn is a sample, or a batch of one source.
 
-What an epoch cannot give a source, as turns are whole, it leaves to later ones. The turns up to the
-end of any epoch are divided in two, as near as can be to what either half of the sources is due by
-then, and these parts likewise. So two sources always have what they are due within half a turn, up
-to four within one, and so on by half a turn for each further division. Where weights change between
-epochs, it is E(n) = 2 E(n - 1) + 0.5 turns after n divisions (0.5, 1.5, 3.5, 7.5), since a source
-that is ahead may then be due nothing while the other one of its pair is. As the number of turns
-grows by one, one part of each division does, too: a source that is ahead waits, and no epoch would
-have to give turns back. What a source lacks while its weight is 0 waits for an epoch in which it
-has one.
+Turns are whole, so an epoch may give a source less than it is due; later epochs make up for it. The
+turns up to the end of an epoch are divided between two halves of the sources, as near as possible
+to what each half is due by then; the turns of each half are divided likewise, down to single
+sources. So where there are two sources, each is within half a turn of what it is due; where there
+are up to four, within one turn; and within half a turn more for each further division.
+
+If weights change between epochs, the bound is E(n) = 2 E(n - 1) + 0.5 turns after n divisions (0.5,
+1.5, 3.5, 7.5), since a source that is ahead may then be due nothing while the other one of its pair
+is. When the number of turns grows by one, so does one part of each division: a source that is ahead
+waits, and no epoch has to take turns back. A source that is behind when its weight becomes 0 waits
+for an epoch in which it has a weight again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +39,10 @@ _WEIGHTS = (
 _EPOCHS = whole(0)
 
 _ONE = 1 << 64
-"""A turn, in the unit of what sources are due: fine enough for all epochs that have numbers."""
+"""A turn, in units of what sources are due.
+
+Fine enough that rounding never adds up to a turn, whatever the number of the epoch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,8 @@ class QuotaStep:
         due: what each source is due in each of them, in units of 1/`_ONE` of a turn; in all, the
             turns of an epoch.
         starts: number of turns of each source in all epochs before the first.
-        ahead: by how much that is more than the sources were due, or less; in the same units.
+        ahead: by how much `starts` is more than what the sources were due before, in the same units
+            as `due`; negative if it is less.
     """
 
     first: int
@@ -120,22 +126,23 @@ class WeightSchedule:
             steps.append((epoch, tuple(each / total for each in checked)))
         return cls(tuple(steps))
 
-    def quotas(self, turns: int, rest: tuple[int, int] | None = None) -> SourceQuotas:
+    def quotas(self, turns: int, rest_of_epoch: tuple[int, int] | None = None) -> SourceQuotas:
         """Return the turns of each source in epochs of `turns` turns.
 
         Args:
             turns: number of turns of an epoch.
-            rest: the first epoch, and its number of turns, if it is only what was left of one.
+            rest_of_epoch: the number of the first epoch and its number of turns, if only a part of
+                it is left; None for whole epochs from 0 on.
         """
-        first, first_turns = rest or (0, turns)
+        first, first_turns = rest_of_epoch or (0, turns)
         due_from = {epoch: _due(weights, turns) for epoch, weights in self.steps if epoch > first}
         due_from[first] = _due(self._weights(first), first_turns)
         if first_turns != turns:
             due_from[first + 1] = _due(self._weights(first + 1), turns)
 
-        _, some_weights = self.steps[0]
-        nothing = (0,) * len(some_weights)
-        step = QuotaStep(first, nothing, nothing, nothing)
+        _, first_weights = self.steps[0]
+        zeros = (0,) * len(first_weights)
+        step = QuotaStep(first, due=zeros, starts=zeros, ahead=zeros)
         steps = []
         for epoch in sorted(due_from):
             step = step.then(epoch, due_from[epoch])
@@ -143,6 +150,7 @@ class WeightSchedule:
         return SourceQuotas(tuple(steps))
 
     def _weights(self, epoch: int) -> tuple[Fraction, ...]:
+        """Return the weights that hold in an epoch."""
         return next(weights for first, weights in reversed(self.steps) if first <= epoch)
 
 
@@ -156,29 +164,44 @@ def _due(weights: Sequence[Fraction], turns: int) -> tuple[int, ...]:
 
 
 def _divided(turns: int, due: Sequence[int], ahead: Sequence[int]) -> list[int]:
-    """Divide turns in proportion to what sources are due, less what they are ahead of it.
+    """Divide turns in proportion to what sources are due, less what they are already ahead.
 
     Args:
         turns: number of turns.
-        due: of each source in an epoch, in units of 1/`_ONE` of a turn.
-        ahead: of what each source was due before, in the same units.
+        due: what each source is due in an epoch, in units of 1/`_ONE` of a turn.
+        ahead: see `QuotaStep`.
     """
     if len(due) == 1:
         return [turns]
     half = len(due) // 2
-    first = _turns_of_first(turns, sum(due[:half]), sum(due), sum(ahead[:half]), sum(ahead))
+    first = _turns_of_first(
+        turns,
+        due=sum(due[:half]),
+        due_in_all=sum(due),
+        ahead=sum(ahead[:half]),
+        ahead_in_all=sum(ahead),
+    )
     return [
         *_divided(first, due[:half], ahead[:half]),
         *_divided(turns - first, due[half:], ahead[half:]),
     ]
 
 
-def _turns_of_first(turns: int, due: int, due_in_all: int, ahead: int, ahead_in_all: int) -> int:
-    """Return the turns of the first of two groups of sources, which is due some of all turns."""
+def _turns_of_first(turns: int, *, due: int, due_in_all: int, ahead: int, ahead_in_all: int) -> int:
+    """Return the number of turns of the first of two groups of sources.
+
+    Args:
+        turns: number of turns of both groups.
+        due: sum of what the sources of the first group are due.
+        due_in_all: the same sum of both groups.
+        ahead: sum of what the sources of the first group are ahead.
+        ahead_in_all: the same sum of both groups.
+    """
     if due == 0:
         return 0
     if due == due_in_all:
         return turns
+    # Its part of all turns until now, less those that it already had; in units of 1/`_ONE`.
     exact = (turns * _ONE + ahead_in_all) * due // due_in_all - ahead
     rounded = (exact + _ONE // 2) // _ONE
     return min(turns, max(0, rounded))
@@ -186,15 +209,15 @@ def _turns_of_first(turns: int, due: int, due_in_all: int, ahead: int, ahead_in_
 
 def _by_epoch(weights: Any) -> dict[int, Any]:
     """Return weights by the epoch from which they hold."""
-    if not isinstance(weights, Mapping) or not any(map(_is_several, weights.values())):
+    if not isinstance(weights, Mapping) or not any(map(_is_collection, weights.values())):
         return {0: weights}
-    found = {_epoch(key, value): value for key, value in weights.items()}
-    if 0 not in found:
+    by_epoch = {_epoch(key, value): value for key, value in weights.items()}
+    if 0 not in by_epoch:
         raise ConfigError(
             "weights has no entry for epoch 0",
             remedy="give the weights of the first epoch under 0",
         )
-    return found
+    return by_epoch
 
 
 def _epoch(key: object, value: object) -> int:
@@ -203,22 +226,23 @@ def _epoch(key: object, value: object) -> int:
     Raises ConfigError unless `key` is one and `value` weights.
     """
     try:
-        if _is_several(value):
+        if _is_collection(value):
             return int(_EPOCHS.converted(plain(key)))
     except (TypeError, ValueError):
         pass
     raise ConfigError(f"weights has {shown(key)}: {shown(value)}", remedy=_WEIGHTS)
 
 
-def _is_several(value: object) -> bool:
+def _is_collection(value: object) -> bool:
     return isinstance(value, Mapping | Sequence) or bool(getattr(value, "ndim", 0))  # an array
 
 
 def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
-    if not _is_several(weights) or isinstance(weights, str) or not len(weights):
+    """Return the weight of each source, in the order of `names`. Raises ConfigError."""
+    if not _is_collection(weights) or isinstance(weights, str) or not len(weights):
         raise ConfigError(f"weights is {shown(weights)}", remedy=_WEIGHTS)
     if not isinstance(weights, Mapping):
-        # By number where there are too many or too few, so that the message tells how many.
+        # By number if there are too many or too few, so that the message shows how many there are.
         keys = names if len(weights) == len(names) else range(len(weights))
         weights = dict(zip(keys, weights, strict=True))
     named = by_name(weights.items(), "weights")

@@ -83,7 +83,7 @@ class ShardWindow:
         self.let_go()
         lease, *others = self._ahead.popleft()
         manifest = self._plan.manifest
-        partners = Partners(manifest.repeated_in(number), manifest.tabled(number))
+        partners = Partners(manifest.repeated_in(number), manifest.paired_by_tables(number))
         leased_shard = LeasedShard(
             self._session,
             lease,

@@ -212,8 +212,8 @@ class Lines:
             samples = [*chain.from_iterable(self.rest)]
             if len(self.rest) == ranks:
                 return self.rest
-            return [samples[slice(*Partition(ranks).own(len(samples), rank))] for rank in range(ranks)]
-        cuts = [Partition(ranks).own(job.layout.places, rank) for rank in range(ranks)]
+            return [samples[slice(*Partition(ranks).owned_span(len(samples), rank))] for rank in range(ranks)]
+        cuts = [Partition(ranks).owned_span(job.layout.places, rank) for rank in range(ranks)]
         return [self.span(job.layout, *cut) if cut[0] < cut[1] else [] for cut in cuts]
 
     def end(self, left: Sequence[Sample] = ()) -> None:

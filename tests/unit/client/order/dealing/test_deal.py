@@ -58,7 +58,9 @@ def test_every_sample_once_whatever_the_topology(dealt: Dealt, cuts: list[Partit
         read = shares(dealt.deal(cut.even, cut.batch_size), dealt.shards, epoch, cut, phases)
         check_epoch(read, cut, due)
         taken = tuple(step * (reader + 7) % (len(places) + 1) for reader, places in enumerate(read))
-        own = [stop - start for start, stop in (cut.own(due.total(), reader) for reader in range(cut.world_size))]
+        own = [
+            stop - start for start, stop in (cut.owned_span(due.total(), reader) for reader in range(cut.world_size))
+        ]
         for places, *ends in zip(read, taken, own, strict=True):
             due -= Counter(places[: min(ends)])  # what is behind its own is padding
         phases.append(Phase(cut, taken))
