@@ -76,30 +76,36 @@ class Bookmark:
 
     It has the count of epochs that the process shares with DataLoader workers.
 
-    The main iteration is the one from which the last batch was taken, from its second batch on, or
-    its last. The next one reads the epoch after it. Until then an iteration is a look: whatever
-    else is read, the next one begins where it has begun. The position is that of the main one, or
-    of a look that was read last and is still held.
+    The main iteration is the one that was read last, once its second batch or its last one was
+    taken. The next iteration reads the epoch after the main one's. Until then an iteration is a
+    look: whatever else is read, the next iteration begins where the look began. The position is
+    that of the main iteration, or of a look that was read last and is still held.
 
-    Of a plain DataLoader, nobody knows which batches were taken. Each of its iterations counts from
-    its beginning: an epoch that is left out costs nothing, one that is read twice does.
+    With a plain DataLoader, it is unknown which batches were taken. So each of its iterations is
+    the main one from its beginning: leaving an epoch out costs nothing, reading one twice does.
 
     Attributes:
-        latest: the iteration of the last `take`, if another one would change nothing; else None.
+        counter: the count of epochs, shared with workers.
+        terms: those of the run that took the state that was loaded last.
+        states: those loaded last, in this process or before it was started.
+        changes: number of epochs set and states loaded.
+        loaded_at: value of `changes` after the last load.
+        latest: the iteration of the last `take`, if taking from it again would change nothing; else
+            None.
     """
 
     def __init__(self, counter: EpochCounter, epochs: Epochs) -> None:
-        self.counter = counter  # shared with workers
+        self.counter = counter
         self._epochs = epochs  # decides with other ranks what follows an epoch that was ended early
-        self.terms = Terms()  # of the run that took the state that was loaded last
-        self.states: Sequence[Saved] = ()  # loaded last, in this process or before it was started
+        self.terms = Terms()
+        self.states: Sequence[Saved] = ()
         self._loads = 0  # number of states loaded so far
         # True in a worker that has loaded states itself, which are for its next iteration alone.
         self._has_own_states = False
         self._chosen = -1  # epoch set by this process, or before it was started; -1 if none was
-        self.changes = 0  # number of epochs set and states loaded
-        self.loaded_at = 0  # what `changes` was after the last load
-        self._followed = -1  # what `changes` of another bookmark was when this one followed it last
+        self.changes = 0
+        self.loaded_at = 0
+        self._followed = -1  # value of another bookmark's `changes` when this one followed it last
         self._pid = os.getpid()
         self._iterations = 0  # begun by this process
         self._forget_iterations()
@@ -148,12 +154,12 @@ class Bookmark:
         None if that is where the next one begins.
         """
         self._enter_process()
-        held = self._held()
-        if held:
-            return held[-1]
+        live = self._live_iterations()
+        if live:
+            return live[-1]
         return self._main
 
-    def _held(self) -> list[Iteration]:
+    def _live_iterations(self) -> list[Iteration]:
         """Return the iterations that are neither over nor dropped, in the order of `_begun`."""
         return [each for each in self._begun if each.live]
 
@@ -176,7 +182,7 @@ class Bookmark:
 
         An iteration that is held keeps the dataset's position.
         """
-        self._begun = self._held()
+        self._begun = self._live_iterations()
         self._main = None
         self.latest = None
         self.changes += 1
@@ -224,9 +230,9 @@ class Bookmark:
         self.states = ()
 
     def follow(self, other: "Bookmark") -> bool:
-        """Continue where another bookmark does, if an epoch was set or a state loaded there since.
+        """Continue where another bookmark does, if it was changed since this one followed it last.
 
-        Returns True if so.
+        Returns True if an epoch was set, or a state loaded, in the other one.
         """
         followed_before = self._followed
         self._followed = other.changes
@@ -234,22 +240,22 @@ class Bookmark:
             return False
         chosen = other.chosen
         if other.loaded_at <= followed_before:
-            # Only an epoch was set: this one may have read the state that was loaded earlier.
+            # Only an epoch was set: this bookmark may have resumed from the earlier states already.
             assert chosen is not None
             self.set_epoch(chosen)
             return True
-        theirs = other.counter.read()
+        other_count = other.counter.read()
         self._forget_iterations()
-        self.states = () if theirs.is_resumed else other.states
+        self.states = () if other_count.is_resumed else other.states
         self._has_own_states = False
         self.terms = other.terms
         self._record_load(chosen=-1 if chosen is None else chosen)
         with self.counter.change() as count:
-            count.next = theirs.next
+            count.next = other_count.next
             count.chosen = self._chosen
             count.loads = self._loads
             count.is_resumed = False
-            count.is_explained |= theirs.is_explained
+            count.is_explained |= other_count.is_explained
         return True
 
     # Iterations
@@ -307,19 +313,20 @@ class Bookmark:
         # The first worker may wait for other ranks, the others for the first.
         with self.counter.turn():
             count = self.counter.read()
-            found = _pass_to_join(count, loader, nth, iteration.worker)
+            its_pass = _pass_to_join(count, loader, nth, iteration.worker)
             if self._loads != count.loads and not self._has_own_states:
                 self._take_trainers_states(count.loads)
-            if found is None:
-                found = self._begin_pass(iteration, loader, nth, count)
+            if its_pass is None:
+                its_pass = self._begin_pass(iteration, loader, nth, count)
             else:
-                iteration.is_set = count.chosen == found.epoch
+                iteration.is_set = count.chosen == its_pass.epoch
             with self.counter.change() as count:
                 latest = _pass_of(count, loader, nth)
                 latest.joined |= 1 << iteration.worker
                 count.workers = iteration.workers
-            iteration.epoch = found.epoch
-        if found.is_resuming or (self._has_own_states and self.states[0].epoch == found.epoch):
+            iteration.epoch = its_pass.epoch
+        has_own_for_epoch = self._has_own_states and self.states[0].epoch == its_pass.epoch
+        if its_pass.is_resuming or has_own_for_epoch:
             iteration.states = self.states
         if self._has_own_states:
             self.states = ()  # they were for this iteration alone
@@ -341,15 +348,15 @@ class Bookmark:
         epoch = self._epoch_of_pass(loader, count, chosen)
         iteration.is_set = chosen >= 0
         self._epochs.begin(None if iteration.is_set else epoch)
-        begun = Pass(loader, nth, epoch, iteration.workers, os.getpid())
+        new_pass = Pass(loader, nth, epoch, iteration.workers, os.getpid())
         with self.counter.change() as count:
             if not self._has_own_states and self._states_for(epoch, count):
-                begun.is_resuming = True
+                new_pass.is_resuming = True
                 count.is_resumed = True
             if not iteration.is_set:
                 count.next = epoch + 1
-            count.passes = [*count.passes, begun]
-        return begun
+            count.passes = [*count.passes, new_pass]
+        return new_pass
 
     def _epoch_of_pass(self, loader: int, count: Count, chosen: int) -> int:
         """Return the epoch of a new pass of a loader's workers.
@@ -389,7 +396,7 @@ class Bookmark:
             )
         is_last = bool(self._begun) and self._begun[-1] is iteration
         if not is_last:
-            # It is read on after others, which were nested in it.
+            # Others were nested in it and read since; now it is read on.
             self._move_last(iteration)
             if iteration.role == "main":
                 self.make_main(iteration)
@@ -400,7 +407,8 @@ class Bookmark:
         return iteration.loads != self._loads
 
     def _move_last(self, iteration: Iteration) -> None:
-        self._begun = [each for each in self._held() if each is not iteration]
+        """Note that an iteration is the one that began or was read last."""
+        self._begun = [each for each in self._live_iterations() if each is not iteration]
         self._begun.append(iteration)
         self.latest = None
 
@@ -431,10 +439,10 @@ class Bookmark:
         if iteration.role != "main" or iteration.is_set or iteration.reading != "open":
             return
         is_worker = iteration.loader is not None
-        if is_worker or any(each is not iteration for each in self._held()):
+        if is_worker or any(each is not iteration for each in self._live_iterations()):
             return
-        # At the interpreter's end, generators are closed, too: the loop has decided nothing by
-        # that.
+        # At the interpreter's end, generators are closed, too: that does not mean that the loop
+        # left them.
         if not sys.is_finalizing():
             self._epochs.leave(iteration.epoch)
 
@@ -446,9 +454,9 @@ class Bookmark:
             is_read = iteration.role != "overtaken"
         else:
             with self.counter.change() as count:
-                found = _pass_of(count, iteration.loader, iteration.number)
-                found.read |= 1 << iteration.worker
-                is_read = found.is_read
+                its_pass = _pass_of(count, iteration.loader, iteration.number)
+                its_pass.read |= 1 << iteration.worker
+                is_read = its_pass.is_read
         if is_read and not iteration.is_set:
             self._epochs.end(iteration.epoch)
 

@@ -20,7 +20,7 @@ from shardcache_client.position.state import Saved
 
 
 class MixtureLoad:
-    """The loading of states into a mixture, which may be another one than that of the states.
+    """The loading of states into a mixture, whose sources or weights may have changed since.
 
     Args:
         states: of one moment.
@@ -29,7 +29,7 @@ class MixtureLoad:
         ranks: number of ranks that read on.
 
     Attributes:
-        is_same: True if the mixture reads the states' epoch as the interrupted one would.
+        is_same: True if the mixture reads the states' epoch as the interrupted run would.
 
     Raises ConfigError if the states are of other sources.
     """
@@ -50,11 +50,11 @@ class MixtureLoad:
         self._ranks = ranks
         self._dataset = dealing.identities(manifest)[True]
 
-        now = self._mixture(self._dealing, first.epoch)
+        current = self._mixture(self._dealing, first.epoch)
         is_of_same_sources = first.dataset == self._dataset
-        self._saved = _identified(first.mixture, now) if is_of_same_sources else first.mixture
-        self.is_same = is_of_same_sources and _is_same(self._saved, now)
-        _check_sources(self._saved, now)
+        self._saved = _identified(first.mixture, current) if is_of_same_sources else first.mixture
+        self.is_same = is_of_same_sources and _is_same(self._saved, current)
+        _check_sources(self._saved, current)
 
     def __repr__(self) -> str:
         return f"MixtureLoad({self._saved!r}, is_same={self.is_same})"
@@ -63,7 +63,8 @@ class MixtureLoad:
         """Return the states from which the mixture reads on if it has changed.
 
         Args:
-            keeps_epoch: True if the caller knows by itself that an epoch is over.
+            keeps_epoch: True to stay in the states' epoch even if nothing is left of it, for a
+                caller that goes on to the next one by itself.
 
         Raises ConfigError if the positions of all readers cannot be derived.
         """
@@ -80,7 +81,7 @@ class MixtureLoad:
         return [RankState(self._dataset, Progress(change.epoch), mixture=mixture, seeds=seeds)]
 
     def _mixture(self, dealing: MixtureAssignment, epoch: int) -> MixtureState:
-        """Return what the mixture of now takes of each source in an epoch."""
+        """Return the facts about the mixture, as it is in this run, in an epoch."""
         deal = dealing.deal(self._manifest)
         assert isinstance(deal, SpanDeal)  # as of any mixture
         mixture = deal.for_ranks(self._ranks).mixture_of(epoch)
@@ -89,6 +90,7 @@ class MixtureLoad:
 
 
 def _another_dataset() -> ConfigError:
+    """Return the error of states whose sources are not those of the mixture."""
     return ConfigError(
         "the state is from another dataset, or the numbers of samples in its shards have changed",
         remedy="create the mixture with sources of the run that saved it, with their urls, seed "
@@ -96,31 +98,36 @@ def _another_dataset() -> ConfigError:
     )
 
 
-def _identified(saved: MixtureState, now: MixtureState) -> MixtureState:
-    """Return a state's mixture with the identities of these same sources, which old states lack."""
-    found = saved.by_name
-    if found.keys() != now.by_name.keys():
+def _identified(saved: MixtureState, current: MixtureState) -> MixtureState:
+    """Return a state's mixture with the identities of its sources, which old states lack."""
+    saved_by_name = saved.by_name
+    if saved_by_name.keys() != current.by_name.keys():
         raise _another_dataset()
-    sources = tuple(source._replace(start=found[source.name][0]) for source in now.sources)
-    samples = tuple(found[source.name][1] for source in now.sources)
-    return replace(saved, sources=sources, samples=samples)
+    sources = []
+    samples = []
+    for source in current.sources:
+        start, samples_in_epoch = saved_by_name[source.name]
+        sources.append(source._replace(start=start))
+        samples.append(samples_in_epoch)
+    return replace(saved, sources=tuple(sources), samples=tuple(samples))
 
 
-def _is_same(saved: MixtureState, now: MixtureState) -> bool:
-    """Return True if a state's epoch is what the mixture of now makes of the same sources."""
-    return saved.by_name == now.by_name and saved.form == now.form and saved.total == now.total
+def _is_same(saved: MixtureState, current: MixtureState) -> bool:
+    """Return True if a state's epoch has the same samples of each source, in the same turns."""
+    has_same_samples = saved.by_name == current.by_name and saved.total == current.total
+    return has_same_samples and saved.form == current.form
 
 
-def _check_sources(saved: MixtureState, now: MixtureState) -> None:
-    """Raise ConfigError if a source is not the one of its name in a state, or all are new."""
+def _check_sources(saved: MixtureState, current: MixtureState) -> None:
+    """Raise ConfigError if a source differs from the one of its name in a state, or all are new."""
     known = {source.name: source.identity for source in saved.sources}
     if saved.change is not None:
         known = {source.name: source.identity for source in saved.change.sources} | known
-    are_all_new = not any(source.name in known for source in now.sources)
+    are_all_new = not any(source.name in known for source in current.sources)
     is_without_identities = "" in known.values()  # an old state
     if are_all_new or is_without_identities:
         raise _another_dataset()
-    for source in now.sources:
+    for source in current.sources:
         if known.get(source.name, source.identity) != source.identity:
             raise ConfigError(
                 f"source {source.name!r} is not the one of this name in the state: it has other "
@@ -139,19 +146,20 @@ def change_of(
     *,
     keeps_epoch: bool = False,
 ) -> Change:
-    """Return the change of the mixture whose states these are, to one that reads on from there.
+    """Return the change from the mixture of some states to one that reads on from there.
 
     Args:
-        saved: what the states say of the mixture.
-        even: evenness of the ranks.
+        states: of one moment.
+        saved: the mixture, as the states have it.
+        even: policy for a number of samples that the ranks do not divide.
         batches: the form of global batches, if there are any.
-        keeps_epoch: True if the caller knows by itself that an epoch is over.
+        keeps_epoch: see `MixtureLoad.states_after_change`.
 
     Raises ConfigError if the positions of all readers cannot be derived.
     """
     epoch = states[0].epoch
     if saved.change is not None and epoch < saved.change.epoch:
-        # An epoch that was read again is as if there had been no change.
+        # An epoch from before the change was read again, as if there had been no change.
         saved = replace(saved, change=None)
     if not keeps_epoch and _are_read(states, saved, even, batches):
         return saved.changed_at_end(epoch)
@@ -163,7 +171,7 @@ def _progress(states: Sequence[Saved]) -> Progress:
     staged = [state for state in states if isinstance(state, StagedState)]
     if not staged:
         return progress_of_all([state for state in states if isinstance(state, RankState)])
-    if not staged_state.tell_of_all(staged):
+    if not staged_state.cover_all_readers(staged):
         raise ConfigError(
             "the mixture has changed, and one rank's state does not say what the "
             "others have read of a group of samples",

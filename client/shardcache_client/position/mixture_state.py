@@ -1,7 +1,7 @@
 """The facts about a mixture in states, as JSON: sources in the epoch, the latest change. Pure.
 
 The names under "sources" are for people to read, and say where each source is. As checkpointers may
-sort them, "mixed" has the order of the sources, with what tells them apart.
+sort them, "mixed" has the order of the sources, each with the digits that identify it.
 """
 
 import re
@@ -17,7 +17,7 @@ from shardcache_client.order.sources.changes import (
     Section,
 )
 from shardcache_client.order.sources.courses import SourceBatches
-from shardcache_client.position.progress import divided, phase_of
+from shardcache_client.position.progress import past_phase, phase_of
 from shardcache_client.position.state_values import count, flag, named_numbers, text, whole_number
 
 _MAX_SPANS = 1 << 20
@@ -42,7 +42,7 @@ class Terms(NamedTuple):
 
 
 def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
-    """Return the members of a state's JSON object that tell of a mixture; none for None."""
+    """Return the members of a state's JSON object that describe a mixture; none for None."""
     if mixture is None:
         return {}
     sources = {
@@ -84,7 +84,7 @@ def _phase_to_json(phase: Phase) -> list[Any]:
 
 
 def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
-    """Return what a state tells of a mixture; None if it is of a dataset alone.
+    """Return the mixture that a state describes; None if it is of a dataset alone.
 
     Raises KeyError, TypeError, ValueError or AttributeError for what `mixture_to_json` has not
     made.
@@ -103,9 +103,9 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     form = None
     if "batches" in data:
         *fields, total = data["batches"]
-        form = _form(fields)
+        form = _form_from_json(fields)
         _check_turns(samples, form)
-    change = _change(data["changed"]) if "changed" in data else None
+    change = _change_from_json(data["changed"]) if "changed" in data else None
     return MixtureState(sources, samples, form, count(total), change)
 
 
@@ -115,17 +115,18 @@ def _identity(value: object) -> str:
     return text(value)
 
 
-def _form(fields: Sequence[Any]) -> SourceBatches:
+def _form_from_json(fields: Sequence[Any]) -> SourceBatches:
     spans, size, alike = fields
     return SourceBatches(whole_number(spans, 1, _MAX_SPANS), count(size, 1), flag(alike))
 
 
 def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
+    """Raise ValueError unless every source has whole turns, given the samples of each."""
     if any(each % form.samples_per_turn for each in samples):
         raise ValueError("a source has a batch that is not whole")
 
 
-def _change(data: Mapping[str, Any]) -> Change:
+def _change_from_json(data: Mapping[str, Any]) -> Change:
     samples = data["samples"]
     return Change(
         count(data["epoch"]),
@@ -134,17 +135,17 @@ def _change(data: Mapping[str, Any]) -> Change:
             KnownSource(text(name), _identity(identity), count(start))
             for name, identity, start in data["sources"]
         ),
-        tuple(map(_section, data.get("sections", ()))),
+        tuple(map(_section_from_json, data.get("sections", ()))),
     )
 
 
-def _section(data: Mapping[str, Any]) -> Section:
+def _section_from_json(data: Mapping[str, Any]) -> Section:
     sources = tuple(
         EpochSource(text(name), count(start), count(samples, 1))
         for name, start, samples in data["sources"]
     )
-    phases = tuple(divided(phase_of(*row), None) for row in data["phases"])
-    form = _form(data["batches"]) if "batches" in data else None
+    phases = tuple(past_phase(phase_of(*row), even=None) for row in data["phases"])
+    form = _form_from_json(data["batches"]) if "batches" in data else None
     if not sources or not phases:
         raise ValueError("a section has sources and phases")
     if form is not None:

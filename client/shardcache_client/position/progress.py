@@ -34,10 +34,10 @@ class BatchPhase(NamedTuple):
     Attributes:
         ranks: number of ranks.
         batch_size: of each rank, in samples.
-        batches: number of batches that each rank has taken; one number of each rank, if they were
-            not in step.
-        beyond: of each rank, places after those that it has passed as well: bits, in hexadecimal,
-            with bit n for the nth place. Empty if there are none.
+        batches: number of batches that each rank has taken; a tuple with the number of each rank,
+            if they were not in step.
+        beyond: of each rank, further places that it has passed: bits, in hexadecimal, with bit n
+            for place n of those after its batches. Empty if there are none.
     """
 
     ranks: int
@@ -46,7 +46,7 @@ class BatchPhase(NamedTuple):
     beyond: tuple[str, ...] = ()
 
     def samples(self, rank: int) -> int:
-        """Return the number of places that a rank has passed, if its share had as many."""
+        """Return the number of places in a rank's batches; more than its share if one was short."""
         batches = self.batches if isinstance(self.batches, int) else self.batches[rank]
         return self.batch_size * batches
 
@@ -61,8 +61,7 @@ class Progress:
     def after(self, ranks: int, batch_size: int, batches: int) -> Self:
         """Return the progress after each of `ranks` ranks has taken further batches.
 
-        A phase of the same ranks is continued, so that the number of phases is that of changes of
-        ranks.
+        A phase of the same ranks is continued: another one begins only when the ranks change.
         """
         if not batches:
             return self
@@ -84,20 +83,20 @@ class Progress:
         return self.after(ranks, batch_size, samples // batch_size)
 
     def of_rank(self, rank: int) -> Self:
-        """Return the progress with what this rank has taken of the last phase.
+        """Return the progress with only the batches of this rank in the last phase.
 
-        In that phase ranks were not in step.
+        It is the same for all ranks unless they were not in step in that phase.
         """
         if not self.phases or isinstance(self.phases[-1].batches, int):
             return self
         *phases, last = self.phases
-        own = last.samples(rank) // last.batch_size
-        if own:
-            phases.append(last._replace(batches=own))
+        batches = last.samples(rank) // last.batch_size
+        if batches:
+            phases.append(last._replace(batches=batches))
         return replace(self, phases=tuple(phases))
 
     def start_of(self, deal: SpanDeal, topology: Topology) -> "Start":
-        """Return where a rank resumes, among ranks that may be others than those so far."""
+        """Return the place at which a rank resumes, among the same ranks as so far or others."""
         if isinstance(deal, ElasticDeal):
             return Start((), self._passed_of_global_batches(deal, topology))
         phases = self.phases
@@ -105,11 +104,11 @@ class Progress:
         if phases and phases[-1].ranks == topology.world_size and not phases[-1].beyond:
             passed = phases[-1].samples(topology.rank)
             phases = phases[:-1]
-        return Start(tuple(divided(phase, deal.even) for phase in phases), passed)
+        return Start(tuple(past_phase(phase, deal.even) for phase in phases), passed)
 
     def past(self, even: Even) -> tuple[Phase, ...]:
-        """Return the phases, none of which is continued."""
-        return tuple(divided(phase, even) for phase in self.phases)
+        """Return the phases, none of which is going on."""
+        return tuple(past_phase(phase, even) for phase in self.phases)
 
     def is_over(self, deal: SpanDeal, topology: Topology) -> bool:
         """Return True if no rank has anything left of the epoch."""
@@ -118,25 +117,26 @@ class Progress:
         ranks = (Topology(rank, topology.world_size) for rank in range(topology.world_size))
         return all(self._has_ended(deal, each) for each in ranks)
 
+    def global_batches(self, deal: ElasticDeal) -> int:
+        """Return the number of global batches taken; one that was only begun is read again."""
+        size = deal.global_batch_size
+        return sum(phase.ranks * phase.samples(0) // size for phase in self.phases)
+
     def _has_ended(self, deal: SpanDeal, topology: Topology) -> bool:
         start = self.start_of(deal, topology)
-        return (deal.share(self.epoch, 0, topology, start.phases).samples or 0) <= start.passed
+        share = deal.share(self.epoch, 0, topology, start.phases)
+        return (share.samples or 0) <= start.passed
 
     def _passed_of_global_batches(self, deal: ElasticDeal, topology: Topology) -> int:
-        """Return the number of places that a rank has passed.
+        """Return the number of places of global batches that a rank has passed.
 
-        If ranks stay, those of the batch that was begun count as well.
+        If the ranks are the same as before, those of a batch that was begun count as well.
         """
         size = deal.cut(topology).batch_size
         if not self.phases or self.phases[-1].ranks != topology.world_size:
             return self.global_batches(deal) * size
         before = replace(self, phases=self.phases[:-1])
         return before.global_batches(deal) * size + self.phases[-1].samples(topology.rank)
-
-    def global_batches(self, deal: ElasticDeal) -> int:
-        """Return the number of global batches taken; one that was only begun is read again."""
-        size = deal.global_batch_size
-        return sum(phase.ranks * phase.samples(0) // size for phase in self.phases)
 
     def to_json(self, dataset: str) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads.
@@ -180,10 +180,15 @@ class Progress:
 
 
 class Start(NamedTuple):
-    """Place at which a rank resumes an epoch."""
+    """Place at which a rank resumes an epoch.
 
-    phases: tuple[Phase, ...]  # their rest is divided among the ranks
-    passed: int  # number of places of its share that the rank has passed
+    Attributes:
+        phases: those that are over; the rest of the epoch is divided among the ranks.
+        passed: number of places of its share of that rest that the rank has passed.
+    """
+
+    phases: tuple[Phase, ...]
+    passed: int
 
 
 def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
@@ -196,8 +201,8 @@ def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
     return BatchPhase(phase.ranks, 1, samples)
 
 
-def divided(phase: BatchPhase, even: Even) -> Phase:
-    """Return a phase after which what is left of the epoch is divided among other ranks."""
+def past_phase(phase: BatchPhase, even: Even) -> Phase:
+    """Return a phase that is over: the rest of the epoch is divided among other ranks."""
     taken: tuple[int, ...] = (phase.samples(0),)
     if not isinstance(phase.batches, int):
         taken = tuple(map(phase.samples, range(phase.ranks)))

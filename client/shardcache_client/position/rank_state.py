@@ -1,6 +1,6 @@
 """The state of a rank in checkpoints. Pure.
 
-It is the progress of all ranks, or its own where they are not in step.
+It has the progress of all ranks, or that of this rank alone if they are not in step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,21 @@ from shardcache_client.position.state_values import (
 
 
 class WorkerPart(NamedTuple):
-    """Batches that a worker of a plain DataLoader has given since the progress.
+    """Batches that a worker of a plain DataLoader has given after the state's progress.
 
-    It gives every `workers`-th batch of the rank's.
+    It gives every `workers`-th batch of the rank.
+
+    Attributes:
+        worker: number of the worker, from 0.
+        workers: number of workers of the rank.
+        batch_size: number of samples in a whole batch.
+        samples: number of samples given; the last batch may not have been whole.
     """
 
     worker: int
     workers: int
     batch_size: int
-    samples: int  # given, most of them in whole batches
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +48,15 @@ class RankState:
 
     Attributes:
         dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
+        progress: of all ranks, or of this one if they are not in step.
         over: True if no rank has a further batch in the epoch.
-        rank: of whoever took the state and the number of ranks, where these need not be in step;
-            else None.
+        rank: number of the rank that took the state, and number of ranks, if these may not be in
+            step; else None.
         ended: True if this rank has no further batch in the epoch.
-        in_step: False if other ranks may have a batch more than this one, which has none left, or
-            one less.
-        part: of a worker; None for the whole rank.
-        mixture: what the epoch takes of the sources of a mixture; None for a dataset alone.
+        in_step: False near the end of an epoch, if other ranks may have a batch more or less left
+            than this one.
+        part: that of a worker; None for the whole rank.
+        mixture: the mixture in this epoch; None for a dataset alone.
         seeds: those drawn, by source; that of a dataset alone is under "".
     """
 
@@ -109,10 +116,10 @@ class RankState:
                 dataset,
                 progress,
                 over=flag(data.get("over", False)),
-                rank=_rank(data.get("rank")),
+                rank=_rank_from_json(data.get("rank")),
                 ended=flag(data.get("ended", False)),
                 in_step=flag(data.get("in_step", True)),
-                part=_part(data.get("part")),
+                part=_part_from_json(data.get("part")),
                 mixture=mixture_from_json(data),
                 seeds=named_numbers(data.get("seeds", {})),
             )
@@ -125,9 +132,11 @@ class StateForm:
     """The facts that all states of a dataset share.
 
     Attributes:
-        dataset: its identifier.
+        dataset: its identifier; see `RankState`.
+        deal: of its samples.
         batch_size: number of samples in its batches.
         drop_last: True if a loader leaves out a short last batch; None if that is not known.
+        seeds: see `RankState`.
     """
 
     dataset: str
@@ -149,22 +158,30 @@ class StateForm:
         """Return the state of a rank, or of its worker.
 
         Args:
-            progress: of all ranks, or of this one where they are not in step.
+            progress: see `RankState`.
             topology: the rank.
             ended: True if the rank has nothing left of the epoch.
             over: True if no rank has.
             left: number of samples that the rank has left; None if that is unknown.
-            part: of a worker; None for the whole rank.
+            part: that of a worker; None for the whole rank.
         """
         may_differ = self.deal.even is None and topology.world_size > 1
-        has_batch = left is None or self.drop_last is False or left >= self.batch_size
+        rank = None
+        if may_differ or part is not None:
+            rank = (topology.rank, topology.world_size)
+
+        in_step = True
+        if may_differ and not over:
+            has_batch = left is None or self.drop_last is False or left >= self.batch_size
+            in_step = has_batch or self.ends_together(progress, topology)
+
         return RankState(
             self.dataset,
             progress,
             over=over,
-            rank=(topology.rank, topology.world_size) if may_differ or part else None,
+            rank=rank,
             ended=ended and may_differ,
-            in_step=over or not may_differ or has_batch or self.ends_together(progress, topology),
+            in_step=in_step,
             part=part,
             mixture=self.deal.mixture_of(progress.epoch),
             seeds=self.seeds,
@@ -177,13 +194,16 @@ class StateForm:
         cut = self.deal.cut(topology)
         if cut.batch_size != self.batch_size:
             cut = replace(cut, batch_size=self.batch_size)
-        drops = (False, True) if self.drop_last is None else (self.drop_last,)
         epoch = progress.epoch
         phases = progress.start_of(self.deal, topology).phases
-        return all(self.deal.ends_together(epoch, cut, phases, drop_last=drop) for drop in drops)
+        possible = (False, True) if self.drop_last is None else (self.drop_last,)
+        return all(
+            self.deal.ends_together(epoch, cut, phases, drop_last=drop_last)
+            for drop_last in possible
+        )
 
 
-def _rank(value: Any) -> tuple[int, int] | None:
+def _rank_from_json(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     rank, ranks = value
@@ -191,7 +211,7 @@ def _rank(value: Any) -> tuple[int, int] | None:
     return whole_number(rank, 0, ranks - 1), ranks
 
 
-def _part(value: Any) -> WorkerPart | None:
+def _part_from_json(value: Any) -> WorkerPart | None:
     if value is None:
         return None
     worker, workers, batch_size, samples = value
@@ -205,9 +225,7 @@ def _part(value: Any) -> WorkerPart | None:
 
 
 def progress_of(states: Sequence[RankState], topology: Topology) -> Progress:
-    """Return the progress from which a rank resumes.
-
-    It follows from the states of some ranks or of their workers.
+    """Return the progress from which a rank resumes, given the states of ranks or of their workers.
 
     Raises ConfigError if it cannot be derived from them.
     """
@@ -227,18 +245,19 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
     by_rank: dict[tuple[int, int] | None, list[RankState]] = {}
     for state in states:
         by_rank.setdefault(state.rank, []).append(state)
-    each = {rank: _progress_of_rank(some) for rank, some in by_rank.items()}
-    progress = next(iter(each.values()))
+    progresses = {rank: _progress_of_rank(of_rank) for rank, of_rank in by_rank.items()}
+    progress = next(iter(progresses.values()))
 
     # 1. A state of ranks that are always in step is that of all of them.
     first_rank = states[0].rank
-    if first_rank is None or None in each:
+    if first_rank is None or None in progresses:
         return progress
 
     # 2. If some ranks are missing, the others must be known to be at the same place.
     _, ranks = first_rank
-    if len(each) < ranks:
-        if all(state.in_step for state in states) and len(set(each.values())) == 1:
+    if len(progresses) < ranks:
+        are_in_step = all(state.in_step for state in states)
+        if are_in_step and len(set(progresses.values())) == 1:
             return progress
         raise ConfigError(
             "the states of some ranks do not say how far the others are",
@@ -246,27 +265,33 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
         )
 
     # 3. All ranks say where they are.
-    ordered = [each[rank, ranks] for rank in range(ranks)]
-    if len(set(ordered)) == 1:
+    by_number = [progresses[rank, ranks] for rank in range(ranks)]
+    if len(set(by_number)) == 1:
         return progress
-    return _out_of_step(ordered, ranks)
+    return _progress_out_of_step(by_number)
 
 
-def _out_of_step(ordered: Sequence[Progress], ranks: int) -> Progress:
-    """Return the progress of ranks, each of which has come to another place in the last phase."""
-    earlier = ordered[0].phases
+def _progress_out_of_step(progresses: Sequence[Progress]) -> Progress:
+    """Return the progress of ranks that have come to different places in the last phase.
+
+    Args:
+        progresses: of each rank. They differ in the last phase, which some may not have begun.
+    """
+    ranks = len(progresses)
+    earlier = progresses[0].phases
     if earlier and earlier[-1].ranks == ranks:
         earlier = earlier[:-1]
+
     before = len(earlier)
-    for each in ordered:
-        if each.phases[:before] != earlier or len(each.phases) > before + 1:
+    for progress in progresses:
+        if progress.phases[:before] != earlier or len(progress.phases) > before + 1:
             raise not_of_one_moment()
 
     taken = []
-    for rank, each in enumerate(ordered):
-        last = each.phases[before:]
+    for rank, progress in enumerate(progresses):
+        last = progress.phases[before:]
         taken.append(last[0].samples(rank) if last else 0)
-    return replace(ordered[0], phases=(*earlier, BatchPhase(ranks, 1, tuple(taken))))
+    return replace(progresses[0], phases=(*earlier, BatchPhase(ranks, 1, tuple(taken))))
 
 
 def _progress_of_rank(states: Sequence[RankState]) -> Progress:
@@ -281,25 +306,26 @@ def _progress_of_rank(states: Sequence[RankState]) -> Progress:
             f"the states of {missing} of {first.part.workers} workers are missing",
             remedy="load the loader's whole state, with all of its workers",
         )
-    samples = sum(part.samples for part in parts.values())
-    ranks = first.rank[1] if first.rank else None
-    if ranks is None:
+    if first.rank is None:
         raise ConfigError(
             "the state of a worker names no ranks",
             remedy="load what state_dict() has returned",
         )
+    _, ranks = first.rank
+    samples = sum(part.samples for part in parts.values())
     return first.progress.after_samples(ranks, first.part.batch_size, samples)
 
 
 def is_read(states: Sequence[RankState], deal: SpanDeal, topology: Topology) -> bool:
     """Return True if states show that nothing is left of their epoch on any rank."""
-    ranks = {state.rank for state in states}
-    known = states[0].rank
-    if known is not None and states[0].part is None:
-        return len(ranks) == known[1] and all(state.ended for state in states)
+    first = states[0]
+    if first.rank is not None and first.part is None:
+        _, ranks = first.rank
+        has_all_ranks = len({state.rank for state in states}) == ranks
+        return has_all_ranks and all(state.ended for state in states)
     try:
         progress = progress_of(states, topology)
     except ConfigError:
         return False
-    last = progress.phases[-1].ranks if progress.phases else topology.world_size
-    return progress.is_over(deal, Topology(0, last))
+    last_ranks = progress.phases[-1].ranks if progress.phases else topology.world_size
+    return progress.is_over(deal, Topology(0, last_ranks))

@@ -1,6 +1,6 @@
 """The state of one reader of samples that have no numbers. Pure.
 
-They are filtered ones, uncounted ones, or those of a stage.
+Samples have no numbers if they are filtered, uncounted, or made by a stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,8 +124,8 @@ class StagedState:
                 progress,
                 reader=whole_number(reader, 0, readers - 1),
                 readers=readers,
-                workers=_divisor(workers, readers),
-                reached=Reached(_mark(data), items, _step(step)),
+                workers=_workers_from_json(workers, readers),
+                reached=Reached(_mark_from_json(data), items, _step_from_json(step)),
                 counted=step is None,
                 over=flag(data.get("over", False)),
                 ended=flag(data.get("ended", False)),
@@ -138,14 +138,15 @@ class StagedState:
             raise invalid_state(exn) from exn
 
 
-def _divisor(value: object, of: int) -> int:
-    found = whole_number(value, 1, of)
-    if of % found:
-        raise ValueError(f"{of} readers are not of ranks with {found} each")
-    return found
+def _workers_from_json(value: object, readers: int) -> int:
+    """Return the number of readers of each rank. Raises ValueError unless it divides `readers`."""
+    workers = whole_number(value, 1, readers)
+    if readers % workers:
+        raise ValueError(f"{readers} readers are not of ranks with {workers} each")
+    return workers
 
 
-def _mark(data: Mapping[str, Any]) -> Mark:
+def _mark_from_json(data: Mapping[str, Any]) -> Mark:
     group, given, beyond = data.get("group", (0, 0, ""))
     return Mark(
         count(data["place"]),
@@ -156,7 +157,7 @@ def _mark(data: Mapping[str, Any]) -> Mark:
     )
 
 
-def _step(value: Any) -> StepPlace:
+def _step_from_json(value: Any) -> StepPlace:
     if value is None:
         return StepPlace()
     share, step, before = value
@@ -171,7 +172,7 @@ class Resume(NamedTuple):
     """Place from which a reader resumes.
 
     Attributes:
-        progress: the phases that others have read.
+        progress: the phases that are over; the rest of the epoch is divided among the readers.
         reached: how far the reader is in its share of the rest.
     """
 
@@ -186,29 +187,33 @@ def resume(
     counted: bool,
     stage: str = "",
 ) -> Resume:
-    """Return the place from which a reader resumes.
+    """Return the place from which a reader resumes. Raises ConfigError if it cannot be derived.
 
     Args:
         states: of some readers, perhaps of another number of them.
         reader: the rank, or its worker in a plain DataLoader.
         counted: False if the dataset's samples are not counted.
-        stage: name of the dataset's stage; "" if it has none. Another one makes other groups, so
-            that single places are left out, as where the rest is divided among other readers.
-
-    Raises ConfigError if it cannot be derived.
+        stage: name of the dataset's stage; "" if it has none. A stage of another name makes other
+            groups, so places are divided anew, as they are among other readers.
     """
+    # 1. The states are of ranks whose samples had numbers.
     staged = [state for state in states if isinstance(state, StagedState)]
     if not staged:
         ranks = [state for state in states if isinstance(state, RankState)]
-        return _of_progress(progress_of(ranks, _alone(reader)), reader)
+        return _resume_after_ranks(progress_of(ranks, _alone(reader)), reader)
+
+    # 2. The same readers go on, each from its own place. In another stage they can do so only if no
+    # group is given in part.
     first = staged[0]
     by_reader = {state.reader: state for state in staged}
     if (first.readers, first.workers) == (reader.readers, reader.workers):
-        reached = _found(by_reader, reader.reader, first.workers).reached
+        reached = _state_of(by_reader, reader.reader, first.workers).reached
         if stage == first.stage:
             return Resume(first.progress, reached)
         if all(_is_between_groups(state.reached.mark) for state in staged):
             return Resume(first.progress, reached._replace(mark=Mark(reached.mark.place)))
+
+    # 3. The places that are left are divided among the readers.
     if not (counted and first.counted):
         raise ConfigError(
             "an epoch of shards whose samples are not counted can resume only on the same ranks, "
@@ -216,7 +221,7 @@ def resume(
             remedy="run with those that wrote the state; or restart the epoch with an index made "
             "by `shardcache index URL... -o index.json`, which makes this possible from then on",
         )
-    return Resume(_divided(by_reader, first))
+    return Resume(_progress_after(by_reader, first))
 
 
 def _is_between_groups(mark: Mark) -> bool:
@@ -225,15 +230,15 @@ def _is_between_groups(mark: Mark) -> bool:
 
 
 def as_progress(states: Sequence[StagedState]) -> Progress:
-    """Return the progress that the states of readers show, for ranks whose samples have numbers.
+    """Return the progress that the states of readers show, for readers whose samples have numbers.
 
     Raises ConfigError if states are missing that others do not determine.
     """
-    return _divided({state.reader: state for state in states}, states[0])
+    return _progress_after({state.reader: state for state in states}, states[0])
 
 
-def tell_of_all(states: Sequence[StagedState]) -> bool:
-    """Return True if it is known of all readers exactly which places they have passed."""
+def cover_all_readers(states: Sequence[StagedState]) -> bool:
+    """Return True if states show of all readers exactly which places these have passed."""
     readers = {state.reader for state in states}
     if readers == set(range(states[0].readers)):
         return True
@@ -241,12 +246,9 @@ def tell_of_all(states: Sequence[StagedState]) -> bool:
 
 
 def have_ended(states: Sequence[StagedState]) -> bool:
-    """Return True if no reader of a job has anything left of the epoch.
-
-    For that, these must be the states of all of them.
-    """
-    is_whole = {state.reader for state in states} == set(range(states[0].readers))
-    return is_whole and all(state.ended for state in states)
+    """Return True if these are the states of all readers, and all have ended the epoch."""
+    has_all_readers = {state.reader for state in states} == set(range(states[0].readers))
+    return has_all_readers and all(state.ended for state in states)
 
 
 def has_ended(states: Sequence[StagedState | RankState], reader: Topology) -> bool:
@@ -257,12 +259,12 @@ def has_ended(states: Sequence[StagedState | RankState], reader: Topology) -> bo
 
 
 def _alone(reader: Topology) -> Topology:
-    """Return a reader as a rank of its own."""
+    """Return a reader as a rank without workers."""
     return Topology(reader.reader, reader.readers)
 
 
-def _of_progress(progress: Progress, reader: Topology) -> Resume:
-    """Return from where a reader resumes after what ranks have read whose samples had numbers."""
+def _resume_after_ranks(progress: Progress, reader: Topology) -> Resume:
+    """Return the place from which a reader resumes after ranks whose samples had numbers."""
     phases = progress.phases
     if not phases or phases[-1].ranks != reader.readers or phases[-1].beyond:
         return Resume(progress)
@@ -270,7 +272,7 @@ def _of_progress(progress: Progress, reader: Topology) -> Resume:
     return Resume(earlier, Reached(Mark(phases[-1].samples(reader.reader))))
 
 
-def _found(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> StagedState:
+def _state_of(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> StagedState:
     """Return a reader's state, or that of the same worker of another rank if ranks are in step.
 
     Raises ConfigError.
@@ -280,31 +282,31 @@ def _found(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> S
         return own
     for other, state in by_reader.items():
         if state.in_step and other % workers == reader % workers:
-            return replace(
-                state, reached=state.reached._replace(mark=_of_another(state.reached.mark))
-            )
+            mark = _mark_in_step(state.reached.mark)
+            return replace(state, reached=state.reached._replace(mark=mark))
     raise ConfigError(
         "one rank's state does not say how far the others are",
         remedy="load the states of all ranks",
     )
 
 
-def _of_another(mark: Mark) -> Mark:
-    """Return where a reader is when that of another rank, with which it is in step, has a mark.
+def _mark_in_step(mark: Mark) -> Mark:
+    """Return the mark of a reader that is in step with one of another rank, given the other's mark.
 
-    It may have no sample for the group, although the other has, and repeats its last one then.
+    The reader may have no sample of its own for a group that the other has a sample for. Then it
+    repeats its last one.
     """
     if not mark.first:
         return mark._replace(beyond=0)
     return Mark(mark.first - 1, mark.group, mark.given, beyond=1, again=1)
 
 
-def _divided(by_reader: Mapping[int, StagedState], first: StagedState) -> Progress:
-    """Return the progress after what all readers have read, of which others are to read the rest.
+def _progress_after(by_reader: Mapping[int, StagedState], first: StagedState) -> Progress:
+    """Return the progress after all that readers have read, so that others can read the rest.
 
     Raises ConfigError if states are missing that others do not determine.
     """
-    if not tell_of_all(list(by_reader.values())):
+    if not cover_all_readers(list(by_reader.values())):
         raise ConfigError(
             "one rank's state does not say which samples of their present groups the "
             "other ranks have already given; other readers, or another stage, would "
@@ -312,10 +314,12 @@ def _divided(by_reader: Mapping[int, StagedState], first: StagedState) -> Progre
             remedy="load the states of all ranks; one is enough for the same ranks and workers",
         )
     readers = range(first.readers)
-    marks = [_found(by_reader, reader, first.workers).reached.mark for reader in readers]
+    marks = [_state_of(by_reader, reader, first.workers).reached.mark for reader in readers]
     places = tuple(mark.place for mark in marks)
-    beyond = tuple(f"{mark.beyond:x}" if mark.beyond else "" for mark in marks)
+    beyond: tuple[str, ...] = tuple(f"{mark.beyond:x}" if mark.beyond else "" for mark in marks)
     if not any(places) and not any(beyond):
         return first.progress
-    phase = BatchPhase(first.readers, 1, places, beyond if any(beyond) else ())
+    if not any(beyond):
+        beyond = ()
+    phase = BatchPhase(first.readers, 1, places, beyond)
     return replace(first.progress, phases=(*first.progress.phases, phase))

@@ -18,22 +18,27 @@ Saved: TypeAlias = RankState | StagedState
 def find_states(data: object) -> list[Saved]:
     """Return the states anywhere in nested dicts and lists such as a StatefulDataLoader's state.
 
-    They are all of one moment.
+    They are all of one moment. Raises ConfigError if there are none, or they are not.
     """
     try:
         states = [_saved(each) for each in _search(data)]
     except RecursionError as exn:
         raise ConfigError("the state to load is nested too deeply") from exn
     if not states:
-        remedy = "load the return value of state_dict() of the dataset, or of the loader around it"
-        raise ConfigError("the object to load contains no state of a ShardDataset", remedy=remedy)
+        raise ConfigError(
+            "the object to load contains no state of a ShardDataset",
+            remedy="load the return value of state_dict() of the dataset, or of the loader "
+            "around it",
+        )
     if len({state.moment for state in states}) > 1:
         raise not_of_one_moment()
     return states
 
 
 def _saved(data: Mapping[str, Any]) -> Saved:
-    return StagedState.from_json(data) if "reader" in data else RankState.from_json(data)
+    if "reader" in data:
+        return StagedState.from_json(data)
+    return RankState.from_json(data)
 
 
 def _search(data: object) -> Iterator[Mapping[str, Any]]:
@@ -52,6 +57,7 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _children(data: object) -> Sequence[object]:
+    """Return the members of a mapping or list; none of any other object."""
     if isinstance(data, Mapping):
         return list(data.values())
     if isinstance(data, str | bytes | bytearray | memoryview | range):
