@@ -121,7 +121,7 @@ class Table:
         with session_of(access.choice, reader, manifest, "files", patience) as session:
             for number, ref in enumerate(manifest):
                 with closing(CachedFile(session, number)) as file:
-                    for row in row_files.rows_of(ref.url, file.whole(), wanted):
+                    for row in row_files.rows_of(ref.url, file.wait_whole(), wanted):
                         key = self._key_in(row, ref.url)
                         yield key, row_files.as_json(self._chosen(row), ref.url)
 

@@ -21,6 +21,7 @@ class CachedFile:
     """A file of a session's plan, which stays cached until `close`. Any thread.
 
     Args:
+        session: has the plan.
         position: of the file in the session's plan.
         named: True if its path has to end with the object's own name.
     """
@@ -30,21 +31,21 @@ class CachedFile:
         self._position = position
         self._named = named
         self._lease: LeaseRequest | None = None
-        self._grant: Grant | None = None  # that of the open file
+        self._grant: Grant | None = None  # of the open file
         self._fd = -1
         self._lock = Lock()
 
     def __repr__(self) -> str:
         return f"CachedFile(position={self._position}, {self._grant})"
 
-    def whole(self) -> Path:
+    def wait_whole(self) -> Path:
         """Wait for the whole file, and return its path.
 
         Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
         folder.
         """
         with self._lock:
-            grant = self._held()
+            grant = self._opened_grant()
             # A daemon of an earlier release gives no name.
             return Path(str(grant.get("named_path", grant["path"])))
 
@@ -57,16 +58,17 @@ class CachedFile:
         self._fd = -1
         self._lease = None
 
-    def _held(self) -> Grant:
-        """Open the file; return its grant."""
+    def _opened_grant(self) -> Grant:
+        """Return the grant of the file, which is opened first unless it is open."""
         if self._grant is not None:
             return self._grant
-        first = self._request()
-        _, grant = read_granted(self._session, first, self._request, self._open)
+        lease = self._request()
+        _, grant = read_granted(self._session, lease, self._request, self._open)
         self._grant = grant
         return grant
 
     def _request(self) -> LeaseRequest:
+        """Request a lease on the whole file, and send the next piece of the plan."""
         self._lease = self._session.lease(self._position, partial=False, named=self._named)
         self._session.extend()
         return self._lease

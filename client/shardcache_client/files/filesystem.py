@@ -146,6 +146,20 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Return a url of a path by which fsspec opens it through the cache."""
         return f"shardcache://{self.url(name)}"
 
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Use nothing from now on that the daemon found out before, about any path."""
+        self._invalidated_s = time.monotonic()
+        super().invalidate_cache(path)
+
+    def info(self, path: str, **_options: Any) -> Details:
+        """Return name, size, type and version of a file, or name and type of a folder."""
+        url = self.url(path)
+        (ref,) = self._refs(url, "objects")
+        if ref.version is None:  # there is no such object
+            self._check_folder(url)
+            ref = ShardRef(f"{url}/")
+        return self._details(ref)
+
     def _path(self, url: str) -> str:
         """Return the path of a url of the object store."""
         if self._prefix:
@@ -159,30 +173,19 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             max_age_s = time.monotonic() - self._invalidated_s
         return resolve(self.choice, self.reader, [url], self.patience.limit_s, wanted, max_age_s)
 
-    def invalidate_cache(self, path: str | None = None) -> None:
-        """Use nothing from now on that the daemon found out before, about any path."""
-        self._invalidated_s = time.monotonic()
-        super().invalidate_cache(path)
-
-    def info(self, path: str, **_options: Any) -> Details:
-        """Return name, size, type and version of a file, or name and type of a folder."""
-        url = self.url(path)
-        (ref,) = self._refs(url, "objects")
-        if ref.version is None:
-            self._check_folder(url)
-            ref = ShardRef(f"{url}/")
-        return self._details(ref)
-
     def _check_folder(self, url: str) -> None:
         """Raise NotFoundError if there is no folder at a url at which there is no file."""
         try:
             self._refs(f"{url}/", "entries")
         except NotFoundError as exn:
-            what = "there is neither a file nor a folder at this path"
-            raise NotFoundError(what, url=url, remedy=exn.remedy) from exn
+            raise NotFoundError(
+                "there is neither a file nor a folder at this path",
+                url=url,
+                remedy=exn.remedy,
+            ) from exn
 
     def _details(self, ref: ShardRef) -> Details:
-        """Return what `info` says of an object, or of a folder, whose url ends with a slash."""
+        """Return the details of an object, or of a folder, whose url ends with a slash."""
         if ref.url.endswith("/"):
             return {"name": self._path(ref.url).rstrip("/"), "size": 0, "type": "directory"}
         return {
@@ -215,7 +218,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return None
 
     def modified(self, path: str) -> datetime:
-        """Return since when this filesystem knows the file's present version.
+        """Return the time at which this filesystem first saw the file's present version.
 
         The object store's own time of a version is not known. This one changes with the version.
         Raises IsADirectoryError for a folder.
@@ -228,7 +231,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return since
 
     def _file_details(self, path: str) -> Details:
-        """Return what `info` says of a file. Raises IsADirectoryError for a folder."""
+        """Return the details of a file. Raises IsADirectoryError for a folder."""
         details = self.info(path)
         if details["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -241,24 +244,28 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         refresh: bool = False,
         **_options: Any,
     ) -> list[Any]:
-        """Return what lies directly in a folder, or the file itself.
+        """Return the files and folders directly in a folder, or the file itself.
 
-        With `refresh`, as after `invalidate_cache`.
+        Args:
+            path: of the folder or file.
+            detail: True for what `info` returns of each, False for its name alone.
+            refresh: True to ask the object store again, as after `invalidate_cache`.
         """
         if refresh:
             self.invalidate_cache(path)
         try:
-            found = self._inside(path, "entries")
+            entries = self._inside(path, "entries")
         except NotFoundError:
-            found = [self.info(path)]
+            entries = [self.info(path)]
         if detail:
-            return found
-        return [each["name"] for each in found]
+            return entries
+        return [each["name"] for each in entries]
 
     def _inside(self, path: str, wanted: Wanted) -> list[Details]:
-        """Return what lies in a folder. Raises NotFoundError if there is none.
+        """Return the details of all that a folder holds. Raises NotFoundError if there is none.
 
         Args:
+            path: of the folder.
             wanted: "entries" for files and folders directly in it, "files" for all files below it.
         """
         url = self.url(path)
@@ -279,9 +286,10 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     ) -> Any:
         """As fsspec's: all files below a folder by one listing, not by one per folder."""
         if maxdepth is None and not withdirs and not _PATTERN.search(self.url(path)):
-            with suppress(NotFoundError):  # it is a file
-                found = {each["name"]: each for each in self._inside(path, "files")}
-                return found if options.get("detail") else list(found)
+            # If there is no such folder, the path may be that of a file: fsspec's own finds it.
+            with suppress(NotFoundError):
+                files = {each["name"]: each for each in self._inside(path, "files")}
+                return files if options.get("detail") else list(files)
         return super().find(path, maxdepth, withdirs, **options)
 
     def glob(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
@@ -289,10 +297,10 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
         A library that opens the results itself goes through the cache.
         """
-        found = super().glob(path, maxdepth, **options)
-        if isinstance(found, dict):
-            return {self._own_url(name): details for name, details in found.items()}
-        return [self._own_url(name) for name in found]
+        matches = super().glob(path, maxdepth, **options)
+        if isinstance(matches, dict):
+            return {self._own_url(name): details for name, details in matches.items()}
+        return [self._own_url(name) for name in matches]
 
     def expand_path(
         self,
@@ -302,8 +310,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         **options: Any,
     ) -> Any:
         """As fsspec's, of paths: a recursive glob finds an object by its url and by its path."""
-        found = super().expand_path(path, recursive, maxdepth, **options)
-        return sorted({*self._strip_protocol(found)})
+        expanded = super().expand_path(path, recursive, maxdepth, **options)
+        return sorted({*self._strip_protocol(expanded)})
 
     def _own_url(self, name: str) -> str:
         """Return the url by which a library opens a path through the cache."""
@@ -337,8 +345,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
 class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
     """A file, of which only the parts that are read are fetched."""
 
-    # The session and the open file; None until the first read.
-    _held: ExitStack | None = None
+    # Closes the session and the open file; None until the first read.
+    _resources: ExitStack | None = None
     _ranges: RangeFile
 
     def __init__(
@@ -358,11 +366,11 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
 
     def _fetch_range(self, start: int, end: int, ahead_to: int = 0) -> bytes:
         """Return bytes of the file, as `RangeFile.read` does; fsspec's caches call this."""
-        if self._held is None:
+        if self._resources is None:
             fs = self.fs
             details = self.details
             ref = ShardRef(fs.url(details["name"]), details["version"], details["size"])
-            with ExitStack() as held:
+            with ExitStack() as resources:
                 planned = session_of(
                     fs.choice,
                     fs.reader,
@@ -370,19 +378,20 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
                     "ranges",
                     fs.patience,
                 )
-                session = held.enter_context(planned)
-                self._ranges = held.enter_context(closing(RangeFile(session, 0)))
-                self._held = held.pop_all()
+                session = resources.enter_context(planned)
+                self._ranges = resources.enter_context(closing(RangeFile(session, 0)))
+                self._resources = resources.pop_all()
         try:
             return self._ranges.read(start, end, ahead_to)
         except (OutdatedError, ShardChangedError):
-            # The daemon's word about the file is out of date: opened again, it is the new one.
+            # What the daemon found out about the file is out of date. A file that is opened again
+            # has the new version.
             self.fs.invalidate_cache()
             raise
 
     def close(self) -> None:
         """Close the file, and release it in the cache."""
         super().close()
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._resources is not None:
+            self._resources.close()
+            self._resources = None

@@ -73,14 +73,14 @@ def cached_paths(
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
     manifest = resolve(choice, reader, patterns_from_here(urls), timeout_s, "either")
-    with ExitStack() as held:
+    with ExitStack() as resources:
         planned = session_of(choice, reader, manifest, "either", Patience(timeout_s))
-        session = held.enter_context(planned)
-        cached = []
+        session = resources.enter_context(planned)
+        files = []
         for number in range(len(manifest)):
             file = CachedFile(session, number, named=True)
-            cached.append(held.enter_context(closing(file)))
-        yield [str(each.whole()) for each in cached]
+            files.append(resources.enter_context(closing(file)))
+        yield [str(file.wait_whole()) for file in files]
 
 
 @checked(OTHER_WORDS, url=URL, **_CHOICE)
@@ -104,22 +104,27 @@ def open_cached(
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
-    one = Manifest.of([ShardRef(from_here(url))])
-    with ExitStack() as held:
-        planned = session_of(choice, reader, one, "files", Patience(timeout_s))
-        session = held.enter_context(planned)
-        cached = held.enter_context(closing(CachedFile(session, 0, named=True)))
-        return io.BufferedReader(_Held(cached.whole(), held))
+    manifest = Manifest.of([ShardRef(from_here(url))])
+    with ExitStack() as resources:
+        planned = session_of(choice, reader, manifest, "files", Patience(timeout_s))
+        session = resources.enter_context(planned)
+        cached = resources.enter_context(closing(CachedFile(session, 0, named=True)))
+        return io.BufferedReader(_OpenCachedFile(cached.wait_whole(), resources))
 
 
-class _Held(io.FileIO):
-    """A file, and what holds it in the cache until it is closed."""
+class _OpenCachedFile(io.FileIO):
+    """An open file that stays cached until it is closed.
 
-    def __init__(self, path: Path, held: ExitStack) -> None:
-        self._held = ExitStack()  # for `close`, which is also called if opening fails
+    Args:
+        path: of the file.
+        resources: the session that holds the file in the cache. This file closes them.
+    """
+
+    def __init__(self, path: Path, resources: ExitStack) -> None:
+        self._resources = ExitStack()  # for `close`, which is also called if opening fails
         super().__init__(str(path))
-        self._held = held.pop_all()
+        self._resources = resources.pop_all()
 
     def close(self) -> None:
         super().close()
-        self._held.close()
+        self._resources.close()

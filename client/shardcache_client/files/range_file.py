@@ -15,10 +15,11 @@ from shardcache_client.reading.leased.granted_file import open_granted, read_gra
 class RangeFile:
     """An object of a plan of ranges, open for reading until `close`. Any thread.
 
-    While nothing is read, nothing of it is held in the cache but its open file. All of it is, once
-    the daemon has it whole.
+    Between reads, the cache need keep nothing but the open file. Once the daemon has the whole
+    object, all of it stays cached.
 
     Args:
+        session: has the plan.
         position: of the object in the session's plan.
     """
 
@@ -60,12 +61,12 @@ class RangeFile:
             self._open(grant)
             return read_span(self._fd, start, max(stop, _ready_to(grant, ahead_to)))
 
-        lease, found = read_granted(self._session, request(), request, read)
+        lease, data = read_granted(self._session, request(), request, read)
         if lease.is_granted_whole:
             self._whole = lease
         else:
             self._session.release(lease)
-        return found
+        return data
 
     def _open(self, grant: Grant) -> None:
         """Open the file of a grant, unless it is open."""
@@ -96,12 +97,12 @@ class RangeFile:
 
 
 def _ready_to(grant: Grant, ahead_to: int) -> int:
-    """Return the end of the bytes that may be read by now, `ahead_to` at most."""
+    """Return the end of the bytes that can be read without waiting, `ahead_to` at most."""
     if grant["type"] != "arriving":
         return ahead_to
     return min(ahead_to, cast(Arriving, grant)["ready_bytes"])
 
 
 def _place(grant: Grant) -> tuple[Path, int | None]:
-    """Return where a grant's file is, and which one it is there."""
+    """Return the path of a grant's file, and its inode if the grant has one."""
     return Path(grant["path"]), grant.get("inode")

@@ -23,7 +23,8 @@ class Agreement:
     under a random name, and rank 0 counts only readers that it has greeted itself. Each iteration
     therefore needs a new Agreement on every rank.
 
-    Replicas, which read the same share, are each agreed with one reader of every other rank.
+    If several processes read for the same rank, each of these replicas agrees with one reader of
+    every other rank.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Agreement:
             place: where the ranks' key-value store is.
         """
         self._name = channel
-        self._channel = channel
+        self._channel = channel  # once connected, with the number of the replica behind it
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._place = place or MeetingPlace()
@@ -80,6 +81,7 @@ class Agreement:
         return self._gather(self._store, name, value)
 
     def _connect(self) -> KeyValueStore:
+        """Connect to the ranks' store. Raises ConfigError if its address is unknown."""
         address = self._place.address()
         if address is None:
             raise ConfigError(
@@ -94,7 +96,7 @@ class Agreement:
     def _ask(self, store: KeyValueStore, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message to rank 0 and return its answer.
 
-        Raises RankTimeoutError without one, and the error that the answer has.
+        Raises RankTimeoutError if none comes, or the error that the answer has.
         """
         sent = message | {"reader": self._reader_id, "rank": self._ranks.rank}
         store.push(self._channel, json.dumps(sent))
@@ -147,8 +149,9 @@ class Agreement:
         return values
 
     def _greet(self, store: KeyValueStore, reader: str, rank: int) -> None:
+        """Answer a reader's greeting, and count its values from now on."""
         # A new reader of a rank replaces the one before, which is gone.
-        others = {known: owner for known, owner in self._greeted.items() if owner != rank}
+        others = {other: owner for other, owner in self._greeted.items() if owner != rank}
         self._greeted = others | {reader: rank}
         store.set(f"{self._channel}/{reader}", "{}")
 
@@ -157,6 +160,7 @@ class Agreement:
             store.set(f"{self._channel}/{reader}", json.dumps(answer))
 
     def _missing(self, name: str, values: dict[int, int]) -> RankTimeoutError:
+        """Return the error that names the ranks whose values did not come."""
         missing = [rank for rank in range(1, self._ranks.world_size) if rank not in values]
         named = ", ".join(map(str, missing[:_MAX_NAMED]))
         if len(missing) > _MAX_NAMED:

@@ -1,7 +1,4 @@
-"""The rank of this process and the name of its job, as its launcher and its environment say.
-
-Without torch.
-"""
+"""The rank of this process and the name of its job, from its environment. Without torch."""
 
 import os
 import re
@@ -81,7 +78,7 @@ def job_name(
 ) -> str:
     """Return the name under which the daemon lists this job, cut to the length that it shows.
 
-    Characters that cannot be printed are question marks.
+    Characters that cannot be printed become question marks.
 
     In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name,
     the Ray Train run or Ray job; Slurm's job name with the id that `squeue` shows; the name of the
@@ -108,7 +105,8 @@ def _full_name(env: Mapping[str, str], argv: Sequence[str], module: str | None) 
         module = _main_module()
     script = _script(env, argv, module)
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
-    if _NO_RUN_ID.fullmatch(run_id):
+    is_default = _NO_RUN_ID.fullmatch(run_id)
+    if is_default:
         return script
     return f"{script}-{run_id}"
 
@@ -122,10 +120,7 @@ def _slurm_name(env: Mapping[str, str]) -> str:
 
 
 def _script(env: Mapping[str, str], argv: Sequence[str], module: str) -> str:
-    """Return the script's name.
-
-    That of a notebook or module, if one runs; "python" at a prompt or with `-c`.
-    """
+    """Return the name of the script, notebook or module; "python" at a prompt or with `-c`."""
     script = module.removesuffix(".__main__")
     if not script and argv:
         script = Path(argv[0]).name

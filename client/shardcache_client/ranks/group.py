@@ -16,14 +16,13 @@ from shardcache_client.stages.stage import Agree
 class Epochs:
     """One rank's count of epochs, by itself: its iterations read one epoch after another."""
 
-    def follows(self, epoch: int, left: int, *, is_held: bool = False) -> int:
-        """Return the epoch that follows. May block.
+    def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
+        """Return the epoch that follows one that was ended early. May block unless `is_held`.
 
         Args:
             epoch: the one that follows by this rank's own count.
-            left: the one that this rank has ended early.
-            is_held: True if the iterator of `left` still exists, and may be read on: this does not
-                block.
+            ended: the one that this rank has ended early.
+            is_held: True if the iterator of `ended` still exists, and may be read on.
         """
         return epoch
 
@@ -89,7 +88,7 @@ class RankGroup:
         return self.ranks
 
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
-        """Return the manifest for all ranks, which `resolve` makes."""
+        """Return the manifest that all ranks read; `resolve` returns this rank's own."""
         return resolve()
 
     def draw_seed(self) -> int:
@@ -117,13 +116,13 @@ class RankGroup:
         return self
 
     def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
-        """Return how a reader agrees with the same worker of all other ranks, for one iteration.
+        """Return a function of a reader, for one iteration.
 
-        All ranks call this in the same order. The function raises ConfigError if there is nothing
-        over which to agree.
+        It returns the reader's agreement with the same worker of all other ranks, or raises
+        ConfigError if they share no key-value store. All ranks call this in the same order.
 
         Args:
-            what: is agreed on, in words that are the same on all ranks.
+            what: describes what they agree on, in words that are the same on all ranks.
             timeout_s: how long a reader waits for the others.
         """
         return _agreement_of_one

@@ -75,8 +75,8 @@ class MeetingPlace:
     def __init__(self, inherited: StoreAddress | None = None) -> None:
         self._inherited = inherited
         self._store: KeyValueStore | None = None  # None also if none answers at the address
-        # The process that has connected to it, as a child must not use its parent's connection, and
-        # the address.
+        # The address of the last attempt, and the process that made it: a child must not use its
+        # parent's connection.
         self._connected: tuple[int, StoreAddress] | None = None
 
     def __repr__(self) -> str:
@@ -90,10 +90,10 @@ class MeetingPlace:
 
         None if none is known, or for a single rank.
         """
-        found = _address_of_process_group() or self._inherited or _address_of_environment()
-        if found is None or found.world_size <= 1:
+        address = _address_of_process_group() or self._inherited or _address_of_environment()
+        if address is None or address.world_size <= 1:
             return None
-        return found
+        return address
 
     def store(self) -> "KeyValueStore | None":
         """Return the store that the job's ranks share.
@@ -108,8 +108,11 @@ class MeetingPlace:
             try:
                 self._store = KeyValueStore.connect(address, _SHORT_CONNECT_S)
             except RanksError as exn:
-                text = "cannot check that all ranks read the same shards: %s: %s"
-                log.info(text, address, exn.message)
+                log.info(
+                    "cannot check that all ranks read the same shards: %s: %s",
+                    address,
+                    exn.message,
+                )
             self._connected = (os.getpid(), address)
         return self._store
 
@@ -126,11 +129,11 @@ def _process_group_store() -> Store | None:
 
 def _address_of_process_group() -> StoreAddress | None:
     # After a fork, only the store's address is of use: the connection is the parent's.
-    known = ranks()
+    topology = ranks()
     store = _process_group_store()
-    if known is None or not isinstance(store, TCPStore):
+    if topology is None or not isinstance(store, TCPStore):
         return None
-    return StoreAddress(store.host, store.port, known.world_size, known.rank)
+    return StoreAddress(store.host, store.port, topology.world_size, topology.rank)
 
 
 def _address_of_environment() -> StoreAddress | None:
@@ -140,8 +143,8 @@ def _address_of_environment() -> StoreAddress | None:
     port = os.environ.get("MASTER_PORT", "")
     if host is None or not port.isdecimal():
         return None
-    known = ranks_of_environment()
-    return StoreAddress(host, int(port), known.world_size, known.rank)
+    topology = ranks_of_environment()
+    return StoreAddress(host, int(port), topology.world_size, topology.rank)
 
 
 class KeyValueStore:
@@ -206,7 +209,7 @@ class KeyValueStore:
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """Return the value as soon as there is one; None if there is none within the timeout."""
-        if not self._comes(key, timeout_s):
+        if not self._appears(key, timeout_s):
             return None
         return str(self._call("get", key).decode())
 
@@ -232,15 +235,15 @@ class KeyValueStore:
 
         None if none comes in time.
         """
-        if not self._comes(queue, timeout_s):
+        if not self._appears(queue, timeout_s):
             return None
         return str(self._call("queue_pop", queue).decode())
 
     def replica(self, name: str, rank: int, world_size: int) -> int:
         """Return the number of this process among those that read for the same rank, from 0.
 
-        It is the same each time. Processes of one number, one for each rank, can so agree without
-        the others. It makes no difference which ones they are, as all that read for a rank read the
+        It is the same each time. Processes of the same number, one for each rank, agree without the
+        others. It makes no difference which ones they are, as all that read for a rank read the
         same samples.
 
         Args:
@@ -255,7 +258,8 @@ class KeyValueStore:
                 return number
         raise AssertionError("numbers do not end")
 
-    def _comes(self, key: str, timeout_s: float) -> bool:
+    def _appears(self, key: str, timeout_s: float) -> bool:
+        """Return True as soon as the key has a value; False if it has none within the timeout."""
         try:
             self._call("wait", [key], timedelta(seconds=max(timeout_s, 0.001)))
         except RuntimeError:  # a FileStore raises nothing more specific on timeout
@@ -275,6 +279,7 @@ class KeyValueStore:
 
 
 def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:
+    """Return a connection; None if no key-value store answers within the timeout."""
     try:
         # If nothing listens, torch would retry, and log it, until the timeout.
         socket.create_connection((address.host, address.port), timeout=timeout_s).close()
@@ -295,6 +300,7 @@ def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:
 
 
 def _open(address: StoreAddress, timeout_s: float, opened: list[TCPStore]) -> None:
+    """Open a connection, and append it to `opened`; nothing if another protocol is spoken there."""
     limit = timedelta(seconds=timeout_s)
     try:
         store = TCPStore(
@@ -305,5 +311,5 @@ def _open(address: StoreAddress, timeout_s: float, opened: list[TCPStore]) -> No
             wait_for_workers=False,
         )
     except torch.distributed.DistError:
-        return  # another protocol: the same as if nothing listened
+        return
     opened.append(store)

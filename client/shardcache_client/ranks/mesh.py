@@ -17,7 +17,7 @@ DATA_WORDS = {
     "shard",
     "batch",
     "world",
-    # Ranks that hold other experts have samples of their own.
+    # Ranks that hold different experts have different samples.
     "ep",
     "efsdp",
 }
@@ -52,9 +52,10 @@ class MeshRanks:
     """
 
     def __init__(self, mesh: Any) -> None:
-        _members_of(mesh)  # raises for what is no such mesh
+        _members_of(mesh)  # raises for anything else
         self._mesh = mesh
-        self._kept: tuple[tuple[int, ...], int] | None = None  # in a worker: as `_resolved`
+        # In a worker: the result of `_resolved` in the process that started it.
+        self._kept: tuple[tuple[int, ...], int] | None = None
 
     @classmethod
     def of(cls, mesh: Any) -> "MeshRanks":
@@ -80,10 +81,10 @@ class MeshRanks:
         """Rank of this process in the mesh."""
         members, rank = self._resolved()
         if rank not in members:
-            remedy = "give each rank the part of the mesh, or the process group, that it belongs to"
             raise ConfigError(
                 f"mesh has the ranks {members}, and this process is rank {rank}",
-                remedy=remedy,
+                remedy="give each rank the part of the mesh, or the process group, that it belongs "
+                "to",
             )
         return Topology(members.index(rank), len(members))
 
@@ -92,7 +93,7 @@ class MeshRanks:
         return members
 
     def _resolved(self) -> tuple[tuple[int, ...], int]:
-        """Return the members' ranks in the job, in the order of their shares; and this one's."""
+        """Return the members' ranks in the job, in the order of their shares; and this rank."""
         if self._kept is not None:
             return self._kept
         members = _members_of(self._mesh)
@@ -159,12 +160,12 @@ def argument_for(mesh: Any, name: str = "mesh") -> str:
     """
     data = []
     has_model = False
-    for each in mesh.mesh_dim_names:
-        words = words_of(each)
+    for dimension in mesh.mesh_dim_names:
+        words = words_of(dimension)
         if words & MODEL_WORDS:
             has_model = True
         elif words & DATA_WORDS:
-            data.append(f'"{each}"')
+            data.append(f'"{dimension}"')
 
     if data:
         return f"mesh={name}[{', '.join(data)}]"

@@ -10,19 +10,19 @@ from shardcache.errors import ConfigError
 from shardcache_client.ranks.mesh import DATA_WORDS, MODEL_WORDS, argument_for, dimensions, words_of
 
 _searched: dict[type, tuple[int, list[weakref.ref[Any]]]] = {}
-"""By class, the number of references to it and its instances when none was wanted."""
+"""By class: number of references to it, and its instances, at the last search without a match."""
 
 
 def refuse_model_parallelism() -> None:
-    """Raise ConfigError if this process divides a model, and so shares samples with others.
+    """Raise ConfigError if this process holds a part of a model, and so shares samples with others.
 
-    The error has the line to write instead.
+    The error names the argument that divides samples among the right ranks.
     """
-    for found, line in _divided_models():
+    for division, argument in _divided_models():
         raise ConfigError(
-            f"this process has {found}: ranks that hold parts of one model must train on the same "
-            "samples, and the dataset would give each rank samples of its own",
-            remedy=f"name the ranks that have different samples: ShardDataset(..., {line})",
+            f"this process has {division}: ranks that hold parts of one model must train on the "
+            "same samples, and the dataset would give each rank samples of its own",
+            remedy=f"name the ranks that have different samples: ShardDataset(..., {argument})",
         )
 
 
@@ -92,7 +92,7 @@ def _divides_model(mesh: Any) -> bool:
 
 
 def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[Any]:
-    """Return the instances of a class, if its module is imported, that are wanted."""
+    """Return the wanted instances of a class; none if its module is not imported."""
     cls = getattr(sys.modules.get(module), name, None)
     if cls is None:
         return []
@@ -100,19 +100,21 @@ def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[An
     # An instance refers to its class: if no reference is new and no instance has gone, no instance
     # is new.
     references = sum(map(sys.getrefcount, classes))
-    known, seen = _searched.get(cls, (0, []))
-    if known == references and all(instance() is not None for instance in seen):
+    references_before, instances_before = _searched.get(cls, (0, []))
+    none_has_gone = all(instance() is not None for instance in instances_before)
+    if references == references_before and none_has_gone:
         return []
 
     def search() -> list[Any]:
         return [each for each in gc.get_referrers(*classes) if cls in type(each).__mro__]
 
-    found = search()
-    if any(map(wanted, found)):
-        del found
-        gc.collect()  # it may be garbage
+    instances = search()
+    if any(map(wanted, instances)):
+        # Some may be garbage: drop the references here, collect it, and search again.
+        del instances
+        gc.collect()
         return list(filter(wanted, search()))
-    _searched[cls] = (references, list(map(weakref.ref, found)))
+    _searched[cls] = (references, list(map(weakref.ref, instances)))
     return []
 
 

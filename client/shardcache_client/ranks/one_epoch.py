@@ -53,40 +53,40 @@ class OneEpoch(Epochs):
     def __repr__(self) -> str:
         return f"OneEpoch({self.name}, {self.place!r})"
 
-    def follows(self, epoch: int, left: int, *, is_held: bool = False) -> int:
+    def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
         """See `Epochs`.
 
         Raises EpochMismatchError if this has repeatedly been the only rank to end an epoch early.
         """
-        act = _follows_held if is_held else self._follows
-        if self._noted(left, act) == _AGAIN:
-            return left
+        decide = _follows_held if is_held else self._follows
+        if self._with_passes(ended, decide) == _AGAIN:
+            return ended
         return epoch
 
     def begin(self, epoch: int | None) -> None:
         """Note that this rank reads an epoch, beyond a look. Raises what `compare` raises."""
         self.compare()
         if epoch is not None:
-            self._noted(epoch, self._begin)
+            self._with_passes(epoch, self._begin)
 
     def leave(self, epoch: int) -> None:
         """Note that this rank has ended an epoch early.
 
         A look of another rank need not wait until this one goes on.
         """
-        self._noted(epoch, _Passes.leave)
+        self._with_passes(epoch, _Passes.leave)
 
     def end(self, epoch: int) -> None:
         """Note that this rank has read an epoch to its end.
 
         Those that have left it need not wait for this one.
         """
-        self._noted(epoch, _Passes.end)
+        self._with_passes(epoch, _Passes.end)
 
-    def _noted(self, epoch: int, act: "Callable[[_Passes], str | None]") -> str | None:
-        """Return what `act` makes of the ranks' passes.
+    def _with_passes(self, epoch: int, act: "Callable[[_Passes], str | None]") -> str | None:
+        """Call a function with the ranks' passes over an epoch, and return its result.
 
-        None if they share no record of these, or the store fails.
+        None if the ranks share no store, or the store fails.
         """
         topology = self.topology()
         store = None if topology.world_size == 1 else self.place.store()
@@ -106,9 +106,10 @@ class OneEpoch(Epochs):
         return f"epochs/{attempt()}/{name}/{replica}"
 
     def _begin(self, passes: "_Passes") -> None:
+        """Note that this rank begins an epoch; warn if some rank has not begun the one before."""
         if passes.epoch:
             before = passes.of(passes.epoch - 1)
-            if before.number and not before.by_all():
+            if before.number and not before.is_begun_by_all():
                 log.warning(
                     "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may "
                     "train on different epochs; call set_epoch on every rank before each "
@@ -122,10 +123,10 @@ class OneEpoch(Epochs):
 
     def _follows(self, passes: "_Passes") -> str:
         """Return what follows an epoch that was ended early: the same again, or the next one."""
-        if passes.closed():
+        if passes.is_closed():
             return _NEXT
         soon_s = min(_LOG_AFTER_S, self.patience_s)
-        if passes.alone() and not passes.is_joined_within(soon_s):
+        if passes.is_alone() and not passes.is_joined_within(soon_s):
             log.info(
                 "only rank %d has read from epoch %d; it begins the epoch again",
                 passes.rank,
@@ -133,41 +134,42 @@ class OneEpoch(Epochs):
             )
             return passes.decide(_AGAIN)
 
-        follows = passes.decided()
-        if follows is None:
-            follows = passes.leave()
-        if follows is None:
-            follows = self._wait(passes)
-        return follows
+        decision = passes.decision()
+        if decision is None:
+            decision = passes.leave()
+        if decision is None:
+            decision = self._wait(passes)
+        return decision
 
     def _wait(self, passes: "_Passes") -> str:
         """Wait for the other ranks to end the epoch; return what follows.
 
-        Raises EpochMismatchError if this rank has waited for them in vain too often.
+        Raises EpochMismatchError if this rank has been alone in ending it too often.
         """
         waiting = (
             f"rank {passes.rank} has ended epoch {passes.epoch} early, but not all other ranks have"
         )
         soon_s = min(_LOG_AFTER_S, self.patience_s)
-        if passes.comes_to_close(soon_s):
+        if passes.is_closed_within(soon_s):
             return _NEXT
 
         log.warning("%s; waiting up to %g s for them", waiting, self.patience_s)
-        if passes.comes_to_close(self.patience_s - soon_s):
+        if passes.is_closed_within(self.patience_s - soon_s):
             return _NEXT
         if passes.number >= _MAX_PASSES:
             raise errors.EpochMismatchError(f"{waiting}; this has happened {passes.number} times")
-        text = "%s within %g s; beginning epoch %d again"
-        log.warning(text, waiting, self.patience_s, passes.epoch)
+        log.warning(
+            "%s within %g s; beginning epoch %d again", waiting, self.patience_s, passes.epoch
+        )
         return passes.decide(_AGAIN)
 
 
 def _follows_held(passes: "_Passes") -> str:
-    """Return what is read while an iterator of the epoch is held.
+    """Return what follows an epoch while an iterator of it is held.
 
-    It is a look, or all ranks replace their iterators.
+    If no other rank has begun the epoch, the iterator was a look; else all ranks replace theirs.
     """
-    is_look = passes.alone() and not passes.closed()
+    is_look = passes.is_alone() and not passes.is_closed()
     return _AGAIN if is_look else _NEXT
 
 
@@ -188,7 +190,7 @@ class _Passes:
         self._topology = topology
         self._key = f"{prefix}/{epoch}"
         self._own_key = f"{self._key}/of/{self.rank}"
-        self.number = store.add(self._own_key, 0)  # as it is
+        self.number = store.add(self._own_key, 0)  # adds nothing: returns the number
 
     def of(self, epoch: int) -> "_Passes":
         """Return the passes over another epoch."""
@@ -197,31 +199,32 @@ class _Passes:
     def begin(self) -> None:
         """Note that this rank begins the epoch.
 
-        No-op if its last pass, of nested iterations, has not ended.
+        No-op if its last pass has not ended: the iterations are nested.
         """
-        if self.number and not (self._has_left() or self.decided()):
+        if self.number and not (self._has_left() or self.decision()):
             return
         self.number = self._store.add(self._own_key, 1)
         if self.number == 1 and self._store.add(f"{self._key}/ranks", 1) > 1:
             self._store.set(f"{self._key}/joined", "1")
 
     def _has_left(self) -> bool:
+        """Return True if this rank has ended its last pass early."""
         return self._store.has(f"{self._own_key}/{self.number}/left")
 
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Return True if no other rank has begun the epoch."""
         own = 1 if self.number else 0
-        return self._begun() == own
+        return self._ranks_begun() == own
 
     def is_joined_within(self, timeout_s: float) -> bool:
         """Return True as soon as a second rank has begun the epoch; False at the timeout."""
         return self._store.get(f"{self._key}/joined", timeout_s) is not None
 
-    def by_all(self) -> bool:
+    def is_begun_by_all(self) -> bool:
         """Return True if all ranks have begun the epoch."""
-        return self._begun() == self._topology.world_size
+        return self._ranks_begun() == self._topology.world_size
 
-    def _begun(self) -> int:
+    def _ranks_begun(self) -> int:
         """Return the number of ranks that have begun the epoch."""
         return self._store.add(f"{self._key}/ranks", 0)
 
@@ -235,10 +238,10 @@ class _Passes:
 
     def end(self) -> None:
         """Note that this rank has read the epoch to its end."""
-        if self.by_all():
+        if self.is_begun_by_all():
             self.close()
 
-    def decided(self) -> str | None:
+    def decision(self) -> str | None:
         """Return what follows the ranks' passes of this number, None if undecided."""
         key = f"{self._key}/{self.number}/follows"
         if not self._store.has(key):
@@ -247,19 +250,19 @@ class _Passes:
 
     def decide(self, follows: str) -> str:
         """Decide what follows, unless another rank has; return the decision."""
-        decided = self._store.first(f"{self._key}/{self.number}/follows", follows)
-        if decided == _NEXT:
+        decision = self._store.first(f"{self._key}/{self.number}/follows", follows)
+        if decision == _NEXT:
             self.close()
-        return decided
+        return decision
 
     def close(self) -> None:
         """Note that this rank is past the epoch."""
         self._store.set(f"{self._key}/closed", "1")
 
-    def comes_to_close(self, timeout_s: float) -> bool:
+    def is_closed_within(self, timeout_s: float) -> bool:
         """Return True as soon as a rank is past the epoch, False if none is within the timeout."""
         return self._store.get(f"{self._key}/closed", timeout_s) is not None
 
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Return True if a rank is past the epoch."""
         return self._store.has(f"{self._key}/closed")

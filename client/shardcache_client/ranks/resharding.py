@@ -1,7 +1,7 @@
 """Detection of other projects' wrappers that divide samples a second time.
 
-Each rank and each worker has samples of its own already: a wrapper that passes on one of every N of
-those silently loses the others. It is found on the call stack: its frame is there whenever it
+Each rank and each worker has samples of its own already: a wrapper that passes on only one of every
+N samples silently loses the others. It is found on the call stack: its frame is there whenever it
 requests a sample. A forked DataLoader worker has its parent's frames below its own, so a wrapper
 around the loader is found there as well.
 """
@@ -112,12 +112,12 @@ _RESHARDERS = {
 def refuse_resharding(topology: Topology, processes: int) -> None:
     """Raise ConfigError if a wrapper on the call stack would lose samples.
 
-    A second division is right as long as it makes no more shares than the job has processes: for
-    example, of a dataset divided among nodes, whose processes then divide the node's share.
+    A second division is right as long as both make no more shares than the job has processes: for
+    example, if the dataset is divided among nodes, and the processes of a node divide its share.
 
     Args:
         topology: the dataset's own division.
-        processes: number of the job's.
+        processes: number of processes of the job.
     """
     if topology.readers == 1:
         return
@@ -167,6 +167,7 @@ def replicas_of_sampler_asking_length() -> int | None:
 
 
 def _count(shares: Shares, variables: Variables) -> int:
+    """Return the number of shares that a wrapper makes, from the variables of its frame."""
     try:
         return shares(variables)
     except (KeyError, AttributeError):

@@ -1,4 +1,4 @@
-"""Manifests in the job's key-value store, where they outlive a restart."""
+"""Manifests in the job's key-value store, where they outlive a restart of the ranks."""
 
 import json
 import time
@@ -41,7 +41,7 @@ def share(
             f"dataset ({name})",
             url=url,
         )
-    return _take(store, answer, timeout_s)
+    return _published_manifest(store, answer, timeout_s)
 
 
 def _publish(
@@ -54,7 +54,7 @@ def _publish(
     if store.has(name):
         earlier = store.get(name, timeout_s) or "{}"
         if "error" not in json.loads(earlier):
-            return _take(store, earlier, timeout_s)
+            return _published_manifest(store, earlier, timeout_s)
         store.delete(name)  # the error of an attempt before a restart
     try:
         manifest = resolve()
@@ -67,17 +67,17 @@ def _publish(
     own = json.dumps(facts)
     published = store.first(name, own)  # several processes may be rank 0
     if published != own:
-        return _take(store, published, timeout_s)
+        return _published_manifest(store, published, timeout_s)
     return manifest
 
 
-def _take(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:
-    """Return the manifest that is published; raise the error that is in its place."""
-    found = json.loads(answer)
-    if "error" in found:
-        raise errors.from_json(found["error"])
-    manifest = download(store, found["fingerprint"], timeout_s)
-    return replace(manifest, versions_named=bool(found.get("versions_named", True)))
+def _published_manifest(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:
+    """Return the manifest of a published answer; raise the error if it has one instead."""
+    facts = json.loads(answer)
+    if "error" in facts:
+        raise errors.from_json(facts["error"])
+    manifest = download(store, facts["fingerprint"], timeout_s)
+    return replace(manifest, versions_named=bool(facts.get("versions_named", True)))
 
 
 def upload(store: KeyValueStore, manifest: Manifest) -> None:
@@ -102,8 +102,8 @@ def download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manife
     count = int(store.get(name, timeout_s) or 0)
     pieces = []
     for number in range(count):
-        left_s = deadline_s - time.monotonic()
-        pieces.append(store.get(f"{name}/{number}", left_s) or "")
+        remaining_s = deadline_s - time.monotonic()
+        pieces.append(store.get(f"{name}/{number}", remaining_s) or "")
     try:
         manifest = Manifest(Shards.unpack(b64decode("".join(pieces))))
     except (ValueError, errors.ProtocolError) as exn:

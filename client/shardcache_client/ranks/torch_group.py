@@ -34,7 +34,7 @@ log = logging.getLogger("shardcache")
 _PATIENCE_S = 120.0
 _COMPARE_TIMEOUT_S = 30.0
 
-# The key of the shards among what was compared; no options have it.
+# Key of the shards in `_compared`; options always have names.
 _SHARDS = ""
 
 # Numbers of datasets and of agreements made so far in this process, by which ranks match theirs.
@@ -76,14 +76,14 @@ class TorchRankGroup(RankGroup):
             timeout_s: of the wait for rank 0's manifest.
         """
         super().__init__(given)
-        how_named = [] if given is None else [type(given).__name__]
+        kind_of_ranks = [] if given is None else [type(given).__name__]
         # Each rank may have signed its urls by itself.
-        identity = json.dumps([*map(without_signature, urls), *how_named])
+        identity = json.dumps([*map(without_signature, urls), *kind_of_ranks])
         digest = blake2b(identity.encode(), digest_size=16).hexdigest()
-        # Several ranks may be made in one process, where each makes its datasets in the same order.
-        named = None if isinstance(given, MeshRanks) else given
-        nth = _datasets_made[digest, named]
-        _datasets_made[digest, named] += 1
+        # A process may make the datasets of several ranks: each rank's are counted by themselves.
+        named_ranks = None if isinstance(given, MeshRanks) else given
+        nth = _datasets_made[digest, named_ranks]
+        _datasets_made[digest, named_ranks] += 1
         # Names in the store: of the dataset and all its copies, of this copy, and of the copy whose
         # options this one has.
         self._dataset = f"{digest}/{nth}"
@@ -93,7 +93,7 @@ class TorchRankGroup(RankGroup):
         self._timeout_s = timeout_s
         self._place = MeetingPlace()
         self._inherited: Topology | None = None  # of the process that pickled this
-        # The process that has compared the shards, and options, which go by their names.
+        # Id of the process that made a comparison, by `_SHARDS` or by the names of options.
         self._compared: dict[str, int] = {}
         self._copies = 0  # number of copies without a name that were made of this one
 
@@ -153,7 +153,7 @@ class TorchRankGroup(RankGroup):
     def compare(self, manifest: Manifest, *, counted: bool) -> None:
         """Raise ManifestMismatchError if shards or selection differ from those of another rank.
 
-        That is the first rank to compare. Other workers than a rank's first do not compare.
+        The other rank is the first one that compared. Of a rank's workers, only the first compares.
 
         Args:
             counted: True if samples are dealt; else their counts are ignored, as one rank may know
@@ -164,7 +164,7 @@ class TorchRankGroup(RankGroup):
             store = self._place.store()
         if store is None:
             return
-        # Each process compares once: one that was forked has not done so yet.
+        # Each process compares once: a forked one has not done so yet, although its parent has.
         is_compared = self._compared.get(_SHARDS) == os.getpid()
         if not self.settled and not is_compared:
             self._compare_shards(store, _compared_part(manifest, counted=counted))
@@ -203,9 +203,10 @@ class TorchRankGroup(RankGroup):
         """
         is_first_worker = self.topology().worker == 0
         if is_first_worker:
-            self._compare_options(options)
+            self._compare_with_first(options)
 
-    def _compare_options(self, options: Mapping[str, object]) -> None:
+    def _compare_with_first(self, options: Mapping[str, object]) -> None:
+        """Compare options with those of the first rank, once in each process."""
         names = ",".join(options)
         if self.alone or not names or self._compared.get(names) == os.getpid():
             return
@@ -267,7 +268,7 @@ class TorchRankGroup(RankGroup):
         self._compared = {}
 
     def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
-        """Return how a reader agrees with those of other ranks; see `RankGroup`."""
+        """Return a function that returns a reader's agreement; see `RankGroup`."""
         kind = f"{self._dataset}/{what}"
         _agreements_made[kind, self.ranks] += 1
         nth = _agreements_made[kind, self.ranks]
@@ -278,13 +279,13 @@ class TorchRankGroup(RankGroup):
 
         They also agree on these options of their batches.
         """
-        compare = partial(self._compare_options, batches)
+        compare = partial(self._compare_with_first, batches)
         patience_s = min(self._timeout_s, _PATIENCE_S)
         return OneEpoch(self._name, self._place, self.topology, compare, patience_s)
 
 
 def _compared_part(manifest: Manifest, *, counted: bool) -> Manifest:
-    """Return what ranks compare of a manifest: shards, and their counts only if these matter."""
+    """Return the part of a manifest that ranks compare: shards, with counts only if they matter."""
     planned = manifest.planned
     if counted:
         return planned

@@ -116,7 +116,7 @@ class _Run:
         copied = partial(self._progress.copied, ref)
         try:
             with closing(file):
-                state = put(file.whole(), self._place, names, ref, copied, links=links)
+                state = put(file.wait_whole(), self._place, names, ref, copied, links=links)
         except (OriginError, ShardError, CacheError, OSError) as exn:
             state = "failed"
             self._show({"event": "error", "error": _failure(exn, path, ref).to_json()})

@@ -28,9 +28,9 @@ def bookmark() -> Bookmark:
 class Repeated(Epochs):
     """The ranks' decision that an epoch which one of them has ended early is read again."""
 
-    def follows(self, epoch: int, left: int, *, is_held: bool = False) -> int:
-        """Return the epoch that was left."""
-        return left
+    def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
+        """Return the epoch that was ended early."""
+        return ended
 
 
 def saved(reader: int, **fields: Any) -> dict[str, Any]:
@@ -234,9 +234,9 @@ def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on
     asked: list[tuple[int, int]] = []
 
     class Again(Epochs):
-        def follows(self, epoch: int, left: int, *, is_held: bool = False) -> int:
-            asked.append((epoch, left))
-            return left
+        def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
+            asked.append((epoch, ended))
+            return ended
 
     bookmark = Bookmark(EpochCounter(), Again())
     iterations = [Iteration() for _ in range(3)]
