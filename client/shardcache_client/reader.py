@@ -35,7 +35,7 @@ from shardcache_client.parts.selecting import Selecting
 from shardcache_client.parts.shard_source import ShardSource
 from shardcache_client.parts.shuffling import (
     check_permuted,
-    dealt,
+    deal_samples,
     shuffle_of,
     with_places,
 )
@@ -141,7 +141,7 @@ class ShardReader(Selecting, Generic[T_co]):
         source = ShardSource(patterns, choice, job or job_name(), timeout_s, is_partial)
         ranks = given_ranks(mesh, rank, world_size)
         group = self._runtime.rank_group(ranks, source.urls, timeout_s)
-        samples = dealt(source.manifest(group, tokens), dealing, seed, group)
+        samples = deal_samples(source.manifest(group, tokens), dealing, seed, group)
         parts = source.parts(samples, group)
         parts = replace(parts, pipeline=pipeline, on_error=handler_of(on_error), epochs=epochs)
         parts = replace(parts, handover=_handover(zero_copy))

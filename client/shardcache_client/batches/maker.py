@@ -1,6 +1,6 @@
-"""Makes a batch of what was read at its places.
+"""Makes batches from the samples that were read at their places.
 
-Samples are decoded, those that cannot be are replaced, and all are collated.
+Samples are decoded, those that cannot be decoded are replaced, and all are collated.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from shardcache_client.stages.pipeline import Pipeline
 from shardcache_client.stages.stage import Placed
 
 Collate = Callable[[Any], Any]
+
+# Stands for the item of a sample that cannot be made.
+_NOTHING = object()
 
 
 class RawBatch(NamedTuple):
@@ -51,8 +54,8 @@ class MadeBatch(NamedTuple):
     Attributes:
         batch: what `collate` returned, or None if it has no samples; for a stage, a `Chunk`.
         samples: number of samples in it.
-        is_last: True if a handler has ended the epoch with it, or nobody knew that it would be the
-            last.
+        is_last: True if a handler has ended the epoch with it, or if only reading it has shown that
+            it is the last.
         skipped: number of its places whose samples were skipped.
         lost: urls of shards, some of whose samples could not be read at its places.
         times: of its making.
@@ -76,12 +79,12 @@ class Skips:
 
     Attributes:
         on_error: the handler; it returns False to end the epoch.
-        first: the first error, without its remedy; as text, since its traceback would keep the
-            session.
+        first_error: the first error, without its remedy; as text, since its traceback would keep
+            the session.
     """
 
     on_error: Handler
-    first: str = ""
+    first_error: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _lost: set[str] = field(default_factory=set)  # urls of the shards that the handler knows of
 
@@ -99,9 +102,9 @@ class Skips:
 
             if not self.on_error(exn):
                 raise StoppedError
-            if not self.first:
+            if not self.first_error:
                 message, _, _ = str(exn).partition("\n")
-                self.first = message or repr(exn)
+                self.first_error = message or repr(exn)
 
 
 def url_of(exn: Exception) -> str:
@@ -121,8 +124,9 @@ class ItemMaker:
     Attributes:
         pipeline: without filters, if there are substitutes.
         skips: decides about errors.
-        substitutes: yields what is read in place of a bad sample, until every sample has been
-            tried; None to leave bad samples out. It may be called by several threads at once.
+        substitutes: yields the results of reading substitutes for the bad sample at a place, until
+            every sample has been tried; None to leave bad samples out. It may be called by several
+            threads at once.
         rank: for messages.
         epoch: for messages.
     """
@@ -169,6 +173,7 @@ class ItemMaker:
 
     def placed(self, first: int, reads: Iterable[Read], bad: Bad) -> Iterator[Placed]:
         """Yield the items with their places, without substitutes. See `items`."""
+        # Places whose items were left out before this one are counted by `bad`.
         for number, item in enumerate(self.items(first, reads, bad), first):
             yield Placed(number + bad.places, item)
 
@@ -177,17 +182,17 @@ class ItemMaker:
         self.skips.skip(error)
 
     def _substitute(self, reads: Iterator[Read]) -> Any:
-        # Errors at other places concern the batches of those: the handler has been, or will be,
-        # called for them there.
+        # The handler is not called for errors of substitutes: these have places of their own, and
+        # are reported with the batches there.
         tried = 0
         for read in reads:
             tried += 1
-            item = self._made(read)
+            item = self._item_of(read)
             if item is not _NOTHING:
                 return item
-        raise unreadable(self.rank, self.epoch, tried, self.skips.first)
+        raise unreadable(self.rank, self.epoch, tried, self.skips.first_error)
 
-    def _made(self, read: Read) -> Any:
+    def _item_of(self, read: Read) -> Any:
         """Return the item of a sample, or `_NOTHING` if it cannot be made."""
         if isinstance(read, Exception):
             return _NOTHING
@@ -201,6 +206,7 @@ class ItemMaker:
 
 
 def _note_dropped(reason: Dropped, bad: Bad) -> None:
+    """Note a place whose sample a stage has dropped: bad unless a filter did."""
     if reason is Dropped.FILTERED:
         bad.places += 1
     else:
@@ -231,10 +237,6 @@ def unreadable(
         f"rank {rank} cannot read any sample in epoch {epoch} ({tried} tried); {cause}",
         remedy=remedy,
     )
-
-
-# Stands for the item of a sample that cannot be made.
-_NOTHING = object()
 
 
 @dataclass(slots=True)
@@ -330,13 +332,13 @@ def collated(collate: Collate, samples: Any) -> Any:
     try:
         return collate(samples)
     except KeyError as exn:
-        raise _missing(samples, exn) or exn from None
+        raise _missing_member(samples, exn) or exn from None
     except ENDS as exn:
         raise RuntimeError(f"collate_fn raised {type(exn).__name__}") from exn
 
 
-def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:
-    """Return the error that names the first sample without the key that others have, if any."""
+def _missing_member(samples: Any, exn: KeyError) -> MissingMemberError | None:
+    """Return the error that names the first sample without the key; None if all have it."""
     if not isinstance(samples, Sequence) or not exn.args:
         return None
     key = exn.args[0]

@@ -30,7 +30,7 @@ class RankBatches(RankWork):
         reading: of the dataset.
         progress: of all ranks in the epoch so far.
         topology: the rank.
-        batches: their form.
+        form: of the batches.
         is_read: True if nothing is left of the epoch, whatever the progress says.
     """
 
@@ -39,7 +39,7 @@ class RankBatches(RankWork):
         reading: Reading,
         progress: Progress,
         topology: Topology,
-        batches: BatchForm,
+        form: BatchForm,
         *,
         is_read: bool = False,
     ) -> None:
@@ -51,7 +51,7 @@ class RankBatches(RankWork):
         self.progress = progress
         self._deal = deal
         self._topology = topology
-        self._batches = batches
+        self._form = form
         self._share = share
         self._passed = start.passed
         self._epoch = RankEpoch(share, reading.form.manifest)
@@ -69,8 +69,8 @@ class RankBatches(RankWork):
     @cached_property
     def count(self) -> int:
         """Number of batches, which may be too large for `len`."""
-        size = self._batches.places
-        if self._batches.drop_last:
+        size = self._form.places
+        if self._form.drop_last:
             return self.samples // size
         return -(-self.samples // size)
 
@@ -79,32 +79,32 @@ class RankBatches(RankWork):
 
     def after(self, batches: int) -> Progress:
         """Return the progress once each rank has taken `batches`."""
-        return self.progress.after(self._topology.world_size, self._batches.places, batches)
+        return self.progress.after(self._topology.world_size, self._form.places, batches)
 
     def places_of(self, number: int) -> tuple[int, int]:
         """Return the first place of a batch, and the one after its last."""
-        first = self._passed + number * self._batches.places
-        return first, min(first + self._batches.places, len(self._epoch))
+        first = self._passed + number * self._form.places
+        return first, min(first + self._form.places, len(self._epoch))
 
     @contextmanager
     def open_maker(self, skips: Skips) -> Iterator[BatchMaker]:
-        """Lend a maker of batches, which is given what is read at the places of each."""
+        """Lend a maker of batches, which makes each from the samples read at its places."""
         with closing(self._lone_reader()) as lone:
             items = self._item_maker(skips, lone)
-            yield BatchMaker(items, self._batches.collate, self._batches.size)
+            yield BatchMaker(items, self._form.collate, self._form.size)
 
     def _item_maker(self, skips: Skips, lone: ReadsSample) -> ItemMaker:
         """Return a maker of items, which reads substitutes for bad ones with `lone`."""
         reading = self._reading
         epoch = self.progress.epoch
         substitutes = None
-        if self._deal.even is not None:  # else ranks may have fewer items
+        if self._deal.even is not None:  # else ranks may have unequal numbers of items
             spare = partial(self._deal.spare, epoch, self._topology)
             substitutes = Substitutes(spare, reading.form.manifest, lone)
         return ItemMaker(reading.pipeline, skips, substitutes, self._topology.rank, epoch)
 
     def _lone_reader(self) -> ReadsSample:
-        """Return a reader of single places, those of substitutes, to be closed."""
+        """Return a reader of single samples, the substitutes, to be closed."""
         reading = self._reading
         if reading.form.scattered is not None:
             return LoneSamples(reading.form, reading.pipeline, reading.sessions)
@@ -116,7 +116,7 @@ class RankBatches(RankWork):
         """Return a reader of the places of this epoch, to be closed."""
         reading = self._reading
         epoch = self.progress.epoch
-        following: Callable[[], Iterator[int]] = nothing
+        following: Callable[[], Iterator[int]] = no_shards
         if reading.has_epoch_after(epoch):
             manifest = reading.form.manifest
             following = partial(first_shards, self._deal, epoch + 1, self._topology, manifest)
@@ -137,11 +137,11 @@ class RankBatches(RankWork):
     def items(
         self, runs: Iterable[tuple[int, int]], bad: Bad, *, is_shared: bool = False
     ) -> Generator[Any]:
-        """Yield the items of some places, one by one, and note the bad ones.
+        """Yield the items of some places, one by one, and note the bad places.
 
         Args:
             runs: first place and end of each run, ascending.
-            bad: gets the bad ones.
+            bad: gets the bad places.
             is_shared: see `EpochPlans`.
         """
         reading = self._reading
@@ -158,7 +158,7 @@ class RankBatches(RankWork):
                 pass  # on_error has ended the epoch
 
 
-def nothing() -> Iterator[int]:
+def no_shards() -> Iterator[int]:
     """Yield no shards."""
     return iter(())
 

@@ -1,9 +1,9 @@
-"""A reader's epoch in chunks: runs of its places, of whose samples some may be left out.
+"""A reader's epoch in chunks: runs of its places, some of whose samples may be left out.
 
-Stages regroup what is left.
+Stages regroup the others.
 
-How many samples a chunk gives is known once it is made. So it is the chunks that have numbers, and
-that workers make.
+The number of samples in a chunk is known only once it is made. So chunks are numbered, not batches,
+and workers make chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardcache_client.batches.maker import (
     StoppedError,
     unreadable,
 )
-from shardcache_client.batches.rank_batches import first_shards, nothing
+from shardcache_client.batches.rank_batches import first_shards, no_shards
 from shardcache_client.batches.rank_work import RankWork, Reading, nothing_to_check
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import for_epoch
@@ -43,10 +43,10 @@ _ENDLESS = 1 << 62
 
 
 class Chunk(NamedTuple):
-    """Items left of a run of places.
+    """Items of a run of places, of which some may be left out.
 
     Attributes:
-        items: those that are left, with their places.
+        items: those that are not left out, with their places.
         end: the place after the run.
         steps: of uncounted shards, those begun so far from the one with the first place on.
         first_error: the first error that a handler has skipped so far; "" if there is none.
@@ -115,8 +115,8 @@ class RankChunks(RankWork):
         """Number of chunks; see `RankWork`."""
         if self.places is None:
             return _ENDLESS
-        left = max(0, self.places - self._start)
-        return -(-left // self._size)  # rounded up
+        remaining = max(0, self.places - self._start)
+        return -(-remaining // self._size)  # rounded up
 
     def places_of(self, number: int) -> tuple[int, int]:
         """Return the first place of a chunk, and the one after its last."""
@@ -136,22 +136,22 @@ class RankChunks(RankWork):
         self,
         session: Session,
         check: Callable[[], None],
-        begun: deque[StepPlace],
+        steps: deque[StepPlace],
         *,
         is_shared: bool,
     ) -> PlacesReader:
-        """Return a reader of the places that adds the steps of uncounted shards to `begun`."""
+        """Return a reader of the places that adds each step of uncounted shards to `steps`."""
         form = self._reading.form
         shards_after = self._shards_of_next_epoch()
         plans = EpochPlans(session, form, self._epoch, shards_after, check, is_shared=is_shared)
         if self._counted is not None:
             return reader_of(session, plans, self._counted, self._reading.sessions, check)
-        return UncountedReader(plans, self._uncounted, self._resume.reached.step, begun)
+        return UncountedReader(plans, self._uncounted, self._resume.reached.step, steps)
 
     def _shards_of_next_epoch(self) -> Callable[[], Iterator[int]]:
         """Return a function that finds the first shards of the next epoch, which takes a while."""
         if not self._reading.has_epoch_after(self._epoch):
-            return nothing
+            return no_shards
         deal = self._reading.deal
         next_epoch = self._epoch + 1
         if isinstance(deal, ShardDeal):
@@ -160,7 +160,7 @@ class RankChunks(RankWork):
 
     @contextmanager
     def open_maker(self, skips: Skips) -> Iterator[ChunkMaker]:
-        """Lend what makes a chunk of what is read at its places."""
+        """Lend a maker of chunks, which makes each from the samples read at its places."""
         yield ChunkMaker(self._item_maker(skips))
 
     def _item_maker(self, skips: Skips) -> ItemMaker:
@@ -168,33 +168,35 @@ class RankChunks(RankWork):
         return ItemMaker(self._reading.pipeline, skips, None, self._reader.rank, self._epoch)
 
     def raw(self, number: int, places: Any, session: Session) -> RawBatch:
-        """Return what a chunk is made of."""
+        """Read the samples of a chunk; see `RankWork`."""
         raw = super().raw(number, places, session)
         if not isinstance(places, UncountedReader):
             return raw
         first, end = self.places_of(number)
-        is_last = len(raw.reads) < end - first  # nothing else tells that uncounted shards are over
+        is_last = len(raw.reads) < end - first  # the only sign that uncounted shards are over
         return raw._replace(steps=places.steps(first), is_last=is_last)
 
     @cached_property
     def _pass_places(self) -> int | None:
         """Number of consecutive places that hold every sample; None if it is unknown."""
         deal = self._reading.deal
-        return deal.pass_places(self._epoch) if isinstance(deal, SpanDeal) else None
+        if not isinstance(deal, SpanDeal):
+            return None
+        return deal.pass_places(self._epoch)
 
-    def check_progress(self, last: Spot, now: Spot, first_error: str) -> None:
+    def check_progress(self, last: Spot, current: Spot, first_error: str) -> None:
         """Raise ShardError if every sample has been tried since the last good one.
 
-        An epoch that goes on until enough good ones have come would otherwise never end.
+        An epoch that lasts until enough good ones have come would otherwise never end.
 
         Args:
-            last: where the last item was.
-            now: what is being read.
+            last: position of the last item.
+            current: position of the sample that is being read.
             first_error: the first that a handler has skipped; "" if there is none.
         """
-        tried = now.place - last.place
+        tried = current.place - last.place
         if self.places is None:
-            all_were_tried = now.share - last.share > self._uncounted.shares
+            all_were_tried = current.share - last.share > self._uncounted.shares
         else:
             all_were_tried = self._pass_places is not None and tried >= self._pass_places
         if all_were_tried:
@@ -203,12 +205,12 @@ class RankChunks(RankWork):
                 self._reader.rank, self._epoch, tried, first_error, is_filtered=is_filtered
             )
 
-    def placed(self, bad: Bad, begun: deque[StepPlace]) -> Generator[Placed]:
+    def placed(self, bad: Bad, steps: deque[StepPlace]) -> Generator[Placed]:
         """Yield the items one by one, each as soon as it is read.
 
         Args:
-            bad: what is left out is added to it.
-            begun: the steps of uncounted shards are added to it, each as it is begun.
+            bad: the places that are left out are added to it.
+            steps: each step of uncounted shards is added to it when the step begins.
 
         Raises the errors of reading and decoding that the handler does not skip, and what
         `check_progress` raises.
@@ -218,25 +220,25 @@ class RankChunks(RankWork):
         last = Spot(self._start, self._resume.reached.step.share)
 
         def checked(reads: Iterator[Read]) -> Iterator[Read]:
-            # Ahead of decoding, where `last` is as of the sample before.
+            # This runs before the sample is decoded: `last` is the last good one before it.
             for place, read in enumerate(reads, self._start):
                 is_after_bad_one = place > last.place + 1
                 if is_after_bad_one:
-                    self.check_progress(last, Spot(place, _share(begun)), skips.first)
+                    self.check_progress(last, Spot(place, _share(steps)), skips.first_error)
                 yield read
 
         end = self._start + _ENDLESS if self.places is None else self.places
         with (
             reading.sessions.borrow() as session,
             closing(
-                self._reader_noting_steps(session, nothing_to_check, begun, is_shared=False)
+                self._reader_noting_steps(session, nothing_to_check, steps, is_shared=False)
             ) as places,
         ):
             maker = self._item_maker(skips)
             reads = checked(places.reads(self._start, end))
             try:
                 for placed in maker.placed(self._start, reads, bad):
-                    last = Spot(placed.place, _share(begun))
+                    last = Spot(placed.place, _share(steps))
                     yield placed
             except StoppedError:
                 pass  # the handler has ended the epoch
@@ -255,12 +257,12 @@ class ChunkMaker(Maker):
     def gather(self, items: list[Placed], raw: RawBatch) -> Chunk:
         """Return the chunk with these items."""
         end = raw.first + len(raw.reads)
-        return Chunk(items, end, raw.steps, self._items.skips.first)
+        return Chunk(items, end, raw.steps, self._items.skips.first_error)
 
 
-def _share(begun: deque[StepPlace]) -> int:
+def _share(steps: deque[StepPlace]) -> int:
     """Return the number of the share that is being read; 0 for counted samples, which have none."""
-    return begun[-1].share if begun else 0
+    return steps[-1].share if steps else 0
 
 
 def _first_uncounted_shards(epoch: UncountedEpoch) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """A rank's work in an epoch, or its rest, in numbered parts.
 
 A part is a batch, or a chunk of samples for a stage. It is made in two steps: its samples are read,
-in order, and decoded and collated, by any thread.
+part after part; then they are decoded and collated, by any thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Reading:
     Attributes:
         deal: of the dataset's samples, or of its shards if these are not counted.
         form: of the samples, as they are read.
-        pipeline: what they go through then.
+        pipeline: makes items of the samples.
         sessions: of the reader.
         on_error: what to do with samples and shards that cannot be read.
         epochs: number of epochs in the training run; None for no limit.
@@ -102,7 +102,7 @@ class RankWork(ABC):
 
     @abstractmethod
     def open_maker(self, skips: Skips) -> AbstractContextManager[Maker]:
-        """Lend a maker of parts, which makes each of the samples read at its places."""
+        """Lend a maker of parts, which makes each from the samples read at its places."""
 
     def raw(self, number: int, places: Any, session: Session) -> RawBatch:
         """Read the samples of a part, from which it is made.
@@ -130,15 +130,16 @@ class RankWork(ABC):
         """Yield the parts without the first `skip`.
 
         Args:
+            skip: number of parts to leave out at the beginning.
             threads: number of threads that make them; 0 for the calling thread.
-            ahead: maximum number of parts that each thread has begun or made, and nobody has taken.
-            begin: is called by each of these threads first.
-            finish: is called by whoever has made a part, and returns it.
+            ahead: for each thread, maximum number of parts that are begun or made, and not taken.
+            begin: called first in each of these threads.
+            finish: called with each part in the thread that made it; returns the part to yield.
 
         Raises the errors of reading and decoding that the handler does not skip.
         """
 
-        def raw(check: Callable[[], None]) -> Generator[RawBatch]:
+        def read_parts(check: Callable[[], None]) -> Generator[RawBatch]:
             if skip >= self.count:
                 return
             reading = self._reading
@@ -151,21 +152,22 @@ class RankWork(ABC):
 
         with self.open_maker(Skips(for_epoch(self._reading.on_error))) as maker:
 
-            def make(batch: RawBatch) -> MadeBatch:
-                return finish(maker.make(batch))
+            def make_part(raw: RawBatch) -> MadeBatch:
+                return finish(maker.make(raw))
 
             if threads:
-                all_ahead = ahead * threads
-                made = made_by_threads(raw, make, threads=threads, ahead=all_ahead, begin=begin)
+                made = made_by_threads(
+                    read_parts, make_part, threads=threads, ahead=ahead * threads, begin=begin
+                )
             else:
-                made = _made_here(raw(nothing_to_check), make)
-            # Closed here: an error's traceback would keep what is merely dropped.
+                made = _made_here(read_parts(nothing_to_check), make_part)
+            # An error's traceback would keep a generator that is merely dropped: close it.
             with closing(made):
                 yield from made
 
 
 def nothing_to_check() -> None:
-    """Raise nothing, where nobody ends a wait."""
+    """Raise nothing: no other thread ends a wait."""
 
 
 def _made_here(

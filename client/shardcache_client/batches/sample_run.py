@@ -22,16 +22,16 @@ log = logging.getLogger("shardcache")
 
 
 class RunStart(NamedTuple):
-    """From where a reader resumes an epoch.
+    """Place from which a reader resumes an epoch.
 
     Attributes:
         progress: of all ranks in the epoch so far.
-        given: samples that this worker has given since then; None if it is not known.
+        part: samples that this worker has given since then; None if they are not known.
         is_read: True if nothing is left of the epoch, whatever the progress says.
     """
 
     progress: Progress
-    given: WorkerPart | None = None
+    part: WorkerPart | None = None
     is_read: bool = False
 
 
@@ -48,7 +48,11 @@ class SampleRun:
         form: of states.
         asked_size: returns the size of the batches that the loader makes, as soon as the first
             sample is asked for, given that of the dataset.
-        start: from where.
+        start: place from which it resumes.
+
+    Attributes:
+        topology: the reader.
+        read: True once the last sample has been yielded.
     """
 
     counted = True
@@ -61,9 +65,9 @@ class SampleRun:
         asked_size: Callable[[int], int],
         start: RunStart,
     ) -> None:
-        given = start.given
+        part = start.part
         self.topology = reader
-        self.read = False  # True once the last sample has been yielded
+        self.read = False
         self._reading = reading
         self._progress = start.progress
         self._rank = Topology(reader.rank, reader.world_size)
@@ -74,8 +78,11 @@ class SampleRun:
         # Bad places that no other sample fills; where ranks have equal numbers, there are none.
         self._left_out = self._bad if reading.deal.even is None else Bad()
         self._yielded = 0
-        self._before = 0 if given is None else given.samples  # passed since the progress
-        self._size = form.batch_size if given is None else given.batch_size
+        self._before = 0  # places passed since the progress, before this run
+        self._size = form.batch_size
+        if part is not None:
+            self._before = part.samples
+            self._size = part.batch_size
         self._set_batches()
 
     def __repr__(self) -> str:
@@ -83,24 +90,19 @@ class SampleRun:
 
     def _set_batches(self) -> None:
         """Divide the rank's samples into batches of the present size."""
-        batches = BatchForm(self._size, drop_last=False, collate=list)
+        form = BatchForm(self._size, drop_last=False, collate=list)
         self._batches = RankBatches(
-            self._reading, self._progress, self._rank, batches, is_read=self._is_read
+            self._reading, self._progress, self._rank, form, is_read=self._is_read
         )
-        if self._is_whole_rank:
-            self._total = self._batches.samples
-        else:
-            self._total = self._of_worker(self._batches)
+        self._total = self._batches.samples
+        if not self._is_whole_rank:
+            worker = self.topology.worker
+            workers = self.topology.workers
+            self._total = samples_of_worker(self._total, self._size, worker, workers)
 
     @property
     def _is_whole_rank(self) -> bool:
         return self.topology.workers == 1
-
-    def _of_worker(self, batches: RankBatches) -> int:
-        """Return the number of samples in the worker's batches."""
-        return samples_of_worker(
-            batches.samples, self._size, self.topology.worker, self.topology.workers
-        )
 
     @property
     def taken(self) -> int:
@@ -133,7 +135,7 @@ class SampleRun:
                 for yielded, item in enumerate(items, 1):
                     self._yielded = yielded
                     if yielded + left_out.places == to_yield:
-                        # Now, as a loop that knows the number of samples requests no more.
+                        # Before the last sample: a loop that knows their number asks for no more.
                         self._end(when_read)
                     yield item
             if not self.read:
@@ -143,14 +145,14 @@ class SampleRun:
             bad = self._bad
             report(self._progress.epoch, bad.samples, bad.lost, repeated=is_replaced)
 
-    def _check_size(self, asked: int) -> None:
+    def _check_size(self, asked_size: int) -> None:
         """Raise ConfigError if a loader's batches would have samples of several sources."""
-        if self._size % asked:
+        if self._size % asked_size:
             raise ConfigError(
                 f"the mixture has batches of {self._size} samples of one source, and the "
-                f"DataLoader makes batches of {asked}",
+                f"DataLoader makes batches of {asked_size}",
                 remedy=f"give it batch_size={self._size}; or the mixture's sources "
-                f"batch_size={asked}",
+                f"batch_size={asked_size}",
             )
 
     def _items(self) -> Generator[Any]:
@@ -168,7 +170,7 @@ class SampleRun:
         for number in range(next_batch, self._batches.count, workers):
             first, end = self._batches.places_of(number)
             yield first + passed, end
-            passed = 0
+            passed = 0  # only the first batch was begun before
 
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True

@@ -21,13 +21,13 @@ from shardcache_client.position.staged_state import Resume, StagedState
 class StageRun:
     """The items that one reader is given in an epoch, or in its rest, once.
 
-    Each worker of a plain DataLoader is a reader of its own, as a rank would be, since nobody knows
-    which of the samples are left until they are made.
+    Each worker of a plain DataLoader reads a share of its own, like a rank: which samples are left
+    out is unknown until they are made, so workers cannot divide the batches of a rank.
 
     Args:
         reading: of the dataset.
         form: of its states.
-        resume: from where.
+        resume: place from which it is read.
         reader: the rank, or its worker.
         quota: number of samples that the reader gets; None for all that come.
         is_over: True if nothing is left of the epoch.

@@ -1,4 +1,4 @@
-"""A reader's epoch, or its rest, as a stage gives it: its items, and the reader's states."""
+"""A reader's epoch, or its rest, regrouped by a stage: its items, and the reader's states."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class StagedForm:
     Attributes:
         dataset: its identifier in states.
         deal: of its samples, or of its shards if these are not counted.
-        stage: what regroups the samples; None if they come one by one.
+        stage: regroups the samples; None if they come one by one.
         seed: of the dataset.
         seeds: those drawn, as in states.
-        leaves_out: True if samples may be left out before the stage, so that ranks come to other
-            places with equally many samples.
+        leaves_out: True if samples may be left out before the stage: ranks that have given equally
+            many may then be at different places.
     """
 
     dataset: str
@@ -37,12 +37,12 @@ class StagedForm:
 
     @property
     def is_in_step(self) -> bool:
-        """True if the place of a reader tells those of the same worker of all ranks."""
+        """True if the readers of the same worker of all ranks are at the same place."""
         is_known = self.deal.counted and not self.leaves_out
         return is_known and self.stage is not None and self.stage.is_in_step
 
     def ends_together(self, reader: Topology) -> bool:
-        """Return True if all readers end after the same number of items: once one has, all have."""
+        """Return True if all readers end after the same number of items."""
         if reader.readers == 1:
             return True
         return self.stage is not None and reader.workers == 1
@@ -53,16 +53,16 @@ class StagedEpoch:
 
     Args:
         form: of the dataset.
-        resume: from where.
+        resume: place from which it is read.
         reader: the rank, or its worker in a plain DataLoader.
         places: number of the reader's places; None if it is not known.
-        quota: number of samples that it gets in the epoch, of which bad ones are left out; None for
-            all that come.
+        quota: number of samples that it gets in the epoch, without bad ones; None for all that
+            come.
 
     Attributes:
-        reached: where the reader is after the last item.
+        reached: position of the reader after the last item.
         is_read: True if there is nothing left.
-        begun: steps of uncounted shards, from the one of `reached` on.
+        begun: steps of uncounted shards that were begun, from the step of `reached` on.
     """
 
     def __init__(
@@ -104,7 +104,11 @@ class StagedEpoch:
         return max(0, self._places - reached.mark.place)
 
     def items(self, samples: Iterator[Placed]) -> Iterator[Any]:
-        """Yield what the stage makes of samples, those from the mark on, and move on with each."""
+        """Yield the stage's items, noting the position after each.
+
+        Args:
+            samples: those from the mark of `reached` on.
+        """
         stage = self._form.stage
         if self._quota is not None:
             samples = self._up_to_quota(samples, self._quota)
@@ -118,7 +122,7 @@ class StagedEpoch:
         for item, mark in regrouped:
             self._move_to(mark)
             if self._quota == self.reached.items:
-                # Now, as a loop that knows the number of samples requests no more.
+                # Before the last item: a loop that knows their number asks for no more.
                 self.is_read = True
             yield item
         self.is_read = True
@@ -126,11 +130,11 @@ class StagedEpoch:
     def _up_to_quota(self, samples: Iterator[Placed], quota: int) -> Iterator[Placed]:
         """Yield the samples that are left of the quota, noting their places."""
         for _ in range(self.reached.items, quota):
-            found = next(samples, None)
-            if found is None:
+            sample = next(samples, None)
+            if sample is None:
                 return
-            self._ahead.append(found.place)
-            yield found
+            self._ahead.append(sample.place)
+            yield sample
 
     def _move_to(self, mark: Mark) -> None:
         """Note that the reader is at a mark, and has been given the samples before it."""

@@ -33,12 +33,12 @@ class _Block(NamedTuple):
 class Substitutes:
     """The substitutes of one epoch's bad samples. Any thread.
 
-    Which ones are tried for a place depends on that place alone. They are spread over the epoch, in
-    blocks of neighbours: as long as one after another is bad, or as neighbouring places need one,
-    they come from shards that are open.
+    Which ones are tried for a place depends on that place alone. They are spread over the epoch in
+    blocks of neighbours. So if several are tried, or several neighbouring places need one, they
+    come from shards that are open.
 
     Args:
-        spare: returns the samples among which substitutes for a place are.
+        spare: returns the samples among which substitutes for a place are found.
         manifest: of the dataset.
         lone: reads them.
     """
@@ -54,7 +54,7 @@ class Substitutes:
         self._block: _Block | None = None  # that of the last place
 
     def __call__(self, place: int) -> Iterator[Read]:
-        """Yield what is read in the place of a bad sample, until every sample has been tried."""
+        """Yield the results of reading substitutes for a place, until all samples were tried."""
         spare = self._spare(place)
         with self._lock:
             places = len(self._epoch_of(spare))
@@ -68,8 +68,8 @@ class Substitutes:
     def _samples_from(self, spare: Spare, number: int) -> Sequence[SampleId]:
         """Return the samples of the block that has a place.
 
-        They begin at an offset that depends on the place, so that neighbours in need try different
-        samples first.
+        They begin at an offset that depends on the place, so that neighbouring bad places try
+        different samples first.
         """
         first = number - number % _BLOCK_PLACES
         with self._lock:

@@ -29,8 +29,9 @@ def _shuffle(value: Any) -> Any:
 
 
 def _decode(value: Any) -> Any:
-    is_table = isinstance(value, Mapping) and arguments.NAMES.converted(value)
-    if is_table or isinstance(value, str):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and arguments.NAMES.converted(value):  # of extensions
         return value
     return arguments.FUNCTION.converted(value)
 

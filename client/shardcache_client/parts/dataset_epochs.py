@@ -57,7 +57,7 @@ class DatasetEpochs:
         samples = self._parts.samples
         group = self._parts.group
 
-        # 1. What other ranks know makes no difference, or they know the same for sure.
+        # 1. The counts of other ranks make no difference, or are sure to be the same.
         is_selection = samples.manifest.choices is not None
         needs_counts = samples.dealing.needs_counts or is_selection
         if not samples.deal.counted or needs_counts or group.alone:
@@ -70,8 +70,8 @@ class DatasetEpochs:
         # 3. Another rank's node may have counted fewer shards.
         return samples.deal_of(counted=False)
 
-    def why_not_counted(self) -> str:
-        """Return why samples are not counted, and what to do."""
+    def uncounted_reason(self) -> str:
+        """Return the reason why samples are not counted, and what to do about it."""
         manifest = self._parts.manifest
         reason = "this node has counted the samples, but other ranks' nodes may not have"
         if manifest.uncounted:
@@ -95,7 +95,7 @@ class DatasetEpochs:
         if self._parts.pipeline.filters:
             raise TypeError("len() is unknown because of filter()")
         if samples is None:
-            raise TypeError(f"the number of samples is unknown: {self.why_not_counted()}")
+            raise TypeError(f"the number of samples is unknown: {self.uncounted_reason()}")
         return samples
 
     # Checks
@@ -114,6 +114,7 @@ class DatasetEpochs:
         self._runtime.prepare(self._parts.handover)
 
     def _check_filters(self, topology: Topology) -> None:
+        """Raise ConfigError if a filter or stage cannot be combined with the other options."""
         parts = self._parts
         if parts.samples.dealing.has_source_batches and (parts.pipeline.filters or parts.stage):
             raise ConfigError(
@@ -139,9 +140,7 @@ class DatasetEpochs:
             )
 
     def states_to_read(self, states: Sequence[Saved]) -> Sequence[Saved]:
-        """Return the states from which to read on.
-
-        These are the ones that were loaded; or that of a change, if a mixture is another one now.
+        """Return the states from which to read on: the loaded ones, unless a mixture has changed.
 
         Raises ConfigError if they are not of this dataset.
         """
@@ -173,21 +172,22 @@ class DatasetEpochs:
                 remedy="load the state into the mixture itself, before the loader is made: "
                 "mixture.load_state_dict(state)",
             )
-        found = load.states_after_change(keeps_epoch=self._runtime.is_asked_by_loader)
+        changed = load.states_after_change(keeps_epoch=self._runtime.is_asked_by_loader)
         if not ranks.rank:
             log.warning(
                 "epoch %d: the mixture has changed since the state was taken; its sources "
                 "continue where they were, with the new weights",
-                found[0].epoch,
+                changed[0].epoch,
             )
-        return found
+        return changed
 
     # One process's run of an epoch
 
     def run(self, epoch: int, states: Sequence[Saved]) -> EpochRun:
         """Return this process's share of an epoch, from states if there are any of it."""
         topology = self._parts.group.topology()
-        states = states if states and states[0].epoch == epoch else ()
+        if states and states[0].epoch != epoch:
+            states = ()
         if self.is_numbered(states):
             return self._sample_run(epoch, topology, states)
         form = self.staged_form(states)
@@ -201,7 +201,7 @@ class DatasetEpochs:
         )
 
     def reading(self, topology: Topology, deal: Deal) -> Reading:
-        """Return what it takes to read the samples."""
+        """Return the means of reading the samples that a deal gives to a reader."""
         parts = self._parts
         pipeline = parts.pipeline
         manifest = parts.manifest
@@ -233,20 +233,18 @@ class DatasetEpochs:
         )
 
     def _run_start(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> RunStart:
+        """Return the place from which a reader resumes an epoch whose samples have numbers."""
         is_read = are_over(states)
         # A loader that restores its workers gives each its own state.
-        first = states[0] if len(states) == 1 else None
-        if isinstance(first, RankState) and topology.workers > 1 and self._is_of(first, topology):
-            return RunStart(first.progress, first.part, is_read)
+        only = states[0] if len(states) == 1 else None
+        if isinstance(only, RankState) and self._is_of_worker(only, topology):
+            return RunStart(only.progress, only.part, is_read)
         rank = Topology(topology.rank, topology.world_size)
         return RunStart(_progress(epoch, rank, states), is_read=is_read)
 
-    def _is_of(self, state: RankState, topology: Topology) -> bool:
-        """Return True if a state is that of a worker with this place.
-
-        It may be of another rank, if ranks are in step.
-        """
-        if state.part is None or state.rank is None:
+    def _is_of_worker(self, state: RankState, topology: Topology) -> bool:
+        """Return True if a state is that of the worker at this place; of any rank, if in step."""
+        if topology.workers == 1 or state.part is None or state.rank is None:
             return False
         rank, world_size = state.rank
         if world_size != topology.world_size:
@@ -289,12 +287,12 @@ class DatasetEpochs:
         )
 
     def resume(self, epoch: int, reader: Topology, states: Sequence[Saved], deal: Deal) -> Resume:
-        """Return from where a rank, or its worker in a plain DataLoader, resumes an epoch."""
+        """Return the place from which a rank, or a plain DataLoader's worker, resumes an epoch."""
         if not states:
             return Resume(Progress(epoch))
         stage = self._parts.stage
-        name = stage.name if stage else ""
-        return staged_state.resume(states, reader, counted=deal.counted, stage=name)
+        stage_name = stage.name if stage else ""
+        return staged_state.resume(states, reader, counted=deal.counted, stage=stage_name)
 
     def quota(self, reader: Topology, deal: Deal) -> int | None:
         """Return the number of samples that a reader is to be given; None for all that come."""

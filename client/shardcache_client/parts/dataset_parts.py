@@ -35,7 +35,7 @@ class DealtSamples:
         manifest: the shards that have them.
         dealing: the options of the order.
         deal: of the samples, or of the shards if these are not counted.
-        identifiers: in states: of counted samples (True), and of uncounted shards (False).
+        identifiers: those that states have: of counted samples (True), of uncounted shards (False).
         seed: as given, or as drawn.
         drawn_seeds: those drawn, as in a state.
     """
@@ -55,7 +55,7 @@ class DealtSamples:
         seed: int = 0,
         drawn_seeds: Mapping[str, int] | None = None,
     ) -> Self:
-        """Deal the samples of a manifest. Raises ConfigError if they cannot be dealt so."""
+        """Deal the samples of a manifest. Raises ConfigError if the options do not allow it."""
         deal = dealing.deal(manifest)
         return cls(manifest, dealing, deal, dealing.identities(manifest), seed, drawn_seeds or {})
 
@@ -79,7 +79,8 @@ class DealtSamples:
     def on_terms(self, terms: Terms) -> Self:
         """Return the same samples in the order of another run.
 
-        That is with its seeds where this run has drawn its own, and after its change of a mixture.
+        The other run's seeds replace those that this run has drawn, and its change of a mixture
+        applies.
         """
         seeds = self._seeds(terms.seeds)
         if Terms(seeds, terms.change) == self.terms:
@@ -90,7 +91,7 @@ class DealtSamples:
     def _seeds(self, drawn: Mapping[str, int]) -> Mapping[str, int]:
         """Return the drawn seeds by source, another run's in place of this one's.
 
-        Those of sources that a mixture no longer has are kept.
+        The other run's seeds of sources that this mixture lacks are kept.
         """
         own = {name: drawn.get(name, seed) for name, seed in self.drawn_seeds.items()}
         names = self.dealing.source_names
@@ -106,7 +107,7 @@ class DealtSamples:
         return self.dealing.deal(self.manifest, counted=counted)
 
     def uneven_deal(self, deal: Deal) -> Deal:
-        """Return a deal by which each sample or shard comes once: ranks may have more or fewer."""
+        """Return a deal by which each sample or shard comes once: ranks may get unequal numbers."""
         if deal.counted == self.deal.counted:
             return self._uneven
         return self._uneven_dealing.deal(self.manifest, counted=deal.counted)
@@ -132,9 +133,10 @@ class DatasetParts:
         group: the ranks that read them.
         sessions: with the daemon.
         job: its name there.
-        pipeline: what samples go through once they are read.
-        places: where the samples are that are read one by one; None if there are none.
-        stage: what regroups the samples; None if they come one by one.
+        pipeline: makes items of samples that have been read.
+        places: places in the shards of samples that are read one by one; None if whole shards are
+            read.
+        stage: regroups the samples; None if they come one by one.
         handover: passes samples to other processes without a copy; None if they are copied.
         on_error: what to do with samples and shards that cannot be read.
         epochs: number of epochs in the training run; None for no limit.

@@ -71,7 +71,7 @@ class EpochReader:
         Does nothing unless its epoch or state was set since the last call.
         """
         if self.bookmark.follow(other.bookmark):
-            self._agree(other.parts.samples.terms)
+            self._take_terms(other.parts.samples.terms)
 
     # Iterations
 
@@ -86,7 +86,7 @@ class EpochReader:
     def _start(self, iteration: Iteration) -> None:
         """Set the iteration to the epoch, or the state, with which the bookmark goes on."""
         self.bookmark.begin(iteration)
-        self._agree(self.bookmark.terms)
+        self._take_terms(self.bookmark.terms)
         self.epochs.check()
         self._explain(self.parts.group.topology())
         run = self.epochs.run(iteration.epoch, iteration.states)
@@ -106,7 +106,7 @@ class EpochReader:
         run: EpochRun = iteration.position
         samples: Iterator[Any] = run.samples(partial(self.bookmark.finish, iteration))
         if not in_worker:
-            samples = self._noted(iteration, samples)
+            samples = self._noting_takes(iteration, samples)
         try:
             yield from samples
         except GeneratorExit:
@@ -114,13 +114,13 @@ class EpochReader:
             raise
         iteration.reading = "over"
 
-    def _noted(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
+    def _noting_takes(self, iteration: Iteration, samples: Iterator[Any]) -> Iterator[Any]:
         """Yield samples, noting that each is taken, and when the second batch is begun."""
         # This loop runs for each sample.
-        first_batch = 1 if self.parts.stage else self.parts.batch_size
+        first_batch_size = 1 if self.parts.stage else self.parts.batch_size
         bookmark = self.bookmark
         for number, sample in enumerate(samples):
-            if number == first_batch:
+            if number == first_batch_size:
                 bookmark.make_main(iteration)
             if bookmark.latest is not iteration:
                 bookmark.take(iteration)
@@ -141,12 +141,12 @@ class EpochReader:
             idle = max(0, topology.readers - len(self.parts.manifest))
             if idle:
                 dealt += f" ({idle} of {topology.readers} workers get none)"
-        log.warning("%s, and len() is unknown: %s", dealt, epochs.why_not_counted())
+        log.warning("%s, and len() is unknown: %s", dealt, epochs.uncounted_reason())
 
     # Epochs and resuming
 
-    def _agree(self, terms: Terms) -> None:
-        """Read in the order of another run, on whose terms this one goes on."""
+    def _take_terms(self, terms: Terms) -> None:
+        """Read in the order of another run, which this one continues."""
         samples = self.parts.samples.on_terms(terms)
         if samples is not self.parts.samples:
             self.parts = replace(self.parts, samples=samples)
@@ -158,7 +158,9 @@ class EpochReader:
         if current is None or current.reading == "over":
             return self.bookmark.next_epoch
         is_being_read = current.reading == "open" or current.live
-        return current.epoch if is_being_read else self.bookmark.next_epoch
+        if is_being_read:
+            return current.epoch
+        return self.bookmark.next_epoch
 
     @property
     def position(self) -> int:
@@ -205,13 +207,13 @@ class EpochReader:
         states: Sequence[Saved] = find_states(state)
         before = self.parts
         # Twice: if the mixture has changed, the states to read from are others than those loaded.
-        self._agree(states[0].terms)
+        self._take_terms(states[0].terms)
         try:
             states = self.epochs.states_to_read(states)
         except ConfigError:
             self.parts = before
             raise
-        self._agree(states[0].terms)
+        self._take_terms(states[0].terms)
         if not self._runtime.is_asked_by_loader and self.epochs.is_read(states):
             states = [replace(each, over=True) for each in states]
         self.bookmark.load([each.to_json() for each in states], worker=self._runtime.in_worker)

@@ -1,6 +1,6 @@
-"""A dataset's questions to the program that reads it: here a program without torch.
+"""Facts that a dataset needs about the program that reads it: here a program without torch.
 
-`torch_runtime` answers for one with torch, whose DataLoader workers may be the readers.
+`torch_runtime` has those of a program with torch, whose DataLoader workers may be the readers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """Differences between a program with torch and one without, in which nobody is a worker.
+    """A program without torch, which has no DataLoader workers.
 
     It has no state, and can be pickled.
     """
@@ -61,9 +61,9 @@ class Runtime:
 
     @property
     def is_asked_by_loader(self) -> bool:
-        """True if it is a loader, not the user, that takes and loads the states of this process.
+        """True if a loader, not the user, takes and loads the states of this process.
 
-        Such a loader notes by itself whether an epoch is over.
+        Such a loader itself notes whether an epoch is over.
         """
         return self.in_worker
 
@@ -75,7 +75,7 @@ class Runtime:
         """Prepare this process for reading samples that a handover passes on."""
 
     def asked_size(self, batch_size: int) -> int:
-        """Return the size of the batches that a loader asks for, or else that of the dataset."""
+        """Return the size of the batches that a loader asks for, or else the dataset's own."""
         return batch_size
 
     def block_of(self, samples: Sequence[Fitted]) -> Block[Any]:
@@ -83,8 +83,5 @@ class Runtime:
         return numpy_block(samples)
 
     def counting_remedy(self, manifest: Manifest) -> str:
-        """Return what a user can do, beside indexing, for ranks to be sure of the sample counts.
-
-        "" if there is nothing.
-        """
+        """Return another way than an index for ranks to be sure of the counts; "" for none."""
         return ""

@@ -59,7 +59,7 @@ def _reader_of_tables(parts: DatasetParts) -> EpochReader:
         Runtime(),
     )
     with reader.bookmark.counter.change() as count:
-        count.is_explained = True  # nobody needs to know that rows are not counted
+        count.is_explained = True  # do not log that the rows are not counted
     return reader
 
 
@@ -112,16 +112,18 @@ def select(
         except _INVALID as exn:
             raise _invalid(exn, url) from exn
         marks[shard] += bytes(map(bool, map(predicate, entries)))
-    return tuple(
-        Marked.of(_among(marks[shard], manifest.chosen(shard))) for shard in range(len(manifest))
-    )
+    choices = []
+    for shard in range(len(manifest)):
+        chosen_marks = _marks_of(manifest.chosen(shard), marks[shard])
+        choices.append(Marked.of(chosen_marks))
+    return tuple(choices)
 
 
-def _among(marks: bytearray, chosen: Sequence[int] | None) -> Sequence[int]:
-    """Return the marks of the samples in `chosen`, by their numbers; of all if that is None."""
-    if chosen is None:
+def _marks_of(numbers: Sequence[int] | None, marks: bytearray) -> Sequence[int]:
+    """Return the marks of the samples with these numbers; of all for None."""
+    if numbers is None:
         return marks
-    return [marks[number] for number in chosen]
+    return [marks[number] for number in numbers]
 
 
 def rows_by_shard(

@@ -37,8 +37,8 @@ class Divisible(ABC):
         Samples are numbered in the order of `urls`, as by `indexed`. The subset has each of them
         once, in that order or its own shuffle's. Needs no table.
 
-        Raises ConfigError if the samples are not counted, or without any number; IndexError for one
-        out of range.
+        Raises ConfigError if the samples are not counted, or `numbers` is empty; IndexError for a
+        number out of range.
         """
         return self._selected(subset(counts_of(self.manifest), map(int, numbers)))
 
@@ -98,8 +98,8 @@ class Selecting(Divisible):
         writes both for other shards. With `--metadata json` it keeps the samples' `json` members in
         the table.
 
-        Raises ConfigError if the urls are not index files, or for a table that is missing or
-        belongs to other shards, or if no sample is selected, or for the metadata of a table
-        without; and what reading the table and the predicate raise.
+        Raises ConfigError if the urls are not index files, if the table is missing or belongs to
+        other shards, if no sample is selected, or if `entry.metadata` is read from a table without
+        metadata; and what reading the table and the predicate raise.
         """
         return self._selected(select(self.manifest, self._rows_of_tables(), predicate))

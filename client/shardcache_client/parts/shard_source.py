@@ -22,7 +22,7 @@ class ShardSource:
 
     Attributes:
         urls: as the user gave them.
-        daemon: that reads them.
+        daemon: reads the shards.
         job: the reader's name in `shardcache status`.
         timeout_s: how long to wait for the daemon, and for a shard.
         partial_reads: True to read shards that are still arriving.

@@ -23,7 +23,7 @@ from shardcache_client.samples.token_blocks import TokenBlocks
 log = logging.getLogger("shardcache")
 
 # Number of shards whose samples are mixed, unless another is given.
-_WINDOW = 8
+_DEFAULT_WINDOW = 8
 
 
 def shuffle_of(
@@ -31,7 +31,7 @@ def shuffle_of(
 ) -> Shuffle | None:
     """Return the shuffle that arguments ask for; None for the order of files.
 
-    Its seed follows in `dealt`, as the ranks may have to draw one.
+    Its seed is set in `deal_samples`, as the ranks may have to draw one.
 
     Args:
         shuffle: "global" permutes all samples, True those of some shards.
@@ -42,7 +42,9 @@ def shuffle_of(
         return Shuffle(window=None)
     if not shuffle:
         return None
-    return Shuffle(window=_WINDOW if window is None else window, groups=canonical_nodes)
+    if window is None:
+        window = _DEFAULT_WINDOW
+    return Shuffle(window=window, groups=canonical_nodes)
 
 
 def check_permuted(
@@ -79,7 +81,7 @@ def check_permuted(
 def with_places(parts: DatasetParts, dealing: Assignment) -> DatasetParts:
     """Return the parts with the places of all samples, if their order needs these.
 
-    Raises ConfigError if there can be no table that says them.
+    Raises ConfigError if there can be no table of them.
     """
     if not dealing.is_global:
         return parts
@@ -87,9 +89,9 @@ def with_places(parts: DatasetParts, dealing: Assignment) -> DatasetParts:
 
 
 def _places_of(parts: DatasetParts) -> ScatteredPlaces:
-    """Return where the samples of a dataset are in their tars.
+    """Return the places of a dataset's samples in their tars.
 
-    Raises ConfigError if there can be no table that says it.
+    Raises ConfigError if there can be no table of them.
     """
     tables = tables_beside(parts)
     if not tables:
@@ -105,17 +107,20 @@ def _places_of(parts: DatasetParts) -> ScatteredPlaces:
     return ScatteredPlaces([(0, places)])
 
 
-def dealt(
+def deal_samples(
     manifest: Manifest, dealing: Assignment, seed: int | None, group: RankGroup
 ) -> DealtSamples:
     """Deal the samples in the order of a seed; None to draw one, the same on all ranks."""
-    # Seeds have the names of a mixture's sources: that of a dataset alone has none.
+    # Seeds go by the names of a mixture's sources: a dataset alone has the name "".
     if seed is not None:
         return DealtSamples.of(manifest, dealing.reseeded({"": seed}), seed)
 
     drawn = group.draw_seed()
     if group.ranks.rank == 0:
-        text = "seed=None: the seed is %d; states keep it, and seed=%d gives the same order again"
-        log.warning(text, drawn, drawn)
+        log.warning(
+            "seed=None: the seed is %d; states keep it, and seed=%d gives the same order again",
+            drawn,
+            drawn,
+        )
     seeds = {"": drawn}
     return DealtSamples.of(manifest, dealing.reseeded(seeds), drawn, seeds)
