@@ -18,7 +18,9 @@ def decoders_of(
     view: View,
     url: str,
 ) -> list[Decoder | None]:
-    """Return the decoder of each column of a whole shard; None for bytes, and those not read.
+    """Return the decoder of each column of a whole shard.
+
+    None for columns of bytes, and for those that are not read.
 
     Args:
         header: of the shard's sidecar.
@@ -52,10 +54,10 @@ def rows_decoder_of(
     extensions: Sequence[str],
     view: View,
 ) -> RowsDecoder | None:
-    """Return what decodes whole samples of a whole shard; see `decoders_of`.
+    """Return the decoder of whole samples of a whole shard; see `decoders_of`.
 
-    None if not all columns are read, or their names or values are to be others than the format's,
-    or the format has no such decoder.
+    None if not all columns are read, if some get another name or another decoder than the format's,
+    or if the format has no such decoder.
     """
     format_ = format_named(header.get("content", TAR.name))
     if format_ is None or view.prefix:
@@ -70,19 +72,21 @@ def rows_decoder_of(
 def run_decoders_of(
     header: Mapping[str, Any], decoders: Sequence[Decoder | None]
 ) -> list[RunDecoder | None]:
-    """Return what decodes many values of each column of a whole shard at once; None for others.
+    """Return the decoder of many values at once of each column of a whole shard.
+
+    None for columns without one.
 
     Args:
         header: of the shard's sidecar.
-        decoders: what `decoders_of` returned.
+        decoders: result of `decoders_of`.
     """
     format_ = format_named(header.get("content", TAR.name))
     if format_ is None or not any(decoders):
         return [None] * len(decoders)
-    found: list[RunDecoder | None] = []
+    run_decoders: list[RunDecoder | None] = []
     for decode, encoding in zip(decoders, header["encodings"], strict=True):
-        found.append(None if decode is None else format_.run_decoder(encoding))
-    return found
+        run_decoders.append(None if decode is None else format_.run_decoder(encoding))
+    return run_decoders
 
 
 def column_decoders(
@@ -93,21 +97,21 @@ def column_decoders(
     url: str,
 ) -> list[Decoder | None]:
     """Return the decoder of each column; see `decoders_of`."""
-    found: list[Decoder | None] = []
+    decoders: list[Decoder | None] = []
     for extension, encoding in zip(extensions, encodings, strict=True):
         name = view.prefix + extension
-        is_decoded = (view.reads is None or view.reads(name)) and not view.takes_bytes(name)
-        if not encoding or not is_decoded:
-            found.append(None)
+        is_read = view.reads is None or view.reads(name)
+        if not encoding or not is_read or view.takes_bytes(name):
+            decoders.append(None)
             continue
         try:
-            found.append(format_.decoder(encoding))
+            decoders.append(format_.decoder(encoding))
         except (UnsupportedShardError, ConfigError) as exn:
-            raise _of_column(exn, extension, url) from None
-    return found
+            raise _error_of_column(exn, extension, url) from None
+    return decoders
 
 
-def _of_column(exn: ShardcacheError, column: str, url: str) -> ShardcacheError:
+def _error_of_column(exn: ShardcacheError, column: str, url: str) -> ShardcacheError:
     """Return an error of a decoder, with the name of its column."""
     message = f"the column {column!r} cannot be decoded: {exn.message}"
     remedy = exn.remedy.replace("NAME", column)
@@ -119,12 +123,12 @@ def with_decoders(
     decoders: Sequence[Decoder | None],
     data: Slices,
 ) -> list[SlicedColumn]:
-    """Return the columns, those with a decoder over the shard's plain bytes."""
-    found: list[SlicedColumn] = []
+    """Return the columns; those with a decoder are sliced from `data`, and decoded."""
+    decoded: list[SlicedColumn] = []
     for column, decode in zip(columns, decoders, strict=True):
         if decode is None:
-            found.append(column)
+            decoded.append(column)
         else:
             name, *_ = column
-            found.append((name, data, decode))
-    return found
+            decoded.append((name, data, decode))
+    return decoded

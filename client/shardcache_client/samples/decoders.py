@@ -99,7 +99,7 @@ _OF_IMAGES: dict[str, Decoder] = {
     for prefix, container in (("", "numpy"), ("torch", "torch"))
     for suffix, is_uint8 in (("", False), ("8", True))
 }
-_OF_IMAGES |= {f"pil{color}": ImageDecoder(color, "pil", True) for color in MODES}
+_OF_IMAGES |= {f"pil{color}": ImageDecoder(color, "pil", is_uint8=True) for color in MODES}
 _OF_IMAGES |= {
     "torch": _OF_IMAGES["torchrgb"],
     "torch8": _OF_IMAGES["torchrgb8"],
@@ -123,7 +123,7 @@ _BY_EXTENSION: dict[str, Decoder] = {
     "npz": npz,
     "pth": tensor,
 }
-"""webdataset's decoders by extension, but for those that unpickle."""
+"""webdataset's decoders by extension, except those that unpickle."""
 
 
 def decoder(spec: Spec) -> Decoder:
@@ -134,8 +134,10 @@ def decoder(spec: Spec) -> Decoder:
     if not isinstance(spec, str):
         if callable(spec):
             return _TYPES.get(spec, spec)  # any other function is a decoder itself
-        remedy = "give a name, a function of the member's bytes, or a type"
-        raise ConfigError(f"{shown(spec)} is not a decoder", remedy=remedy)
+        raise ConfigError(
+            f"{shown(spec)} is not a decoder",
+            remedy="give a name, a function of the member's bytes, or a type",
+        )
     if spec in _OF_IMAGES:
         _check_pillow()
     if spec in _OF_MEDIA:
@@ -189,7 +191,10 @@ class _GzipDecoder:
 
 
 def by_extension(name: str) -> DecoderOf:
-    """Return the choice of decoders by extension: images by `name`, the rest as webdataset does."""
+    """Return the choice of decoders by extension: images by `name`, others as in webdataset.
+
+    Raises ConfigError if `name` is not an image decoder, or needs a missing library.
+    """
     if name not in _OF_IMAGES:
         raise ConfigError(
             f"decode is {name!r}, which is not an image decoder{did_you_mean(name, _OF_IMAGES)}",
@@ -200,10 +205,13 @@ def by_extension(name: str) -> DecoderOf:
 
 
 def _by_extension(image: Decoder, _name: str, extension: str) -> Decoder | None:
+    """Return the decoder of a member; `image` is that of images."""
     # As for webdataset, only what follows the last dot counts: "seg.png" is a PNG.
-    last = _uncompressed(extension).rpartition(".")[2]
-    found = image if last in _IMAGES else _BY_EXTENSION.get(last)
-    return _GzipDecoder(found or bytes) if _is_compressed(extension) else found
+    _, _, last = _uncompressed(extension).rpartition(".")
+    content = image if last in _IMAGES else _BY_EXTENSION.get(last)
+    if _is_compressed(extension):
+        return _GzipDecoder(content or bytes)
+    return content
 
 
 def by_table(decode: Mapping[str, Spec]) -> DecoderOf:
@@ -230,13 +238,14 @@ def _by_table(
         extension: of the member.
     """
     name = name.lower()
-    found = decoders.get(name)
-    if found is not None and name in named and _is_compressed(extension):
-        return _GzipDecoder(found)
-    return found
+    decode = decoders.get(name)
+    if decode is not None and name in named and _is_compressed(extension):
+        return _GzipDecoder(decode)
+    return decode
 
 
 def _decoder_of(names: str, spec: Spec) -> Decoder:
+    """Return the decoder in a table under some names, which its errors mention."""
     try:
         return decoder(spec)
     except ConfigError as exn:
@@ -244,11 +253,12 @@ def _decoder_of(names: str, spec: Spec) -> Decoder:
 
 
 def _is_compressed(extension: str) -> bool:
-    return extension.rpartition(".")[2] == "gz"
+    _, _, last = extension.rpartition(".")
+    return last == "gz"
 
 
 def _uncompressed(extension: str) -> str:
-    """Return an extension without the compression: "json" for "json.gz", nothing for "gz" alone."""
+    """Return an extension without the compression: "json" for "json.gz", "" for "gz" alone."""
     if not _is_compressed(extension):
         return extension
     return extension.removesuffix("gz").removesuffix(".")

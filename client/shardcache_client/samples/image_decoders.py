@@ -34,7 +34,7 @@ class ImageDecoder:
         if self.color == "rgb" and bytes(data[:3]) == _JPEG:
             pixels = _fast_rgb(data)
         if pixels is None:
-            pixels = np.array(_pillow(data, MODES[self.color]))  # which owns its memory
+            pixels = np.array(_pillow(data, MODES[self.color]))  # a writable copy
         if not self.is_uint8:
             pixels = pixels.astype("float32") / 255
         if self.container == "numpy":
@@ -48,6 +48,7 @@ class ImageDecoder:
 
 
 def _pillow(data: Any, mode: str) -> Any:
+    """Return an image in one of pillow's modes."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
@@ -55,9 +56,9 @@ def _pillow(data: Any, mode: str) -> Any:
 
 
 def _fast_rgb(data: Any) -> Any:
-    """Return the pixels of a JPEG by simplejpeg.
+    """Return the pixels of a JPEG, decoded by simplejpeg.
 
-    None if it is not installed, or would return others than pillow.
+    None if it is not installed, or would return other pixels than pillow.
     """
     # A ValueError if the file is damaged, which pillow describes or tolerates.
     with suppress(ImportError, ValueError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from shardcache.errors import CacheDirError, CorruptShardError, TokensError
 
 _OWN_FILES = Path("/proc/self/fd")
-# Errors that say that a file, or the disk under it, is damaged, and nothing about this process.
+# Errors of a damaged file or disk, whichever process reads it.
 _DAMAGE = (
     errno.EIO,
     errno.EISDIR,
@@ -21,23 +21,23 @@ _DAMAGE = (
 
 
 class ShardGoneError(CacheDirError, code="shard_gone"):
-    """A file named by the daemon does not exist: it was evicted, or the cache is out of sight."""
+    """A file named by the daemon does not exist: it was evicted, or the cache is not visible."""
 
 
 def open_file(path: Path, size_bytes: int, inode: int | None = None) -> int:
-    """Open a file for reading; return its descriptor. Raises as `map_file` does."""
+    """Open a file for reading; return its descriptor. Arguments and errors as for `map_file`."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     # No file in the cache folder is a link. The /proc/self/fd path of a nameless file is one.
     if not is_nameless(path):
         flags |= os.O_NOFOLLOW
     fd = os.open(path, flags)
     stat = os.fstat(fd)
-    is_meant = inode in (None, stat.st_ino)
-    if is_meant and stat.st_size == size_bytes:
+    is_wanted = inode in (None, stat.st_ino)
+    if is_wanted and stat.st_size == size_bytes:
         return fd
 
     os.close(fd)
-    if not is_meant:
+    if not is_wanted:
         raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(path))
     raise CorruptShardError(f"{path} has {stat.st_size} bytes instead of {size_bytes}")
 
@@ -60,7 +60,7 @@ def map_file(
     """
     fd = open_file(path, size_bytes, inode)
     try:
-        if not size_bytes:  # a file without lines, for instance: no bytes of it are read
+        if not size_bytes:  # empty files cannot be mapped, and no byte of this map is read
             return mmap.mmap(-1, 1, prot=mmap.PROT_READ)
         mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
     finally:
@@ -71,11 +71,10 @@ def map_file(
 
 
 def damage_of(exn: Exception) -> str:
-    """Return the damage that an error reports of a published file.
-
-    Empty if the error is about anything else.
-    """
-    return exn.message if isinstance(exn, CorruptShardError | TokensError) else ""
+    """Return the damage that an error reports of a published file; "" for any other error."""
+    if isinstance(exn, CorruptShardError | TokensError):
+        return exn.message
+    return ""
 
 
 def is_nameless(path: Path) -> bool:
@@ -92,11 +91,12 @@ def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError | CorruptSha
     kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
     message = f"this process cannot read {exn.filename or path} ({exn.strerror})"
     if exn.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        remedy = (
-            "raise the limits on open files (ulimit -n) and mappings (vm.max_map_count), or hold "
-            "fewer shards"
+        return kind(
+            message,
+            url=url,
+            remedy="raise the limits on open files (ulimit -n) and mappings (vm.max_map_count), or "
+            "hold fewer shards",
         )
-        return kind(message, url=url, remedy=remedy)
     return kind(
         message,
         url=url,

@@ -11,16 +11,16 @@ _MAX_UNREAD = 1000  # where keys have dots, each sample may have extensions of i
 
 
 def name_of(alternatives: str) -> str:
-    """Return the name in samples of "jpg", "jpg;png" or "*.jpg", which is "jpg"."""
+    """Return the name that a member has in samples: "jpg" for "jpg", "jpg;png" and "*.jpg"."""
     first, _, _ = alternatives.lower().partition(";")
     return first.removeprefix(_ANY)
 
 
 class _Choice(NamedTuple):
-    """One of the forms in which a member was asked for.
+    """One of the alternatives for a member.
 
     Attributes:
-        name: in samples.
+        name: of the member in samples.
         rank: among the alternatives of the name; of those that a sample has, the lowest is taken.
     """
 
@@ -31,12 +31,12 @@ class _Choice(NamedTuple):
 class Members:
     """A choice of members by extension.
 
-    Of "jpg;png", the first that a sample has, under the name of the first. Of "*.jpg", the one with
-    the extension "jpg", or an extension that ends in ".jpg", as "jpg".
+    "jpg;png" chooses the first of these that a sample has, and names it "jpg". "*.jpg" chooses the
+    member with the extension "jpg", or an extension that ends in ".jpg", and names it "jpg".
 
     Attributes:
         names: of the members in samples.
-        unread: some extensions seen in shards, of which no members are read.
+        unread: some extensions seen in shards, whose members are not read.
     """
 
     def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
@@ -59,16 +59,17 @@ class Members:
         self._are_plain: bool = not self._endings and len(self._exact) == len(self.names)
 
     def _add(self, alternatives: str) -> None:
+        """Add a name with its alternatives. Raises ConfigError."""
         name = name_of(alternatives)
         if name in self.names:
             raise ConfigError(f"the member {name!r} is named twice")
         for rank, alternative in enumerate(alternatives.lower().split(";")):
             extension = alternative.removeprefix(_ANY)
             _check(extension, alternatives)
-            known = self._exact if extension == alternative else self._endings
-            if extension in known:
+            choices = self._exact if extension == alternative else self._endings
+            if extension in choices:
                 raise ConfigError(f"the member {alternative!r} is named twice")
-            known[extension] = _Choice(name, rank)
+            choices[extension] = _Choice(name, rank)
         self.names = (*self.names, name)
 
     def reads(self, extension: str) -> bool:
@@ -89,7 +90,7 @@ class Members:
         return choice.name
 
     def _choice(self, extension: str) -> _Choice | None:
-        """Return what an extension was asked for as; None if it was not."""
+        """Return the choice that an extension fits; None if it fits none."""
         lowered = extension.lower()  # columns of some formats have capital letters
         return self._exact.get(lowered) or self._by_ending(lowered)
 
@@ -103,45 +104,51 @@ class Members:
         return None
 
     def choose(self, sample: Sample) -> tuple[Sample, Mapping[str, str]]:
-        """Return a sample with the first of its alternatives only, under their common name.
+        """Return a sample with only the first of its alternatives, under their common name.
 
-        Members keep the tar's order. With it, returns the extension in the tar of each member that
-        has got another name. Raises SampleError if one pattern fits two members.
+        Members keep the tar's order. Returns also the extensions in the tar of members that have
+        another name in the sample, by that name. Raises SampleError if one pattern fits two
+        members.
         """
         if self._are_plain:
             return sample, {}
-        fitting: dict[str, list[_Fitting]] = {}
+        by_name: dict[str, list[_Candidate]] = {}
         for extension in sample:
             choice = self._choice(extension)
             if choice is not None:
-                found = fitting.setdefault(choice.name, [])
-                found.append(_Fitting(choice.rank, extension))
+                candidates = by_name.setdefault(choice.name, [])
+                candidates.append(_Candidate(choice.rank, extension))
 
-        # Of the members that may have a name, the first one takes it, and the others are lost.
-        firsts = [_first(found, sample) for found in fitting.values()]
-        taken = {extension: self.name_of(extension) for extension in firsts}
-        lost = {each.extension for found in fitting.values() for each in found} - taken.keys()
+        # The first candidate for a name takes it; the others are dropped.
+        firsts = [_first(candidates, sample) for candidates in by_name.values()]
+        names = {extension: self.name_of(extension) for extension in firsts}
+        dropped = {
+            candidate.extension
+            for candidates in by_name.values()
+            for candidate in candidates
+            if candidate.extension not in names
+        }
         chosen: Sample = {}
         for extension, value in sample.items():
-            if extension not in lost:
-                chosen[taken.get(extension, extension)] = value
-        renamed = {name: extension for extension, name in taken.items() if name != extension}
+            if extension not in dropped:
+                chosen[names.get(extension, extension)] = value
+        renamed = {name: extension for extension, name in names.items() if name != extension}
         return chosen, renamed
 
 
-class _Fitting(NamedTuple):
-    """A member of a sample that a name may stand for; see `_Choice`."""
+class _Candidate(NamedTuple):
+    """A member of a sample that may get a name; see `_Choice`."""
 
     rank: int
     extension: str
 
 
-def _first(found: Sequence[_Fitting], sample: Sample) -> str:
-    """Return which of the extensions of a sample a name stands for."""
-    if len(found) == 1:
-        return found[0].extension
-    lowest = min(each.rank for each in found)
-    first, *others = (each.extension for each in found if each.rank == lowest)
+def _first(candidates: Sequence[_Candidate], sample: Sample) -> str:
+    """Return the extension of the candidate that gets a name. Raises SampleError if two may."""
+    if len(candidates) == 1:
+        return candidates[0].extension
+    lowest = min(each.rank for each in candidates)
+    first, *others = (each.extension for each in candidates if each.rank == lowest)
     if others:
         raise SampleError(
             f"the sample {sample.get('__key__')!r} has the members {first!r} and {others[0]!r}, "

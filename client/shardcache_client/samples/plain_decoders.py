@@ -56,8 +56,8 @@ def cbor_value(data: Any) -> Any:
 
 
 # webdataset's format of several arrays (its module `tenbin`): chunks of 8 magic bytes, an int64
-# length, and the content padded to whole 64 bytes. An array is two of them: int64s of dtype, name,
-# number of dimensions and each of these; and its values.
+# length, and the content padded to a multiple of 64 bytes. An array is two chunks: a header of
+# int64s (dtype, name, number of dimensions, size of each dimension), and its values.
 _CHUNK_MAGIC = b"~TenBin~"
 _CHUNK_ALIGNMENT_BYTES = 64
 _CHUNK_HEADER = struct.Struct("<8sq")
@@ -73,6 +73,7 @@ def tenbin(data: Any) -> list[Any]:
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
+    """Yield the content of each chunk. Raises ValueError for a file that is not of this format."""
     at = 0
     while at < len(data):
         magic, size_bytes = _CHUNK_HEADER.unpack_from(data, at)

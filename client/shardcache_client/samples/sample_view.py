@@ -15,9 +15,9 @@ class View:
         reads: chooses the members that samples have; None for all.
         blocks: the blocks of tokens that are samples; None for the samples of the tars.
         prefix: of the extensions of members.
-        decodes: returns True for members that the reader's own decoder makes values of: it gets
-            their bytes, also where a format stores values; None if there is none.
-        unmatched: what becomes of samples that none of this view fits.
+        decodes: returns True for members that the user's own decoder decodes: it gets their bytes,
+            also if the format stores values; None if there is no such decoder.
+        unmatched: treatment of samples without a partner among the joined ones of this view.
     """
 
     reads: Reads | None = None

@@ -60,10 +60,9 @@ class TokenBlocks:
         for name, rule in _RULES.items():
             object.__setattr__(self, name, converted(name, getattr(self, name), rule))
         if self.overlap >= self.length:
-            remedy = "give an overlap below the length"
             raise ConfigError(
                 f"blocks of {self.length} tokens cannot overlap by {self.overlap}",
-                remedy=remedy,
+                remedy="give an overlap below the length",
             )
         member = TokenMember(self.member, self.dtype)
         if member.dtype is not None and not fits(self.end, member.dtype):
@@ -114,9 +113,9 @@ class BlockCutter:
         self._ends = runs.ends
         self._size_bytes = DTYPES[runs.dtype]  # of a token
         self._dtype = np.dtype(runs.dtype).newbyteorder("<")
-        self._end = b""
+        self._end_token = b""
         if blocks.end is not None:
-            self._end = blocks.end.to_bytes(self._size_bytes, "little")
+            self._end_token = blocks.end.to_bytes(self._size_bytes, "little")
             # The tar has no end tokens: a place is kept for one after each document.
             self._ends = array("Q", map(add, runs.ends, count(1)))
         self._count = blocks.count(runs.tokens, len(runs.ends))
@@ -133,31 +132,33 @@ class BlockCutter:
         size_bytes = self._size_bytes
         first = number * (length - self._blocks.overlap)
         stop = first + length
+        # Places of tokens count those of all documents before, with their end tokens.
         document = bisect_right(ends, first)
-        begun = ends[document - 1] if document else 0  # number of tokens before the document
+        document_start = ends[document - 1] if document else 0
         sample: Sample = {
-            "__key__": f"{key_of(self._index, document)}:{first - begun}",
+            "__key__": f"{key_of(self._index, document)}:{first - document_start}",
             "__url__": self._url,
         }
-        # The block's tokens of one document after another.
+        # The bytes of the block's tokens, document by document.
         runs = []
         borders = []  # places in the block at which a document begins, without the first
         at = first
         while True:
             document_end = ends[document]
-            own_end = document_end - 1 if self._end else document_end
-            if at < own_end:
-                offset = self._starts[document] - begun * size_bytes
+            content_end = document_end - 1 if self._end_token else document_end
+            if at < content_end:
+                # Offset in the tar of place 0, if the document's tokens went back that far.
+                offset = self._starts[document] - document_start * size_bytes
                 run_start = offset + at * size_bytes
-                run_stop = offset + min(own_end, stop) * size_bytes
+                run_stop = offset + min(content_end, stop) * size_bytes
                 runs.append(self._tar[run_start:run_stop])
-            if own_end < document_end <= stop:
-                runs.append(self._end)
+            if content_end < document_end <= stop:
+                runs.append(self._end_token)
             if document_end >= stop:
                 break
             borders.append(document_end - first)
             at = document_end
-            begun = document_end
+            document_start = document_end
             document += 1
 
         sample["tokens"] = np.frombuffer(bytearray().join(runs), self._dtype)
