@@ -78,8 +78,11 @@ def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
     next_line = "," + first_fields
 
     def decode(first: int, cells: bytes) -> list[dict[str, Any]]:
+        lines = cells.decode()
         # There is no line break inside of an object that is a line.
-        lines = cells.decode().replace("\n{", next_line)
+        if "\n" in lines:
+            first_line, *others = lines.split("\n")
+            lines = next_line.join([first_line, *[line[1:] for line in others]])
         text = f"{begins[first]}{lines}}}]"
         found: list[dict[str, Any]]
         found, end = _scan(text, 0)

@@ -300,9 +300,11 @@ class TarIndex:
     """Locations of a shard's samples, immutable and memory-mapped.
 
     They take 20 bytes per member, and 16 plus its key per sample. The tables are those of
-    `Samples`; every offset lies within the tar's `size_bytes`. `header` is the sidecar's.
+    `Samples`; every offset lies within the tar's `size_bytes`. `header` is the sidecar's, which is
+    at `path`.
     """
 
+    path: Path
     header: dict[str, Any]
     starts: NumberTable
     ends: NumberTable
@@ -314,8 +316,14 @@ class TarIndex:
     faults: dict[int, tuple[Fault, int]]
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Map and check a sidecar. Blocks. Raises CorruptShardError if it is damaged, OSError."""
+    def open(cls, path: Path, *, check_members: bool = True) -> Self:
+        """Map and check a sidecar. Blocks. Raises CorruptShardError if it is damaged, OSError.
+
+        Args:
+            path: of the sidecar.
+            check_members: False to leave the tables of members to `check_members`, for a reader
+                that needs few of their numbers and checks these itself.
+        """
         with open(path, "rb") as file:
             header, counts, tables_crc = _read_head(file, path)
             begin = file.tell()
@@ -329,9 +337,13 @@ class TarIndex:
             with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
                 tables = mapped[begin:]
         index = cls._of_tables(header, counts, tables, path)
-        if not index.is_sound():
+        try:
+            index.check_samples()
+            if check_members:
+                index.check_members()
+        except CorruptShardError:
             index.close()
-            raise _damaged(path, "its tables contradict each other or the size of the tar")
+            raise
         return index
 
     def close(self) -> None:
@@ -373,6 +385,7 @@ class TarIndex:
         except ValueError as exn:
             raise _damaged(path, f"it names an unknown fault ({exn})") from exn
         return cls(
+            path=path,
             header=header,
             starts=starts,
             ends=ends,
@@ -384,21 +397,27 @@ class TarIndex:
             faults=fault_of_sample,
         )
 
-    def is_sound(self) -> bool:
-        """Return True if every offset and index is within bounds."""
+    def check_samples(self) -> None:
+        """Raise CorruptShardError unless the samples partition the members and the keys."""
         extensions = len(self.extensions)
-        if not _are_ranges(self.starts, self.ends, self.header["size_bytes"]):
-            return False
-        if not _are_below(self.extension_ids, extensions):
-            return False
-        if not _partitions(self.member_ends, len(self.starts)):
-            return False
-        if not _partitions(self.key_ends, len(self.keys)):
-            return False
-        return all(
+        are_partitions = _partitions(self.member_ends, len(self.starts)) and _partitions(
+            self.key_ends, len(self.keys)
+        )
+        are_faults_known = all(
             sample < len(self) and extension < extensions
             for sample, (_, extension) in self.faults.items()
         )
+        if not are_partitions or not are_faults_known:
+            raise self._contradiction()
+
+    def check_members(self) -> None:
+        """Raise CorruptShardError unless each member lies in the tar and has an extension."""
+        lie_in_tar = _are_ranges(self.starts, self.ends, self.header["size_bytes"])
+        if not lie_in_tar or not _are_below(self.extension_ids, len(self.extensions)):
+            raise self._contradiction()
+
+    def _contradiction(self) -> CorruptShardError:
+        return _damaged(self.path, "its tables contradict each other or the size of the tar")
 
     def __len__(self) -> int:
         return len(self.member_ends)

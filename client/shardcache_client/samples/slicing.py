@@ -6,22 +6,13 @@ from itertools import chain, islice, pairwise
 from typing import Any, Protocol
 
 from shardcache.errors import DecodeError, SampleError
-from shardcache.formats.format import Decoder, RowsDecoder
+from shardcache.formats.format import Decoder
 from shardcache.tarindex.tables import Tables, fault_of, fault_remedy, key_of
 
 Sample = dict[str, Any]
 
 FAILURES: tuple[type[BaseException], ...] = (Exception,)
 """Errors of decoding: libraries that decode damaged data may raise anything."""
-
-# Samples whose members are larger on average are decoded member by member: there, what parses a
-# whole sample takes longer for its bytes than it saves in calls.
-_SMALL_BYTES = 512
-
-# Samples in order that are decoded at once: their values are made, and most are dropped again, in
-# the processor's nearest cache.
-_ROWS_BYTES = 8 * 1024
-_MAX_ROWS = 64
 
 # Number of keys that are decoded together.
 _KEYS_AT_ONCE = 256
@@ -185,90 +176,6 @@ def cutter(
         return sample
 
     return cut_one
-
-
-class RowCutter:
-    """Cuts samples out of a shard, all values of a sample at once if they are small.
-
-    Args:
-        tables: of the shard, whose samples have their members in the order of its bytes.
-        decode_rows: decodes whole samples.
-        data: the shard's bytes.
-        url: of the shard.
-        cut_one: what `cutter` returns, for all other samples.
-    """
-
-    def __init__(
-        self,
-        tables: Tables,
-        decode_rows: RowsDecoder,
-        data: Slices,
-        url: str,
-        cut_one: Callable[..., Sample],
-    ) -> None:
-        self._tables = tables
-        self._decode_rows = decode_rows
-        self._data = data
-        self._url = url
-        self._cut_one = cut_one
-
-    def __call__(self, number: int, sample: Sample | None = None) -> Sample:
-        """Return any sample by its number, or add its members to another."""
-        found = self._rows(number, number + 1) if sample is None else None
-        if found is None:
-            return self._cut_one(number, sample)  # whose error names the column
-        (row,) = found
-        row["__key__"] = key_of(self._tables, number)
-        row["__url__"] = self._url
-        return row
-
-    def in_order(self, start: int, stop: int) -> Iterator[Sample]:
-        """Yield the samples from number `start` to `stop`; see `cut` for errors."""
-        url = self._url
-        at_once = self._rows_at_once(start, stop)
-        for first in range(start, stop, at_once):
-            last = min(first + at_once, stop)
-            rows = self._rows(first, last)
-            if rows is None:
-                yield from map(self, range(first, last))
-                continue
-            for row, key in zip(rows, keys_between(self._tables, first, last), strict=True):
-                row["__key__"] = key
-                row["__url__"] = url
-                yield row
-
-    def _rows_at_once(self, start: int, stop: int) -> int:
-        """Return the number of samples of average size that are decoded at once."""
-        tables = self._tables
-        first = tables.member_ends[start - 1] if start else 0
-        last = tables.member_ends[stop - 1] if stop else 0
-        if first == last:
-            return 1
-        size_bytes = tables.ends[last - 1] - tables.starts[first]
-        at_once = _ROWS_BYTES * (stop - start) // max(1, size_bytes)
-        return min(max(1, at_once), _MAX_ROWS)
-
-    def _rows(self, start: int, stop: int) -> list[Sample] | None:
-        """Return samples without keys and urls; None to decode each value by itself."""
-        tables = self._tables
-        first = tables.member_ends[start - 1] if start else 0
-        last = tables.member_ends[stop - 1]
-        if first == last:  # without members, or unusable
-            return None
-        begin = tables.starts[first]
-        end = tables.ends[last - 1]
-        are_small = end - begin <= (last - first) * _SMALL_BYTES
-        if not are_small:
-            return None
-        # A single sample that is unusable has no members.
-        is_several = stop - start > 1
-        if is_several and not tables.faults.keys().isdisjoint(range(start, stop)):
-            return None
-        try:
-            rows = self._decode_rows(tables.extension_ids[first], self._data[begin:end])
-        except FAILURES:
-            return None
-        return rows if len(rows) == stop - start else None
 
 
 def runs_of(

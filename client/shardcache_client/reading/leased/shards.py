@@ -26,8 +26,9 @@ from shardcache_client.samples.column_values import (
     run_decoders_of,
     with_decoders,
 )
+from shardcache_client.samples.row_runs import Rows
 from shardcache_client.samples.sample_view import WHOLE, View
-from shardcache_client.samples.slicing import ColumnSpans, RowCutter, Sample, SlicedColumn
+from shardcache_client.samples.slicing import ColumnSpans, Sample, SlicedColumn
 from shardcache_client.samples.token_blocks import BlockCutter
 
 if TYPE_CHECKING:  # imports numpy
@@ -75,7 +76,8 @@ class MappedShard:
         self._blocks: BlockCutter | None = None
         try:
             with ExitStack() as opened:  # closes what was opened if anything fails
-                self.index = opened.enter_context(closing(TarIndex.open(index_path)))
+                index = TarIndex.open(index_path, check_members=False)
+                self.index = opened.enter_context(closing(index))
                 # The sidecar of a plain file says None: the shard was evicted, and fetched again
                 # as a file.
                 if self.index.header.get("samples", 0) is None:
@@ -87,6 +89,8 @@ class MappedShard:
                 self._decoders = decoders_of(self.index.header, names, view, url)
                 self._decode_runs = run_decoders_of(self.index.header, self._decoders)
                 self._decode_rows = rows_decoder_of(self.index.header, names, view)
+                if self._decode_rows is None:
+                    self.index.check_members()  # else `_columns` does, if they are needed
                 if view.blocks is not None:
                     self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
                 self._samples = len(self.index if self._blocks is None else self._blocks)
@@ -121,9 +125,13 @@ class MappedShard:
         """True if no other process has yet to map the file, once no more samples are sliced."""
         return self._loan is None or self._loan.settled()
 
-    @property
     def _columns(self) -> list[SlicedColumn | None]:
-        """For each extension of the index, how its values are made; None if they are not read."""
+        """Return for each extension how its values are made; None if they are not read.
+
+        Raises CorruptShardError for members outside of the shard.
+        """
+        if self._decode_rows is not None:
+            self.index.check_members()
         if self._loan is None:
             columns = slicing.as_bytes(self.index.extensions, self.tar)
         else:
@@ -135,14 +143,20 @@ class MappedShard:
         """Return a function that returns any sample by its number; see `slicing.cutter`."""
         if self._blocks:
             return self._blocks
-        cut_one = slicing.cutter(self.index, self._columns, self.url)
+        rows = self._rows()
+        if rows is not None:
+            return rows.cutter()
+        return slicing.cutter(self.index, self._columns(), self.url)
+
+    def _rows(self) -> Rows | None:
+        """Return the samples, if they can be decoded with all of their values at once."""
         if self._decode_rows is None:
-            return cut_one
-        return RowCutter(self.index, self._decode_rows, self.tar, self.url, cut_one)
+            return None
+        return Rows(self.index, self._decode_rows, self.tar, self.url, self._columns)
 
     def runs(self, places: Sequence[int | None]) -> list[ColumnSpans] | None:
         """Return where the members of samples are; see `slicing.runs_of`."""
-        return slicing.runs_of(self.index, self._columns, places)
+        return slicing.runs_of(self.index, self._columns(), places)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on, up to `stop`.
@@ -156,12 +170,13 @@ class MappedShard:
             stop = len(self)
         if self._blocks is not None:
             return map(self._blocks, range(start, stop))
-        cut = self.cutter()
-        if isinstance(cut, RowCutter):
-            return cut.in_order(start, stop)
+        rows = self._rows()
+        if rows is not None:
+            return rows.in_order(start, stop)
+        columns = self._columns()
         if any(self._decode_runs):
-            return cut_columns(self.index, self._columns, self._decode_runs, self.url, start, stop)
-        return slicing.cut(self.index, self._columns, self.url, start, stop)
+            return cut_columns(self.index, columns, self._decode_runs, self.url, start, stop)
+        return slicing.cut(self.index, columns, self.url, start, stop)
 
 
 More = Callable[[int], Arriving | None]

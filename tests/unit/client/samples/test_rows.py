@@ -1,6 +1,8 @@
 """Samples of a shard of lines, which are decoded at once if their fields are small: the same values either way."""
 
 import json
+from array import array
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.errors import DecodeError, SampleError
+from shardcache.errors import CorruptShardError, DecodeError, SampleError
 from shardcache.formats.format import IndexOptions
 from shardcache.formats.jsonl import JSON_LINES
 from shardcache.tarindex import tables
@@ -32,9 +34,16 @@ def line_of(pairs: list[tuple[str, Any]], key: str) -> str:
     return "{" + ", ".join(fields) + "}"
 
 
-def mapped(path: Path, lines: list[str], view: View = WHOLE) -> MappedShard:
+def mapped(
+    path: Path,
+    lines: list[str],
+    view: View = WHOLE,
+    forge: Callable[[tables.Samples], object] = lambda samples: None,
+) -> MappedShard:
+    """Map a shard of lines; `forge` changes its index before it is written."""
     path.write_text("".join(line + "\n" for line in lines))
     samples = JSON_LINES.index(path, URL, IndexOptions())
+    forge(samples)
     header = {
         "size_bytes": path.stat().st_size,
         "samples": len(samples),
@@ -128,3 +137,33 @@ def test_damaged_line_among_others_is_the_error_of_its_sample(tmp_path: Path, da
                 assert sample["a"] == 11111111
                 read += 1
         assert read == 10
+
+
+@pytest.mark.parametrize(
+    ("table", "at", "value"),
+    [
+        pytest.param("ends", 59, 1 << 40, id="end beyond the shard"),
+        pytest.param("starts", 0, 1 << 40, id="start beyond the shard"),
+        pytest.param("starts", 0, (1 << 64) - 1, id="start without a place in any file"),
+        pytest.param("extension_ids", 0, 3, id="unknown field"),
+    ],
+)
+@pytest.mark.parametrize("text", ["small", LARGE])
+def test_forged_places_of_fields_are_damage(tmp_path: Path, table: str, at: int, value: int, text: str) -> None:
+    """They lead nobody outside of the shard: places that are not needed are not checked until they are."""
+
+    def forge(samples: tables.Samples) -> None:
+        numbers: array[int] = getattr(samples, table)
+        numbers[at] = value
+
+    lines = [json.dumps({"a": number, "b": text, "c": None}) for number in range(20)]
+    path = tmp_path / "a.jsonl"
+    with closing(mapped(path, lines, forge=forge)) as shard:
+        with pytest.raises(CorruptShardError, match="contradict"):
+            list(shard.samples())
+        with pytest.raises(CorruptShardError, match="contradict"):
+            [shard.cutter()(number) for number in range(20)]
+        with pytest.raises(CorruptShardError, match="contradict"):
+            shard.runs(range(20))
+    with pytest.raises(CorruptShardError, match="contradict"):
+        mapped(path, lines, View(reads=lambda name: name == "a"), forge)

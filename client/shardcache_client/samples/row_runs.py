@@ -1,0 +1,160 @@
+"""Samples of small values, decoded by one call for all values, and for several samples in order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+from shardcache.formats.format import RowsDecoder
+from shardcache.tarindex.tables import TarIndex
+from shardcache_client.samples.slicing import (
+    FAILURES,
+    Sample,
+    SlicedColumn,
+    Slices,
+    cut,
+    cutter,
+    keys_between,
+)
+
+# Samples whose members are larger on average are decoded member by member: there, what parses a
+# whole sample takes longer for its bytes than it saves in calls.
+_SMALL_BYTES = 512
+
+# Samples in order that are decoded at once: their values are made, and most are dropped again, in
+# the processor's nearest cache.
+_ROWS_BYTES = 8 * 1024
+_MAX_ROWS = 64
+
+
+class Rows:
+    """The samples of a shard whose values can be decoded all at once.
+
+    Where values are large, or a sample cannot be decoded so, each value is decoded by itself. Only
+    that needs the place of each, so `tables` may be opened with members that are not checked.
+
+    Args:
+        tables: of the shard, whose samples have their members in the order of its bytes.
+        decode_rows: decodes whole samples.
+        data: the shard's bytes.
+        url: of the shard.
+        columns: checks the members, and returns the columns as for `cut`.
+    """
+
+    def __init__(
+        self,
+        tables: TarIndex,
+        decode_rows: RowsDecoder,
+        data: Slices,
+        url: str,
+        columns: Callable[[], Sequence[SlicedColumn | None]],
+    ) -> None:
+        self._tables = tables
+        self._decode_rows = decode_rows
+        self._data = data
+        self._url = url
+        self._make_columns = columns
+
+    @cached_property
+    def _columns(self) -> Sequence[SlicedColumn | None]:
+        """The columns as for `cut`. Raises CorruptShardError for members outside of the shard."""
+        return self._make_columns()
+
+    @cached_property
+    def _cut_one(self) -> Callable[..., Sample]:
+        """Returns any sample by its number, decoded value by value."""
+        return cutter(self._tables, self._columns, self._url)
+
+    def cutter(self) -> Callable[..., Sample]:
+        """Return a function that returns any sample by its number, or adds its members to another.
+
+        See `cut` for errors; besides, the function raises CorruptShardError for members outside of
+        the shard.
+        """
+        # Variables of a closure cost less than attributes and further calls, and a shuffled reader
+        # comes through here for each sample.
+        starts = self._tables.starts
+        ends = self._tables.ends
+        extension_ids = self._tables.extension_ids
+        member_ends = self._tables.member_ends
+        key_ends = self._tables.key_ends
+        keys = self._tables.keys
+        size_bytes = self._tables.header["size_bytes"]
+        decode_rows = self._decode_rows
+        data = self._data
+        url = self._url
+
+        def cut_row(number: int, sample: Sample | None = None) -> Sample:
+            first = member_ends[number - 1] if number else 0
+            last = member_ends[number]
+            is_bare = first == last  # without members, or unusable
+            if is_bare or sample is not None:
+                return self._cut_one(number, sample)
+            begin = starts[first]
+            end = ends[last - 1]
+            is_small = end - begin <= (last - first) * _SMALL_BYTES
+            if not is_small or not begin <= end <= size_bytes:
+                return self._cut_one(number)
+            try:
+                (row,) = decode_rows(extension_ids[first], data[begin:end])
+            except FAILURES:
+                return self._cut_one(number)  # whose error names the column
+            key_start = key_ends[number - 1] if number else 0
+            row["__key__"] = str(keys[key_start : key_ends[number]], "utf-8", "surrogateescape")
+            row["__url__"] = url
+            return row
+
+        return cut_row
+
+    def in_order(self, start: int, stop: int) -> Iterator[Sample]:
+        """Yield the samples from number `start` to `stop`; see `cutter` for errors."""
+        tables = self._tables
+        url = self._url
+        at_once = self._rows_at_once(start, stop)
+        for first in range(start, stop, at_once):
+            last = min(first + at_once, stop)
+            rows = self._rows(first, last)
+            if rows is None:
+                yield from cut(tables, self._columns, url, first, last)
+                continue
+            for row, key in zip(rows, keys_between(tables, first, last), strict=True):
+                row["__key__"] = key
+                row["__url__"] = url
+                yield row
+
+    def _rows_at_once(self, start: int, stop: int) -> int:
+        """Return the number of samples of average size that are decoded at once.
+
+        All of them where values are decoded one by one.
+        """
+        tables = self._tables
+        first = tables.member_ends[start - 1] if start else 0
+        last = tables.member_ends[stop - 1] if stop else 0
+        members = last - first
+        if not members:
+            return 1
+        size_bytes = tables.ends[last - 1] - tables.starts[first]
+        if size_bytes > members * _SMALL_BYTES:
+            return stop - start
+        at_once = _ROWS_BYTES * (stop - start) // max(1, size_bytes)
+        return min(max(1, at_once), _MAX_ROWS)
+
+    def _rows(self, start: int, stop: int) -> list[Sample] | None:
+        """Return samples without keys and urls; None to decode each value by itself."""
+        tables = self._tables
+        first = tables.member_ends[start - 1] if start else 0
+        last = tables.member_ends[stop - 1]
+        if first == last:  # without members, or unusable
+            return None
+        begin = tables.starts[first]
+        end = tables.ends[last - 1]
+        are_small = end - begin <= (last - first) * _SMALL_BYTES
+        if not are_small or not begin <= end <= tables.header["size_bytes"]:
+            return None
+        # A single sample that is unusable has no members.
+        is_several = stop - start > 1
+        if is_several and not tables.faults.keys().isdisjoint(range(start, stop)):
+            return None
+        try:
+            rows = self._decode_rows(tables.extension_ids[first], self._data[begin:end])
+        except FAILURES:
+            return None
+        return rows if len(rows) == stop - start else None
