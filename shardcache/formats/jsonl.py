@@ -34,6 +34,8 @@ _JSON = "json"
 _begin_object = re.compile(r"[ \t\r\n]*\{(?:[ \t\r\n]*(\}))?").match
 _name_of_field = re.compile(r'[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*').match
 _sign_behind = re.compile(r"[ \t\r\n]*([,}])").match
+# Splits at the beginnings of lines; `str.replace` takes several times as long.
+_split_lines = re.compile(r"\n\{").split
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
@@ -81,8 +83,7 @@ def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
         lines = cells.decode()
         # There is no line break inside of an object that is a line.
         if "\n" in lines:
-            first_line, *others = lines.split("\n")
-            lines = next_line.join([first_line, *[line[1:] for line in others]])
+            lines = next_line.join(_split_lines(lines))
         text = f"{begins[first]}{lines}}}]"
         found: list[dict[str, Any]]
         found, end = _scan(text, 0)

@@ -12,7 +12,7 @@ from shardcache_client.samples.slicing import (
     Slices,
     cut,
     cutter,
-    keys_between,
+    keys_in_order,
 )
 
 # Samples whose members are larger on average are decoded member by member: there, what parses a
@@ -109,13 +109,16 @@ class Rows:
         tables = self._tables
         url = self._url
         at_once = self._rows_at_once(start, stop)
+        keys = keys_in_order(tables, start, stop)
         for first in range(start, stop, at_once):
             last = min(first + at_once, stop)
             rows = self._rows(first, last)
             if rows is None:
                 yield from cut(tables, self._columns, url, first, last)
+                keys = keys_in_order(tables, last, stop)
                 continue
-            for row, key in zip(rows, keys_between(tables, first, last), strict=True):
+            # Without `strict`, no key is taken once all rows of the block have one.
+            for row, key in zip(rows, keys):  # noqa: B905
                 row["__key__"] = key
                 row["__url__"] = url
                 yield row
@@ -150,8 +153,8 @@ class Rows:
         if not are_small or not begin <= end <= tables.header["size_bytes"]:
             return None
         # A single sample that is unusable has no members.
-        is_several = stop - start > 1
-        if is_several and not tables.faults.keys().isdisjoint(range(start, stop)):
+        may_be_unusable = tables.faults and stop - start > 1
+        if may_be_unusable and not tables.faults.keys().isdisjoint(range(start, stop)):
             return None
         try:
             rows = self._decode_rows(tables.extension_ids[first], self._data[begin:end])

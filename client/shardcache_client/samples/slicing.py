@@ -88,7 +88,7 @@ def cut(
         tables.ends[member_end:last],
         strict=True,
     )
-    ends = zip(tables.member_ends[start:stop], _keys(tables, start, stop), strict=True)
+    ends = zip(tables.member_ends[start:stop], keys_in_order(tables, start, stop), strict=True)
     for number, (next_member_end, key) in enumerate(ends, start):
         if number in faults:
             raise _sample_error(tables, number, url)
@@ -109,7 +109,7 @@ def cut(
         member_end = next_member_end
 
 
-def _keys(tables: Tables, start: int, stop: int) -> Iterator[str]:
+def keys_in_order(tables: Tables, start: int, stop: int) -> Iterator[str]:
     """Yield the keys of the samples from number `start` to `stop`."""
     firsts = range(start, stop, _KEYS_AT_ONCE)
     some = (keys_between(tables, first, min(first + _KEYS_AT_ONCE, stop)) for first in firsts)
