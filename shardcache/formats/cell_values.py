@@ -7,7 +7,7 @@ with the single field `!` stands for what JSON has no type for: `{"!": ["date", 
 import base64
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -107,22 +107,21 @@ DECODERS: Mapping[str, Decoder] = {
 """The function that decodes cells of each encoding but that of bytes."""
 
 
-# Decoders of cells that follow one another; `ends` are offsets in `cells`.
+# Decoders of cells that follow one another: see `RunDecoder`.
 
 
-def _texts(cells: bytes, ends: Sequence[int]) -> list[str]:
+def _texts(cells: bytes, begin: int, ends: memoryview) -> list[str]:
+    stops = [end - begin for end in ends.tolist()]
     joined = text(cells)
     if joined.isascii():  # a character a byte: one call has decoded all
-        return [joined[start:end] for start, end in pairwise((0, *ends))]
-    return [text(cells[start:end]) for start, end in pairwise((0, *ends))]
+        return [joined[start:stop] for start, stop in pairwise((0, *stops))]
+    return [text(cells[start:stop]) for start, stop in pairwise((0, *stops))]
 
 
-def _bools(cells: bytes, ends: Sequence[int]) -> list[bool]:
-    return [cell != 0 for cell in cells]
+def _run_decoder(code: str) -> RunDecoder:
+    """Return the decoder of numbers, by their code in `struct`."""
 
-
-def _numbers_decoder(code: str) -> RunDecoder:
-    def numbers(cells: bytes, ends: Sequence[int]) -> tuple[Any, ...]:
+    def numbers(cells: bytes, begin: int, ends: memoryview) -> tuple[Any, ...]:
         return struct.unpack(f"<{len(ends)}{code}", cells)
 
     return numbers
@@ -130,7 +129,7 @@ def _numbers_decoder(code: str) -> RunDecoder:
 
 RUN_DECODERS: Mapping[str, RunDecoder] = {
     TEXT: _texts,
-    BOOL: _bools,
-    **{name: _numbers_decoder(code) for name, code in _NUMBERS.items()},
+    BOOL: _run_decoder("?"),
+    **{name: _run_decoder(code) for name, code in _NUMBERS.items()},
 }
 """The function that decodes many cells at once, of encodings for which that takes fewer calls."""

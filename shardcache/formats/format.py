@@ -20,11 +20,11 @@ of the last sample's last one. A sample that has no columns at all may be missin
 The caller has to set the values of `__key__` and `__url__`.
 """
 
-RunDecoder = Callable[[bytes, Sequence[int]], Sequence[Any]]
+RunDecoder = Callable[[bytes, int, memoryview], Sequence[Any]]
 """Returns the values of cells of one column that lie one after another.
 
-It is given their bytes, and the offset of each cell's end in them. The values are those that the
-column's `Decoder` returns.
+It is given their bytes, where these begin in the shard, and where each cell ends there, as a table
+of numbers. The values are those of the column's `Decoder`.
 """
 
 Crc32c = Callable[[bytes, int], int]

@@ -1,12 +1,12 @@
 """Samples of a shard whose columns lie one after another, decoded column by column."""
 
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from shardcache.formats.format import RunDecoder
-from shardcache.tarindex.tables import TarIndex
+from shardcache.tarindex.tables import NumberTable, TarIndex
 from shardcache_client.samples.slicing import FAILURES, Sample, SlicedColumn, cut, keys_between
 
 # Limits of the samples that are decoded together, all of whose values are in memory.
@@ -16,77 +16,128 @@ _MAX_BYTES = 64 * 1024
 _MIN_SAMPLES = 4
 
 
-def cut_columns(
-    tables: TarIndex,
-    columns: Sequence[SlicedColumn | None],
-    run_decoders: Sequence[RunDecoder | None],
-    url: str,
-    start: int,
-    stop: int,
-) -> Iterator[Sample]:
-    """Yield the samples from number `start` to `stop`, the same as `cut` does.
+class ColumnRuns:
+    """The samples of a shard in file order.
+
+    Where a sample lacks a value, or one cannot be decoded, samples are cut one by one. Only that
+    relies on the places of all members, so `tables` may be opened with members that are not
+    checked.
 
     Args:
         tables: of the shard.
         columns: as for `cut`.
         run_decoders: of the same columns; None for those decoded value by value.
         url: of the shard.
+        check_members: is called before samples are cut one by one.
     """
-    sample_bytes = tables.header["size_bytes"] // max(1, len(tables))
-    at_once = min(_MAX_SAMPLES, _MAX_BYTES // max(1, sample_bytes))
-    if at_once < _MIN_SAMPLES:
-        yield from cut(tables, columns, url, start, stop)
-        return
-    names = ["__key__", "__url__", *(column[0] for column in columns if column is not None)]
-    for first in range(start, stop, at_once):
-        last = min(first + at_once, stop)
-        values = _values(tables, columns, run_decoders, first, last)
-        if values is None:
-            yield from cut(tables, columns, url, first, last)
-            continue
-        for row in zip(keys_between(tables, first, last), repeat(url), *values):
-            yield dict(zip(names, row, strict=True))
 
+    def __init__(
+        self,
+        tables: TarIndex,
+        columns: Sequence[SlicedColumn | None],
+        run_decoders: Sequence[RunDecoder | None],
+        url: str,
+        check_members: Callable[[], None],
+    ) -> None:
+        self._tables = tables
+        self._columns = columns
+        self._run_decoders = run_decoders
+        self._url = url
+        self._check_members = check_members
+        self._size_bytes: int = tables.header["size_bytes"]
 
-def _values(
-    tables: TarIndex,
-    columns: Sequence[SlicedColumn | None],
-    run_decoders: Sequence[RunDecoder | None],
-    start: int,
-    stop: int,
-) -> list[Sequence[Any]] | None:
-    """Return the values of each column that is read; None to cut the samples one by one."""
-    width = len(columns)
-    count = stop - start
-    first = tables.member_ends[start - 1] if start else 0
-    last = tables.member_ends[stop - 1]
-    members_of_each = array("I", range(width)).tobytes()
-    if tables.extension_ids[first:last].tobytes() != members_of_each * count:
-        return None  # some have no value of a column
-    if not tables.faults.keys().isdisjoint(range(start, stop)):
-        return None
-    found: list[Sequence[Any]] = []
-    try:
-        for nth, column in enumerate(columns):
-            if column is None:
-                continue
-            starts = tables.starts[first + nth : last : width].tolist()
-            ends = tables.ends[first + nth : last : width].tolist()
-            found.append(_values_of(column, run_decoders[nth], starts, ends))
-    except FAILURES:
-        return None  # one by one, the sample that has the fault raises its error
-    return found
+    def in_order(self, start: int, stop: int) -> Iterator[Sample]:
+        """Yield the samples from number `start` to `stop`, the same as `cut` does.
 
+        Raises what `cut` raises; CorruptShardError for members outside of the shard.
+        """
+        sample_bytes = self._size_bytes // max(1, len(self._tables))
+        at_once = min(_MAX_SAMPLES, _MAX_BYTES // max(1, sample_bytes))
+        if at_once < _MIN_SAMPLES:
+            yield from self._one_by_one(start, stop)
+            return
+        first = start
+        while first < stop:
+            last = min(first + at_once, stop)
+            end = self._end_of_run(first, last)
+            samples = self._together(first, end) if end - first >= _MIN_SAMPLES else None
+            if samples is None:
+                yield from self._one_by_one(first, last)
+                first = last
+            else:
+                yield from samples
+                first = end
 
-def _values_of(
-    column: SlicedColumn, decode_run: RunDecoder | None, starts: list[int], ends: list[int]
-) -> Sequence[Any]:
-    """Return the values of a column, given where they lie."""
-    _, data, decode = column
-    if decode_run is not None and starts[1:] == ends[:-1]:
+    def _one_by_one(self, start: int, stop: int) -> Iterator[Sample]:
+        self._check_members()
+        return cut(self._tables, self._columns, self._url, start, stop)
+
+    def _end_of_run(self, start: int, stop: int) -> int:
+        """Return up to which sample each has a value in every column, behind the last one's.
+
+        `start` where there is no such run, or it has an unusable sample.
+        """
+        tables = self._tables
+        width = len(self._columns)
+        first = tables.member_ends[start - 1] if start else 0
+        last = tables.member_ends[stop - 1]
+        members_of_each = array("I", range(width)).tobytes()
+        if tables.extension_ids[first:last].tobytes() != members_of_each * (stop - start):
+            return start
+        if tables.faults and not tables.faults.keys().isdisjoint(range(start, stop)):
+            return start
+        next_starts = tables.starts[first + width : last]
+        ends = tables.ends[first : last - width]
+        if next_starts.tobytes() == ends.tobytes():
+            return stop
+        # Columns end together, where the next batch of rows begins.
+        of_first_column = zip(next_starts[::width], ends[::width], strict=True)
+        for number, (next_start, end) in enumerate(of_first_column, start + 1):
+            if next_start != end:
+                return self._end_of_run(start, number)
+        return start
+
+    def _together(self, start: int, stop: int) -> list[Sample] | None:
+        """Return the samples of a run; None to cut them one by one."""
+        tables = self._tables
+        width = len(self._columns)
+        first = tables.member_ends[start - 1] if start else 0
+        last = tables.member_ends[stop - 1]
+        url = self._url
+        samples: list[Sample] = [
+            {"__key__": key, "__url__": url} for key in keys_between(tables, start, stop)
+        ]
+        try:
+            for nth, column in enumerate(self._columns):
+                if column is None:
+                    continue
+                name = column[0]
+                starts = tables.starts[first + nth : last : width]
+                ends = tables.ends[first + nth : last : width]
+                values = self._values_of(column, self._run_decoders[nth], starts, ends)
+                for sample, value in zip(samples, values, strict=True):
+                    sample[name] = value
+        except FAILURES:
+            return None  # one by one, the sample that has the fault raises its error
+        return samples
+
+    def _values_of(
+        self,
+        column: SlicedColumn,
+        decode_run: RunDecoder | None,
+        starts: NumberTable,
+        ends: NumberTable,
+    ) -> Sequence[Any]:
+        """Return the values of a column in a run. Raises ValueError, and what decoders raise."""
+        _, data, decode = column
         begin = starts[0]
-        values = decode_run(data[begin : ends[-1]], [end - begin for end in ends])
-        if len(values) == len(ends):
-            return values
-    cells = [data[start:end] for start, end in zip(starts, ends, strict=True)]
-    return cells if decode is None else [decode(cell) for cell in cells]
+        end = ends[-1]
+        if not begin <= end <= self._size_bytes:
+            raise ValueError("values outside of the shard")
+        if decode_run is not None:
+            return decode_run(data[begin:end], begin, ends)
+        stops = ends.tolist()
+        if stops != sorted(stops):
+            raise ValueError("values outside of the shard")
+        cells = [data[start:stop] for start, stop in pairwise((begin, *stops))]
+        return cells if decode is None else [decode(cell) for cell in cells]

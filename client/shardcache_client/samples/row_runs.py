@@ -29,14 +29,16 @@ class Rows:
     """The samples of a shard whose values can be decoded all at once.
 
     Where values are large, or a sample cannot be decoded so, each value is decoded by itself. Only
-    that needs the place of each, so `tables` may be opened with members that are not checked.
+    that relies on the places of all members, so `tables` may be opened with members that are not
+    checked.
 
     Args:
         tables: of the shard, whose samples have their members in the order of its bytes.
         decode_rows: decodes whole samples.
         data: the shard's bytes.
         url: of the shard.
-        columns: checks the members, and returns the columns as for `cut`.
+        columns: returns the columns as for `cut`.
+        check_members: is called before any value is decoded by itself.
     """
 
     def __init__(
@@ -46,16 +48,19 @@ class Rows:
         data: Slices,
         url: str,
         columns: Callable[[], Sequence[SlicedColumn | None]],
+        check_members: Callable[[], None],
     ) -> None:
         self._tables = tables
         self._decode_rows = decode_rows
         self._data = data
         self._url = url
         self._make_columns = columns
+        self._check_members = check_members
 
     @cached_property
     def _columns(self) -> Sequence[SlicedColumn | None]:
         """The columns as for `cut`. Raises CorruptShardError for members outside of the shard."""
+        self._check_members()
         return self._make_columns()
 
     @cached_property

@@ -207,7 +207,8 @@ class PlaceReader:
         held.is_open = True
         try:
             held.leased_shard.open()
-            if held.leased_shard.is_whole:
+            # A run of samples in file order is not read by number.
+            if held.leased_shard.is_whole and not self._epoch.has_runs:
                 held.read = held.leased_shard.cutter()
         except SHARD_ERRORS as exn:
             # Its traceback would keep the session of a reader that is gone.

@@ -18,7 +18,7 @@ from shardcache.shared.protocol import Arriving
 from shardcache.shared.urls.url_names import format_of
 from shardcache.tarindex.tables import TarIndex
 from shardcache_client.samples import mapped_file, slicing
-from shardcache_client.samples.column_runs import cut_columns
+from shardcache_client.samples.column_runs import ColumnRuns
 from shardcache_client.samples.column_values import (
     column_decoders,
     decoders_of,
@@ -89,8 +89,10 @@ class MappedShard:
                 self._decoders = decoders_of(self.index.header, names, view, url)
                 self._decode_runs = run_decoders_of(self.index.header, self._decoders)
                 self._decode_rows = rows_decoder_of(self.index.header, names, view)
-                if self._decode_rows is None:
-                    self.index.check_members()  # else `_columns` does, if they are needed
+                # Where values are decoded together, the places of few members are needed.
+                self._are_members_checked = False
+                if self._decode_rows is None and not any(self._decode_runs):
+                    self._check_members()
                 if view.blocks is not None:
                     self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
                 self._samples = len(self.index if self._blocks is None else self._blocks)
@@ -125,13 +127,14 @@ class MappedShard:
         """True if no other process has yet to map the file, once no more samples are sliced."""
         return self._loan is None or self._loan.settled()
 
-    def _columns(self) -> list[SlicedColumn | None]:
-        """Return for each extension how its values are made; None if they are not read.
-
-        Raises CorruptShardError for members outside of the shard.
-        """
-        if self._decode_rows is not None:
+    def _check_members(self) -> None:
+        """Raise CorruptShardError for members outside of the shard, unless they were checked."""
+        if not self._are_members_checked:
             self.index.check_members()
+            self._are_members_checked = True
+
+    def _columns(self) -> list[SlicedColumn | None]:
+        """Return for each extension how its values are made; None if they are not read."""
         if self._loan is None:
             columns = slicing.as_bytes(self.index.extensions, self.tar)
         else:
@@ -146,16 +149,20 @@ class MappedShard:
         rows = self._rows()
         if rows is not None:
             return rows.cutter()
+        self._check_members()
         return slicing.cutter(self.index, self._columns(), self.url)
 
     def _rows(self) -> Rows | None:
         """Return the samples, if they can be decoded with all of their values at once."""
         if self._decode_rows is None:
             return None
-        return Rows(self.index, self._decode_rows, self.tar, self.url, self._columns)
+        return Rows(
+            self.index, self._decode_rows, self.tar, self.url, self._columns, self._check_members
+        )
 
     def runs(self, places: Sequence[int | None]) -> list[ColumnSpans] | None:
         """Return where the members of samples are; see `slicing.runs_of`."""
+        self._check_members()
         return slicing.runs_of(self.index, self._columns(), places)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
@@ -175,7 +182,8 @@ class MappedShard:
             return rows.in_order(start, stop)
         columns = self._columns()
         if any(self._decode_runs):
-            return cut_columns(self.index, columns, self._decode_runs, self.url, start, stop)
+            runs = ColumnRuns(self.index, columns, self._decode_runs, self.url, self._check_members)
+            return runs.in_order(start, stop)
         return slicing.cut(self.index, columns, self.url, start, stop)
 
 

@@ -1,6 +1,8 @@
 """Samples of a parquet file, which are decoded column by column: the same as one by one."""
 
 import io
+from array import array
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardcache.errors import DecodeError, SampleError
+from shardcache.errors import CorruptShardError, DecodeError, SampleError
 from shardcache.formats.arrow.parquet_file import PARQUET
 from shardcache.formats.arrow.parquet_program import copy
 from shardcache.formats.format import IndexOptions
@@ -33,14 +35,23 @@ def row_of(number: int) -> dict[str, Any]:
     }
 
 
-def mapped(path: Path, rows: list[dict[str, Any]], view: View = WHOLE) -> MappedShard:
-    """Return a file of rows in the form in which it is cached, in row groups of 300."""
+def mapped(
+    path: Path,
+    rows: list[dict[str, Any]],
+    view: View = WHOLE,
+    forge: Callable[[tables.Samples], object] = lambda samples: None,
+) -> MappedShard:
+    """Return a file of rows in the form in which it is cached, in row groups of 300.
+
+    `forge` changes its index before it is written.
+    """
     parquet = path.with_suffix(".parquet")
     pq.write_table(pa.Table.from_pylist(rows), parquet, row_group_size=300)
     stream = io.BytesIO()
     copy(parquet, stream)
     path.write_bytes(stream.getvalue())
     samples = PARQUET.index(path, URL, IndexOptions())
+    forge(samples)
     header = {
         "size_bytes": path.stat().st_size,
         "samples": len(samples),
@@ -96,3 +107,31 @@ def test_bad_sample_among_others_is_an_error_of_its_own(tmp_path: Path) -> None:
         with pytest.raises(SampleError, match="reserved"):
             list(shard.samples(31))
         assert len(list(shard.samples(151))) == COUNT - 151
+
+
+@pytest.mark.parametrize("column", range(7))
+@pytest.mark.parametrize(
+    ("table", "row", "value"),
+    [
+        pytest.param("ends", 0, 1 << 40, id="end beyond the shard"),
+        pytest.param("ends", COUNT - 1, 1 << 40, id="end of the last beyond the shard"),
+        pytest.param("starts", 290, 1 << 40, id="start beyond the shard"),
+        pytest.param("starts", 300, (1 << 64) - 1, id="start without a place in any file"),
+        pytest.param("extension_ids", 500, 7, id="unknown column"),
+    ],
+)
+def test_forged_places_of_values_are_damage(tmp_path: Path, table: str, row: int, value: int, column: int) -> None:
+    """They lead nobody outside of the shard, in order or by number."""
+
+    def forge(samples: tables.Samples) -> None:
+        numbers: array[int] = getattr(samples, table)
+        numbers[7 * row + column] = value
+
+    rows = [row_of(number) for number in range(COUNT)]
+    with closing(mapped(tmp_path / "a.arrow", rows, forge=forge)) as shard:
+        with pytest.raises(CorruptShardError, match="contradict"):
+            list(shard.samples())
+        with pytest.raises(CorruptShardError, match="contradict"):
+            shard.cutter()
+        with pytest.raises(CorruptShardError, match="contradict"):
+            shard.runs(range(COUNT))
