@@ -12,6 +12,9 @@ MAX_CELLS = 32_000_000
 MAX_COLUMNS = 65_536
 """Limit for one shard: each of its readers has their names in memory."""
 
+MAX_NAMES_BYTES = 16 * 1024 * 1024
+"""Limit for the names of a shard's columns together, in UTF-8: its readers have them in memory."""
+
 KEY = "__key__"
 URL = "__url__"
 BAD = "__bad__"
@@ -46,13 +49,22 @@ class CellTable:
         self._max_cells = max_cells
         self._max_columns = max_columns
         self._ids: dict[str, int] = {}
+        self._names_bytes = 0
 
     def column(self, name: str) -> int:
-        """Return the number of a column. Raises UnsupportedShardError for too many."""
-        number = self._ids.setdefault(name, len(self._ids))
-        if number == len(self.samples.extensions):
+        """Return the number of a column. Raises UnsupportedShardError for too many, or long names.
+
+        Raises UnicodeEncodeError, a ValueError, for a name with half a surrogate pair.
+        """
+        number = self._ids.get(name)
+        if number is None:
+            number = len(self._ids)
             if number == self._max_columns:
                 raise self._too_many(self._max_columns, "columns")
+            self._names_bytes += len(name.encode())
+            if self._names_bytes > MAX_NAMES_BYTES:
+                raise self._too_many(MAX_NAMES_BYTES, "bytes of column names")
+            self._ids[name] = number
             self.samples.extensions.append(name)
         return number
 

@@ -209,8 +209,7 @@ class _Lines:
         column = self._columns.get(written)
         if column is None:
             name = json.loads(written.encode("latin-1"))
-            name.encode()  # raises UnicodeEncodeError, a ValueError, for half a surrogate pair
-            column = self.table.column(name)
+            column = self.table.column(name)  # a ValueError for half a surrogate pair
             self._columns[written] = column
             if name in RESERVED:
                 self._reserved[column] = name

@@ -80,8 +80,11 @@ def _only_content(record: bytes, start: int, end: int) -> tuple[int, int] | None
     kind, first, last = _list_in(record, start, end)
     if kind != BYTES_LIST:
         return None
-    strings = list(_strings(record, first, last))
-    return strings[0] if len(strings) == 1 else None
+    strings = _strings(record, first, last)
+    content = next(strings, None)
+    # All are checked, and none is kept: a record may have a hundred million.
+    others = sum(1 for _ in strings)
+    return None if others else content
 
 
 def value(message: bytes | memoryview) -> Any:
@@ -126,12 +129,22 @@ def _strings(data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
+def _packed(data: bytes, start: int, end: int, single: int) -> bytes:
+    """Return the numbers of a list end to end, also of one that has them in fields of their own.
+
+    Args:
+        single: wire type of such a field.
+    """
+    pieces = []
+    for number, kind, first, last in fields(data, start, end):
+        _expect(number == 1 and kind in (LENGTH, single))
+        pieces.append(data[first:last])
+    return b"".join(pieces)
+
+
 def _floats(data: bytes, start: int, end: int) -> Any:
     """Return the value of a FloatList, as `value` does."""
-    packed = b""
-    for number, kind, first, last in fields(data, start, end):
-        _expect(number == 1 and kind in (LENGTH, FIXED_32))
-        packed += data[first:last]
+    packed = _packed(data, start, end, FIXED_32)
     _expect(len(packed) % _FLOAT.size == 0)
     if len(packed) == _FLOAT.size:
         return _FLOAT.unpack(packed)[0]
@@ -140,10 +153,7 @@ def _floats(data: bytes, start: int, end: int) -> Any:
 
 def _integers(data: bytes, start: int, end: int) -> Any:
     """Return the value of an Int64List, as `value` does."""
-    packed = b""
-    for number, kind, first, last in fields(data, start, end):
-        _expect(number == 1 and kind in (LENGTH, VARINT))
-        packed += data[first:last]
+    packed = _packed(data, start, end, VARINT)
     if packed and len(packed) <= MAX_VARINT_BYTES:
         number, number_end = varint(packed, 0, len(packed))
         if number_end == len(packed):  # one number alone

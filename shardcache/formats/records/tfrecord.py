@@ -9,6 +9,7 @@ sample's key, and a feature `__url__` is left out.
 import struct
 from array import array
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +19,7 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
-from shardcache.formats.cells import BAD, KEY, RESERVED, CellTable
+from shardcache.formats.cells import BAD, KEY, MAX_COLUMNS, RESERVED, CellTable
 from shardcache.formats.format import (
     Crc32c,
     Decoder,
@@ -135,6 +136,7 @@ class _RecordIndexer:
     """Indexes records one by one."""
 
     def __init__(self, url: str) -> None:
+        self._url = url
         self._table = CellTable(url)
         self._columns: dict[bytes, int] = {}  # by the name of the feature
         self._reserved: set[int] = set()  # columns of features such as `__key__`
@@ -150,7 +152,7 @@ class _RecordIndexer:
         has_examples = True
         for number, (at, record) in enumerate(records):
             try:
-                features = list(features_of(record)) if has_examples else []
+                features = self._features(at, record) if has_examples else []
             except ValueError:
                 if number:
                     self._table.add_fault(Fault.EXAMPLE, RECORD)
@@ -167,6 +169,18 @@ class _RecordIndexer:
         for column in self._message_columns:
             samples.encodings[column] = _FEATURE
         return samples
+
+    def _features(self, at: int, record: bytes) -> list[Feature]:
+        """Return the features of an Example. Raises ValueError, UnsupportedShardError."""
+        # Ones without a name or content take two bytes of the record, and a hundred of memory.
+        features = list(islice(features_of(record), MAX_COLUMNS + 1))
+        if len(features) > MAX_COLUMNS:
+            raise UnsupportedShardError(
+                f"the record at byte {at} has more than {MAX_COLUMNS:,} features",
+                url=self._url,
+                remedy="write numbers of one kind as one feature, a list of them",
+            )
+        return features
 
     def _add(self, at: int, record: bytes, features: list[Feature]) -> None:
         """Add the sample of a record at an offset."""

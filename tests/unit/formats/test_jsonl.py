@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import UnsupportedShardError
 from shardcache.formats import jsonl
-from shardcache.formats.cells import CellTable
+from shardcache.formats.cells import MAX_NAMES_BYTES, CellTable
 from shardcache.formats.format import IndexOptions
 from shardcache.tarindex.tables import Samples, fault_of, key_of
 
@@ -134,6 +134,10 @@ def test_samples_and_cells_are_limited() -> None:
     assert table.column("a") == table.column("a")
     with pytest.raises(UnsupportedShardError, match="more than 1 columns"):
         table.column("b")
+    table = CellTable(URL)
+    assert [table.column(letter * (MAX_NAMES_BYTES // 2)) for letter in "aba"] == [0, 1, 0]
+    with pytest.raises(UnsupportedShardError, match="bytes of column names"):
+        table.column("c")
     table = CellTable(URL, max_samples=2, max_cells=3)
     table.add({})
     with pytest.raises(UnsupportedShardError, match="more than 3 values"):

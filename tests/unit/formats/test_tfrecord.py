@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.errors import CorruptShardError, ShardError, TruncatedShardError
+from shardcache.errors import CorruptShardError, ShardError, TruncatedShardError, UnsupportedShardError
+from shardcache.formats import cells
 from shardcache.formats.format import IndexOptions
 from shardcache.formats.records import tf_example, tfrecord
 from shardcache.tarindex.tables import Samples, fault_of, key_of
@@ -160,3 +161,26 @@ def test_compressed_file_under_a_plain_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ShardError) as caught:
         indexed(tmp_path / "a.tfrecord", b"\x1f\x8b" + bytes(30))
     assert ".tfrecord.gz" in str(caught.value)
+
+
+def test_record_of_empty_features_is_refused(tmp_path: Path) -> None:
+    """Each takes two bytes of the file, and would take a hundred of memory."""
+    entries = b"\x0a\0" * (cells.MAX_COLUMNS + 1)
+    data = framed(example({}), b"\x0a" + _varint(len(entries)) + entries)
+    with pytest.raises(UnsupportedShardError, match="the record at byte 30 has more than 65,536 features"):
+        indexed(tmp_path / "a.tfrecord", data)
+
+
+def test_numbers_of_one_field_each_take_linear_time() -> None:
+    """Half a million, which were copied for each further one, come at once."""
+    data = example({"a": ("float_list", [0.5] * 500_000)}, NOT_PACKED)
+    (feature,) = tf_example.features_of(data)
+    assert tf_example.value(data[feature.start : feature.end]).sum() == 250_000
+
+
+def _varint(number: int) -> bytes:
+    encoded = b""
+    while number > 0x7F:
+        encoded += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return encoded + bytes([number])
