@@ -91,7 +91,8 @@ class EpochReader:
         self._explain(self.parts.group.topology())
         run = self.epochs.run(iteration.epoch, iteration.states)
         iteration.position = run
-        if iteration.states and not (run.counted and run.samples_left):
+        may_be_at_end = not run.counted or not run.samples_left
+        if iteration.states and may_be_at_end:
             # StatefulDataLoader asks for no sample if it resumes at the end.
             self.bookmark.make_main(iteration)
 
@@ -135,13 +136,13 @@ class EpochReader:
             if count.is_explained:
                 return
             count.is_explained = True
-        dealt = "shards are read one after another"
+        description = "shards are read one after another"
         if topology.readers > 1:
-            dealt = "each worker gets whole shards"
+            description = "each worker gets whole shards"
             idle = max(0, topology.readers - len(self.parts.manifest))
             if idle:
-                dealt += f" ({idle} of {topology.readers} workers get none)"
-        log.warning("%s, and len() is unknown: %s", dealt, epochs.uncounted_reason())
+                description += f" ({idle} of {topology.readers} workers get none)"
+        log.warning("%s, and len() is unknown: %s", description, epochs.uncounted_reason())
 
     # Epochs and resuming
 

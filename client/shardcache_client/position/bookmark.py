@@ -372,7 +372,8 @@ class Bookmark:
         if chosen >= 0:
             return chosen
 
-        # 3. The latest pass was ended early: the ranks agree on what follows it.
+        # 3. The latest pass read the epoch before, and was ended early: the ranks agree on what
+        # follows it.
         last = count.passes[-1] if count.passes else None
         if last is not None and last.epoch + 1 == count.next and not last.is_read:
             is_held = last.loader != loader and _is_running(last.pid)
@@ -431,15 +432,18 @@ class Bookmark:
         with self.counter.change() as count:
             if not iteration.is_set:
                 count.next = iteration.epoch + 1
+            # The loaded states were for this iteration, or for none: later ones do not resume.
             if self.states and (self.states[0].epoch == iteration.epoch or self.states[0].over):
                 count.is_resumed = True
 
     def leave(self, iteration: Iteration) -> None:
         """Note that an iteration of this process was dropped before its end."""
-        if iteration.role != "main" or iteration.is_set or iteration.reading != "open":
+        is_counted_main = iteration.role == "main" and not iteration.is_set
+        if not is_counted_main or iteration.reading != "open":
             return
         is_worker = iteration.loader is not None
-        if is_worker or any(each is not iteration for each in self._live_iterations()):
+        has_others = any(each is not iteration for each in self._live_iterations())
+        if is_worker or has_others:
             return
         # At the interpreter's end, generators are closed, too: that does not mean that the loop
         # left them.
@@ -479,7 +483,8 @@ def _pass_of(count: Count, loader: int, nth: int) -> Pass:
     for each in reversed(count.passes):
         if (each.loader, each.nth) == (loader, nth):
             return each
-    return Pass(loader, nth, 0, 1, 0)  # forgotten, as many others have begun since
+    # It is forgotten, as many others have begun since: changes to it have no effect.
+    return Pass(loader, nth, epoch=0, workers=1, pid=0)
 
 
 def _pass_to_join(count: Count, loader: int, nth: int, worker: int) -> Pass | None:

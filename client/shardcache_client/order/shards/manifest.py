@@ -94,9 +94,10 @@ class Manifest(Sequence[ShardRef]):
         shards = Shards.unpack(answer["packed"])
         # Computed once here, rather than in each of the workers that are forked from this process.
         _ = shards.fingerprint
+        counts_of_node = answer.get("remembered", 1)  # that only this daemon knows
         return cls(
             shards,
-            counts_listed=answer.get("remembered", 1) == 0,
+            counts_listed=counts_of_node == 0,
             versions_named=not urls or any(map(may_name_index, urls)),
         )
 
