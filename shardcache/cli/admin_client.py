@@ -21,19 +21,20 @@ from shardcache.shared.unix_socket import connected, credentials, health
 Lines = Generator[Json, None, None]
 """Lines of an answer as they arrive.
 
-To be closed, as by `contextlib.closing`: the connection of a caller that stops reading early is
-freed that way.
+Close it, as with `contextlib.closing`: this frees the connection of a caller that stops reading
+early.
 """
 
 _CONNECT_LIMIT_S = 10.0
+_SHOWN_CHARS = 200  # of an answer that is not the daemon's
 
 
 class AdminClient:
     """The admin API of one daemon; each request has a connection of its own.
 
     Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may
-    not use it, ProtocolError for an answer that no daemon gives, and any error that the daemon
-    itself returns.
+    not use it, ProtocolError for an answer that is not a daemon's, and any error that the daemon
+    returns.
 
     Args:
         path: of the daemon's socket; None for the default one.
@@ -75,7 +76,7 @@ class AdminClient:
         return self._lines("GET", f"/v1/shards?prefix={quote(prefix, safe='')}")
 
     def warm(self, urls: Sequence[str], wanted: Wanted = "shards") -> Lines:
-        """Yield events until every shard of `urls` is in the cache or has failed."""
+        """Yield events until every shard of `urls`, or every file, is cached or has failed."""
         return self._until_done("/v1/warm", {"urls": urls, "wanted": wanted})
 
     def index(self, urls: Sequence[str], tokens: str | None = None) -> Lines:
@@ -101,8 +102,8 @@ class AdminClient:
 
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
         """Yield the lines of the answer to a request; raise the error that one of them reports."""
-        # Work may fetch something: the default daemon is then the one that has the credentials of
-        # this process.
+        # The work may fetch shards: by default, the daemon that does it is then the one with this
+        # process's credentials.
         if method == "POST" and self._is_default_path:
             self._path = tool_socket(fetches=True)
             credentials = handed_over(os.environ)
@@ -116,7 +117,10 @@ class AdminClient:
                 yield event
 
     def _until_done(self, path: str, body: Json) -> Lines:
-        """Yield the events of work, of which the last is `done` unless the daemon stopped."""
+        """Yield the events of work up to the last one, `done`.
+
+        Raises NoDaemonError if the daemon stopped before that.
+        """
         is_done = False
         with closing(self._lines("POST", path, body)) as events:
             for event in events:
@@ -132,7 +136,8 @@ class AdminClient:
     def _request(self, method: str, path: str, body: Json | None) -> Iterator[HTTPResponse]:
         """Yield the answer to a request, of which only the head has been read.
 
-        Errors of the connection, and of what the block reads, become ones that the user can act on.
+        Errors of the connection, also while the block reads from the answer, become errors with a
+        remedy.
         """
         where = str(self._path)
         content: bytes | None = None
@@ -205,14 +210,14 @@ class AdminClient:
 class _WatchedConnection(socket):
     """A connection on which a read waits as long as the daemon at its other end is alive.
 
-    Raises TimeoutError after `silence_s` without an answer: neither to the request, nor to a
-    question for its health.
+    Raises TimeoutError after `silence_s` without an answer, neither to the request nor to a health
+    check.
     """
 
     def __init__(self, connection: socket, path: Path, silence_s: float) -> None:
         super().__init__(fileno=connection.detach())
         self._path = path
-        # Half of the silence passes before the question for its health, the other half after it.
+        # Half of the silence passes before a health check, the other half during it.
         self._half_silence_s = silence_s / 2
         self.settimeout(self._half_silence_s)
 
@@ -225,10 +230,11 @@ class _WatchedConnection(socket):
                 self._check_alive()
 
     def _check_alive(self) -> None:
+        """Raise TimeoutError unless the daemon answers a health check."""
         try:
             health(self._path, self._half_silence_s)
         except ValueError:
-            pass  # an answer other than its health is a sign of life, too
+            pass  # a malformed answer is a sign of life, too
         except OSError as exn:
             raise TimeoutError from exn
 
@@ -253,12 +259,12 @@ def _lines_of(response: HTTPResponse) -> Iterator[bytes]:
 
     `HTTPResponse.readline` would take a connection that breaks between two chunks for the end.
     """
-    rest = b""
+    partial_line = b""
     while piece := response.read1():
-        *lines, rest = (rest + piece).split(b"\n")
+        *lines, partial_line = (partial_line + piece).split(b"\n")
         yield from lines
-    if rest:
-        yield rest
+    if partial_line:
+        yield partial_line
 
 
 def _error_of(status: int, reason: str, body: bytes) -> Exception:
@@ -266,5 +272,5 @@ def _error_of(status: int, reason: str, body: bytes) -> Exception:
     try:
         return from_json(_printable_json(json.loads(body)["error"]))
     except (ValueError, KeyError, TypeError, AttributeError):
-        text = printable(body.decode(errors="replace")).strip()[:200]
+        text = printable(body.decode(errors="replace")).strip()[:_SHOWN_CHARS]
         return ProtocolError(f"the daemon answered {status} {printable(reason)}: {text}")

@@ -38,5 +38,5 @@ def credentials(as_export: bool, as_json: bool, socket: Path | None) -> None:
     click.echo(f"export AWS_SECRET_ACCESS_KEY={keys['SecretAccessKey']}")
     click.echo("unset AWS_SESSION_TOKEN")
     click.echo(f"export AWS_ENDPOINT_URL_S3=http://{address}")
-    click.echo(f"export S3_ENDPOINT_URL=http://{address}")  # s5cmd's name of it
+    click.echo(f"export S3_ENDPOINT_URL=http://{address}")  # s5cmd's name for the endpoint
     click.echo("export AWS_REGION=${AWS_REGION:-us-east-1}")

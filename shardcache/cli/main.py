@@ -10,9 +10,8 @@ from shardcache import __version__
 from shardcache.cli import common
 from shardcache.errors import ShardcacheError
 
-# In the order of the help. A command's module is imported when the command is used: a private
-# daemon, whose reader waits for it, starts in two thirds of the time that it would take to import
-# them all.
+# In the order of the help. A command's module is imported only when the command is used: so a
+# private daemon, for which a reader waits, starts in two thirds of the time.
 _MODULES = {
     "serve": "starting.serve",
     "stop": "starting.serve",
@@ -34,7 +33,7 @@ _MODULES = {
     "simulate": "simulating.simulate",
     "demo": "demo.demo_command",
     "cluster": "cluster",
-    "config": "starting.serve",
+    "config": "starting.config_command",
 }
 
 

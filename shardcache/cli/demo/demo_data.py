@@ -1,6 +1,6 @@
 """Data of the demo and of the documentation: small JPEG drawings of shapes, and shards of them.
 
-The same numbers and keys come on every machine, so that pages can say what a script prints.
+Every machine gets the same numbers and keys, so that pages can say what a script prints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ TRAINING = (25, 25, 25, 25)
 VALIDATION = (4, 7)
 LINES = 2_000
 
-_SIDES = (96, 128, 160)
+_SIDES = (96, 128, 160)  # of photos, in pixels
+_SAMPLE_PIXELS = 16
+_CLASSES = 10
 
 
 def draw_shape(shape: str, rng: random.Random, width: int, height: int) -> bytes:
@@ -35,29 +37,32 @@ def draw_shape(shape: str, rng: random.Random, width: int, height: int) -> bytes
     def colour(low: int, high: int) -> tuple[int, int, int]:
         return rng.randint(low, high), rng.randint(low, high), rng.randint(low, high)
 
-    image = Image.new("RGB", (width, height), colour(0, 90))
+    dark = colour(0, 90)
+    image = Image.new("RGB", (width, height), dark)
     side = min(width, height)
     radius = rng.randint(side // 6, side // 3)
     x = rng.randint(radius, width - radius)
     y = rng.randint(radius, height - radius)
     bounding_circle = (x, y, radius)
-    ImageDraw.Draw(image).regular_polygon(bounding_circle, SHAPES[shape], fill=colour(140, 255))
+    bright = colour(140, 255)
+    ImageDraw.Draw(image).regular_polygon(bounding_circle, SHAPES[shape], fill=bright)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
 def write_data(folder: Path) -> None:
-    """Write what the documentation's pages read into a folder, which must not hold it yet.
+    """Write the data of the documentation's pages into a folder, which must not have them yet.
 
-    `photos/` has a folder of JPEG files per class, `train/` and `val/` are shards with an index of
-    samples of a `jpg`, a `txt` and a `cls`, `captions/` those captions alone, and `lines.txt` text.
+    `photos/` has a folder of JPEG files per class. `train/` and `val/` have shards and their index;
+    their samples have a `jpg`, a `txt` and a `cls`. `captions/` has the `txt` of these samples
+    alone, in shards, and `lines.txt` is text.
     """
     rng = random.Random(0)
     _write_photos(folder / "photos", rng)
     for name, counts in (("train", TRAINING), ("val", VALIDATION)):
         samples = [_sample(number, rng) for number in range(sum(counts))]
-        captions = [{"__key__": each["__key__"], "txt": each["txt"]} for each in samples]
+        captions = [{"__key__": sample["__key__"], "txt": sample["txt"]} for sample in samples]
         _write_shards(folder / name, "{:06d}.tar", samples, counts)
         _write_index(folder / name, counts)
         _write_shards(folder / "captions", name + "-{:06d}.tar", captions, counts)
@@ -78,22 +83,23 @@ def _sample(number: int, rng: random.Random) -> dict[str, bytes]:
     shape = list(SHAPES)[number % len(SHAPES)]
     return {
         "__key__": f"{number:06d}".encode(),
-        "jpg": draw_shape(shape, rng, 16, 16),
+        "jpg": draw_shape(shape, rng, _SAMPLE_PIXELS, _SAMPLE_PIXELS),
         "txt": b"a photo",
-        "cls": str(number % 10).encode(),
+        "cls": str(number % _CLASSES).encode(),
     }
 
 
 def _write_shards(
     folder: Path,
-    name: str,
+    name_format: str,
     samples: Sequence[Mapping[str, bytes]],
     counts: Iterable[int],
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     bounds = accumulate(counts, initial=0)
     for shard, (start, stop) in enumerate(pairwise(bounds)):
-        with tarfile.open(folder / name.format(shard), "w", format=tarfile.USTAR_FORMAT) as tar:
+        file = folder / name_format.format(shard)
+        with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as tar:
             for sample in samples[start:stop]:
                 _add(tar, sample)
 

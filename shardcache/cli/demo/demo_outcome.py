@@ -15,8 +15,10 @@ class Epoch:
     """One epoch of one job.
 
     Attributes:
-        legs: the reports that `demo_training.py` wrote, of each rank for each run of the job that
-            read some of the epoch: several runs if it was stopped and resumed.
+        job: name of the job.
+        number: of the epoch.
+        legs: for each run of the job that read some of the epoch, the reports that its ranks wrote
+            (`demo_training.py`). There are several runs if the job was stopped and resumed.
     """
 
     job: str
@@ -34,17 +36,14 @@ class Epoch:
         return [[rank["steps"] for rank in leg] for leg in self.legs]
 
     def padding(self, dataset: frozenset[str]) -> int:
-        """Return how many samples are repeated so that all ranks of the last leg get as many."""
-        *before, last = self.legs
-        seen_before = sum(len(rank["keys"]) for leg in before for rank in leg)
-        left = len(dataset) - seen_before
-        return -left % len(last)
+        """Return the number of samples that are repeated to give all ranks equally many."""
+        *earlier_legs, last_leg = self.legs
+        seen_before = sum(len(rank["keys"]) for leg in earlier_legs for rank in leg)
+        unseen = len(dataset) - seen_before
+        return -unseen % len(last_leg)  # up to the next multiple
 
     def wrong_samples(self, dataset: frozenset[str]) -> str:
-        """Describe what is wrong with the samples seen.
-
-        Empty if each came once, and the padding twice.
-        """
+        """Describe the errors in the samples seen; empty if each came once, padding twice."""
         seen = set(self.keys)
         counts = {"lost": len(dataset - seen), "unknown": len(seen - dataset)}
         problems = [f"{number} {name}" for name, number in counts.items() if number]
@@ -55,16 +54,16 @@ class Epoch:
         return ", ".join(problems)
 
     def wrong_steps(self) -> str:
-        """Describe what is wrong with the ranks' steps.
-
-        Empty if all took the same number, as many as promised.
-        """
+        """Describe the errors in the ranks' steps; empty if all took the promised number."""
         for steps in self.steps:
             if len(set(steps)) > 1:
                 return f"the ranks took {', '.join(map(str, steps))} steps"
-        first, *others = self.legs
-        if not others and any(rank["steps"] != rank["promised"] for rank in first):
-            return f"{first[0]['steps']} steps, but the loader's length is {first[0]['promised']}"
+        first_leg, *others = self.legs
+        if others:  # the loader's length is that of a whole epoch
+            return ""
+        for rank in first_leg:
+            if rank["steps"] != rank["promised"]:
+                return f"{rank['steps']} steps, but the loader's length is {rank['promised']}"
         return ""
 
     def to_json(self, dataset: frozenset[str]) -> Json:
@@ -83,9 +82,10 @@ class Epoch:
 
 
 def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]:
-    """Join the reports of a job's runs.
+    """Join the reports of a job's runs into epochs.
 
     Args:
+        job: its name.
         runs: for each run and rank, the list of epochs that `demo_training.py` wrote.
     """
     legs: dict[int, list[Sequence[Json]]] = {}
@@ -97,21 +97,29 @@ def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]
 
 @dataclass(frozen=True, slots=True)
 class DemoOutcome:
-    """The demo's measurements and verdicts."""
+    """The demo's measurements and verdicts.
 
-    samples: frozenset[str]  # keys of the dataset's
+    Attributes:
+        samples: keys of the dataset's samples.
+        shards: number of its shards.
+        size_bytes: of its shards.
+        epochs: of all jobs.
+        origin_bytes: number of bytes that the daemon fetched.
+    """
+
+    samples: frozenset[str]
     shards: int
-    size_bytes: int  # of its shards
+    size_bytes: int
     epochs: Sequence[Epoch]
-    origin_bytes: int  # that the daemon fetched
+    origin_bytes: int
 
     @property
     def checks(self) -> dict[str, bool]:
         """The verdicts.
 
-        Whether every job saw each sample once per epoch, and the padding twice; all ranks of a job
-        took the same number of steps, as many as their loaders promised; the dataset was downloaded
-        once for all jobs.
+        `exactly_once`: every job saw each sample once per epoch, and the padding twice.
+        `equal_steps`: all ranks of a job took the number of steps that their loaders promised.
+        `fetched_once`: the dataset was downloaded once for all jobs.
         """
         return {
             "exactly_once": not any(epoch.wrong_samples(self.samples) for epoch in self.epochs),
@@ -131,13 +139,13 @@ class DemoOutcome:
             "samples": len(self.samples),
             "size_bytes": self.size_bytes,
         }
-        head = {
+        return {
             "ok": self.ok,
             "checks": self.checks,
             "dataset": dataset,
             "origin_bytes": self.origin_bytes,
+            "epochs": [epoch.to_json(self.samples) for epoch in self.epochs],
         }
-        return {**head, "epochs": [epoch.to_json(self.samples) for epoch in self.epochs]}
 
 
 def show(outcome: DemoOutcome) -> None:
@@ -160,21 +168,25 @@ def show(outcome: DemoOutcome) -> None:
     for epoch in outcome.epochs:
         row = epoch.to_json(outcome.samples)
         samples = len(outcome.samples & set(epoch.keys))
-        counts = (row["job"], str(row["epoch"]), f"{samples:,}", str(row["padding"]))
         steps = ", then ".join(" | ".join(map(str, leg)) for leg in epoch.steps)
-        verdicts = (
+        table.add_row(
+            row["job"],
+            str(row["epoch"]),
+            f"{samples:,}",
+            str(row["padding"]),
             verdict(epoch.wrong_samples(outcome.samples)),
             steps,
             verdict(epoch.wrong_steps()),
+            duration(row["waited_s"]),
         )
-        table.add_row(*counts, *verdicts, duration(row["waited_s"]))
     console = common.make_console()
-    fetched = outcome.origin_bytes
-    whole = outcome.size_bytes
     console.print("", table, sep="\n")
+    fetched_bytes = outcome.origin_bytes
+    dataset_bytes = outcome.size_bytes
     once = "[green]once[/green]" if outcome.checks["fetched_once"] else "[red]not once[/red]"
     console.print(
-        f"\nfrom the origin: {size(fetched)}, {fetched / whole:.2f} × the dataset's "
-        f"{size(whole)}: {once}",
+        f"\nfrom the origin: {size(fetched_bytes)}, {fetched_bytes / dataset_bytes:.2f} × the "
+        f"dataset's {size(dataset_bytes)}: {once}",
     )
-    console.print(f"read by the jobs: {size(len(outcome.epochs) * whole)}, from the node's disk")
+    read_bytes = len(outcome.epochs) * dataset_bytes
+    console.print(f"read by the jobs: {size(read_bytes)}, from the node's disk")

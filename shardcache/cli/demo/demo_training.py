@@ -1,6 +1,6 @@
 """A user's training script.
 
-Specific to shardcache are only the dataset, and the loader's state in the checkpoint.
+Only the dataset, and the loader's state in the checkpoint, are specific to shardcache.
 
 shardcache index 's3://shapes/train-{0000..0011}.tar' -o index.json
 torchrun --nproc-per-node=2 demo_training.py index.json --job first
@@ -62,9 +62,9 @@ def train(
     waited_s = 0.0
     batches = iter(batches)
     while True:
-        asked_s = time.perf_counter()
+        start_s = time.perf_counter()
         batch = next(batches, None)
-        waited_s += time.perf_counter() - asked_s
+        waited_s += time.perf_counter() - start_s
         if batch is None:
             return {"keys": keys, "steps": steps, "waited_s": waited_s}
         batch_keys, images, labels = batch
@@ -136,15 +136,19 @@ def main() -> None:
     reports = []
     for epoch in range(loader.epoch, args.epochs):
         stop = args.stop_after if epoch == args.epochs - 1 else None
-        # All ranks get the same number of batches, even of a partial epoch: collectives need no
-        # guard.
-        seen = train(model, optimizer, islice(loader, stop))
-        reports.append({"epoch": epoch, "promised": len(loader), **seen})
+        # All ranks get the same number of batches, even of a partial epoch: no rank waits in a
+        # collective operation for one that has ended.
+        report = train(model, optimizer, islice(loader, stop))
+        reports.append({"epoch": epoch, "promised": len(loader), **report})
 
     # All ranks are at the same batch: one saves for all.
     if args.stop_after and dist.get_rank() == 0:
-        parts = {"model": model.module, "optimizer": optimizer, "loader": loader}
-        torch.save({name: part.state_dict() for name, part in parts.items()}, args.checkpoint)
+        state = {
+            "model": model.module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "loader": loader.state_dict(),
+        }
+        torch.save(state, args.checkpoint)
 
     (args.reports / f"rank-{dist.get_rank()}.json").write_text(json.dumps(reports))
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Findings of errors of object stores: what each kind means, and which setting named the store."""
+"""Findings for errors of object stores: the cause of each kind, and the setting of the endpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from shardcache import errors
 from shardcache.access.protocols import row_of
 from shardcache.access.urls import protocol_of
-from shardcache.cli.doctor.context import Finding, of_error
+from shardcache.cli.doctor.context import Finding, finding_of
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
 
@@ -41,10 +41,10 @@ def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) ->
     None if it is the provider's, or the url names its host.
     """
     client: Mapping[str, object] = table.storage_options.get("client_kwargs", {})
-    named = table.endpoint_url or table.storage_options.get(_OPTION) or client.get(_OPTION)
-    if named:
-        whose = f"the [[origin]] table for {table.match}" if table.match else "the [[origin]] table"
-        return Endpoint(str(named), f"`{_OPTION}` in {whose}")
+    in_table = table.endpoint_url or table.storage_options.get(_OPTION) or client.get(_OPTION)
+    if in_table:
+        place = f"the [[origin]] table for {table.match}" if table.match else "the [[origin]] table"
+        return Endpoint(str(in_table), f"`{_OPTION}` in {place}")
     row = row_of(protocol_of(url))
     if environment.get(row.provider_variable, "").lower() == "true":
         return None
@@ -63,7 +63,11 @@ def failure(
 ) -> Finding:
     """Return the finding for an error of a url's object store.
 
-    `table` is the url's [[origin]] table, `environment` has the variables of the request's process.
+    Args:
+        error: of a request.
+        url: of the request.
+        table: the [[origin]] table of the url.
+        environment: variables of the process that made the request.
     """
     cause_of_kind = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), "")
     causes = [cause_of_kind]
@@ -75,5 +79,5 @@ def failure(
         causes.insert(0, f"the endpoint {endpoint.url} is set by {endpoint.setting}")
         if isinstance(error, errors.OriginUnavailableError):
             remedy = f"correct {endpoint.setting}, if {endpoint.url} is wrong; else {remedy}"
-    found = of_error(error, "; ".join(filter(None, causes)), remedy)
-    return replace(found, code=error.code)
+    finding = finding_of(error, "; ".join(filter(None, causes)), remedy)
+    return replace(finding, code=error.code)

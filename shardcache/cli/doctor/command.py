@@ -9,7 +9,7 @@ import click
 
 from shardcache import __version__
 from shardcache.cli import common
-from shardcache.cli.starting.serve import SettingsCommand, config_option, given
+from shardcache.cli.starting.settings_options import SettingsCommand, config_option, given_options
 from shardcache.shared.urls.local_urls import from_here
 
 
@@ -45,17 +45,20 @@ def doctor(
     from shardcache.cli.doctor.context import Context
     from shardcache.cli.doctor.runner import SIGNS, examine, show
 
-    context = Context(given(flags), config, tuple(map(from_here, urls)), quick=quick)
+    context = Context(given_options(flags), config, tuple(map(from_here, urls)), quick=quick)
     with common.make_console(stderr=True).status("checking"):  # on a terminal alone
         findings = asyncio.run(examine(context))
     counts = dict.fromkeys(SIGNS, 0) | Counter(finding.state for finding in findings)
     if as_json:
-        head = {
-            "version": __version__,
-            "socket": str(context.socket),
-            "daemon": context.status is not None,
-        }
-        common.print_json(head | {"counts": counts, "findings": list(map(asdict, findings))})
+        common.print_json(
+            {
+                "version": __version__,
+                "socket": str(context.socket),
+                "daemon": context.status is not None,
+                "counts": counts,
+                "findings": list(map(asdict, findings)),
+            }
+        )
     else:
         show(findings, counts)
     if counts["failed"]:

@@ -54,7 +54,7 @@ class Finding:
         return "store" if self.subject else self.check.partition(".")[0]
 
     def named(self, check: str, subject: str = "") -> Self:
-        """Return the finding with the names of its check and its url, unless it has these."""
+        """Return the finding with a check and a url, where it has none yet."""
         return replace(
             self,
             check=self.check or check,
@@ -70,12 +70,11 @@ def finding(state: str, found: str, cause: str = "", remedy: str = "", **figures
 
 ok = partial(finding, "ok")
 skipped = partial(finding, "skipped")
-# It works, but poorly or not for long; or it keeps shards from being fetched, kept or read.
-warning = partial(finding, "warning")
-failed = partial(finding, "failed")
+warning = partial(finding, "warning")  # it works, but poorly or not for long
+failed = partial(finding, "failed")  # it keeps shards from being fetched, kept or read
 
 
-def of_error(error: ShardcacheError, cause: str = "", remedy: str | None = None) -> Finding:
+def finding_of(error: ShardcacheError, cause: str = "", remedy: str | None = None) -> Finding:
     """Return the finding of a failure for an error, with its own remedy unless another is given."""
     return failed(error.message, cause, error.remedy if remedy is None else remedy)
 
@@ -89,10 +88,11 @@ class Context:
         quick: True to leave out what takes long.
         config: the file that is, or would be, read.
         settings: from flags, environment and file; None if they are invalid.
-        config_error: the reason that they are.
+        config_error: the reason why they are invalid.
+        socket: at which a daemon is looked for.
         status: page of the daemon at `socket`; None if none answers.
-        daemon_error: the reason that none does.
-        uid: id of the user that the daemon runs as, if that is known.
+        daemon_error: the reason why none answers.
+        uid: id of the user that the daemon runs as; None if unknown.
         pid: of the daemon; None if it is not visible from this PID namespace.
     """
 
@@ -104,7 +104,7 @@ class Context:
         *,
         quick: bool = False,
     ) -> None:
-        """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
+        """Read the options and query the daemon. Raises DaemonError as `tool_socket` does."""
         self.flags = flags
         self.urls = urls
         self.quick = quick
@@ -119,10 +119,10 @@ class Context:
             self.settings = Settings.load(flags, config)
         except ConfigError as exn:
             self.config_error = exn
-        named = flags.get("socket")
+        named_socket = flags.get("socket")
         if self.settings is not None:
-            named = self.settings.socket
-        self.socket = tool_socket(named)
+            named_socket = self.settings.socket
+        self.socket = tool_socket(named_socket)
         try:
             self.status = AdminClient(self.socket).status()
         except ShardcacheError as exn:
@@ -131,13 +131,15 @@ class Context:
             self._find_process(self.status["pid"])
 
     def _find_process(self, pid: int) -> None:
-        """Find the daemon's process.
+        """Set `uid` and `pid` to those of the daemon's process.
 
-        In another PID namespace, its pid may belong to another process here.
+        Args:
+            pid: the daemon's, in its status. If it runs in another PID namespace, another process
+                may have this pid here.
         """
         listener_pid = None
         with suppress(OSError):  # the daemon has stopped since
-            listener_pid, self.uid = connect(self.socket)
+            listener_pid, self.uid = listener_of(self.socket)
         process = Path(f"/proc/{pid}")
         with suppress(OSError):
             if pid == listener_pid or b"shardcache" in (process / "cmdline").read_bytes():
@@ -163,9 +165,9 @@ class Context:
 
     @cached_property
     def environment(self) -> Mapping[str, str] | None:
-        """The daemon's `store_variables`.
+        """The daemon's `store_variables`; None if this user may not read them.
 
-        None if they may not be read: they are for its user and root alone.
+        Only the daemon's user and root may.
         """
         if self.pid is None:
             return None
@@ -187,6 +189,7 @@ def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyTy
     """Return the command that starts a daemon with the options that the doctor was given.
 
     Args:
+        context: with these options.
         proposed: better values of options, by name.
     """
     words = ["shardcache", "serve"]
@@ -196,16 +199,13 @@ def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyTy
     return shlex.join(words)
 
 
-def connect(socket: Path) -> tuple[int, int]:
-    """Connect to a socket; return the pid and uid of the process that bound it.
-
-    The daemon or its service manager.
-    """
+def listener_of(socket: Path) -> tuple[int, int]:
+    """Connect to a socket; return pid and uid of its listener: the daemon or a service manager."""
     with connected(socket, _ANSWER_LIMIT_S) as probe:
         pid, uid, _gid = credentials(probe)
     return pid, uid
 
 
-def me() -> str:
+def this_user() -> str:
     """Return the current user's name."""
     return user_name(os.geteuid())

@@ -8,23 +8,22 @@ from shardcache.cli.common import count
 from shardcache.cli.doctor.context import (
     Context,
     Finding,
-    connect,
     failed,
-    of_error,
+    finding_of,
+    listener_of,
     ok,
     skipped,
     start_command,
     warning,
 )
-from shardcache.cli.doctor.path_access import barrier, way_in, who_may
+from shardcache.cli.doctor.path_access import access_fix, barrier, permissions_of
 from shardcache.errors import DaemonError
 from shardcache.shared.private import tool_socket
 from shardcache.shared.socket_paths import SOCKET_ENV
 from shardcache.shared.units import duration, user_name
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
-# A disk operation that takes longer hangs.
-_SILENT_S = 10.0
+_SILENT_S = 10.0  # a disk operation that takes longer hangs
 
 
 def socket_place(context: Context) -> Finding:
@@ -56,15 +55,15 @@ def socket_place(context: Context) -> Finding:
 def listener(context: Context) -> Finding:
     """Connect to the socket as clients do."""
     socket = context.socket
-    start = start_command(context)
+    start = start_command(context)  # the remedy if there is no daemon
     try:
-        connect(socket)
+        listener_of(socket)
     except PermissionError:
-        closed = barrier(socket, os.W_OK)
+        blocking = barrier(socket, os.W_OK)
         cause = "the kernel denies access"
         remedy = f"ls -l {shlex.quote(str(socket))}"
-        if closed:
-            cause, remedy = way_in(closed)
+        if blocking:
+            cause, remedy = access_fix(blocking)
         return failed(f"you may not use {socket}", cause, remedy)
     except FileNotFoundError:
         cause = "none was started; or, in a container, the socket's folder is not mounted"
@@ -79,7 +78,7 @@ def listener(context: Context) -> Finding:
         cause = "it was left behind by a daemon that was killed; the next one replaces it"
         return warning(f"no daemon listens at {socket}", cause, start)
     except OSError as exn:
-        return failed(f"cannot connect to {socket}", exn.strerror or str(exn), start)
+        return failed(f"cannot listener_of to {socket}", exn.strerror or str(exn), start)
     if context.status is None:
         cause = "" if context.daemon_error is None else context.daemon_error.message
         log = "journalctl -u shardcache -n 100   # or its own log"
@@ -88,11 +87,11 @@ def listener(context: Context) -> Finding:
     user = "an unknown user" if context.uid is None else user_name(context.uid)
     version = context.status["version"]
     pid = context.status["pid"]
-    return ok(f"shardcache {version}, pid {pid}, run by {user}; {who_may(socket)}")
+    return ok(f"shardcache {version}, pid {pid}, run by {user}; {permissions_of(socket)}")
 
 
 def health(context: Context) -> Finding | None:
-    """Read the state of the daemon and of its disk from the status page."""
+    """Check the state of the daemon and of its disk, as the status page has it."""
     if context.status is None:
         return None
     disk = context.status.get("disk") or {}
@@ -130,11 +129,12 @@ def options(context: Context) -> Finding:
     """Check that the options are valid."""
     config = context.config
     error = context.config_error
-    closed = barrier(config, os.R_OK)
-    if closed is not None and os.path.lexists(closed):  # it, or a folder above it, denies access
+    blocking = barrier(config, os.R_OK)
+    is_denied = blocking is not None and os.path.lexists(blocking)
+    if is_denied:
         return skipped(f"you may not read {config}; its contents are not checked")
     if error is not None:
-        return of_error(error, "the daemon does not start with it")
-    if closed:
+        return finding_of(error, "the daemon does not start with it")
+    if blocking is not None:  # it does not exist
         return ok(f"no file at {config}: options come from flags and environment")
     return ok(f"{config} is valid")

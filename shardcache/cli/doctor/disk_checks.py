@@ -13,13 +13,13 @@ from shardcache.cli.doctor.context import (
     Context,
     Finding,
     failed,
-    me,
     ok,
     skipped,
     start_command,
+    this_user,
     warning,
 )
-from shardcache.cli.doctor.path_access import barrier, nearest, way_in, who_may
+from shardcache.cli.doctor.path_access import access_fix, barrier, nearest_existing, permissions_of
 from shardcache.shared.units import size, user_name
 from shardcache.store.disk.mounts import mount_of
 from shardcache.store.folder.layout import Layout
@@ -34,6 +34,10 @@ _MAX_BYTES = 256 * 1024**2
 _LIMIT_S = 2.0
 # Slower than a single hard disk: the node is better off without a cache, or its disk is failing.
 _SLOW_BYTES_PER_S = 100e6
+# A measurement takes a quarter of the spare space at most: no running daemon has to evict shards
+# for it.
+_SPARE_DIVISOR = 4
+_STAT_BLOCK_BYTES = 512  # unit of st_blocks, see stat(2)
 
 
 def folder(context: Context) -> Finding:
@@ -45,20 +49,20 @@ def folder(context: Context) -> Finding:
 
 
 def _readable(place: Path) -> Finding:
-    closed = barrier(place, os.R_OK | os.X_OK)
-    if closed is None:
-        return ok(f"{place} exists, and {me()} may read it")
-    if not closed.exists():
+    blocking = barrier(place, os.R_OK | os.X_OK)
+    if blocking is None:
+        return ok(f"{place} exists, and {this_user()} may read it")
+    if not blocking.exists():
         cause = (
             "readers open the daemon's files by path; "
             "in a container, the folder must be mounted at the same path"
         )
         return failed(f"{place} does not exist", cause, f"docker run -v {place}:{place}:ro …")
-    return failed(f"{me()} may not read {place}", *way_in(closed))
+    return failed(f"{this_user()} may not read {place}", *access_fix(blocking))
 
 
 def _writable(context: Context, place: Path) -> Finding:
-    existing = nearest(place)
+    existing = nearest_existing(place)
     if os.statvfs(existing).f_flag & os.ST_RDONLY:
         mounted = mount_of(existing).folder
         cause = (
@@ -71,49 +75,58 @@ def _writable(context: Context, place: Path) -> Finding:
             f"mount -o remount,rw {shlex.quote(str(mounted))}",
         )
     if barrier(existing, os.R_OK | os.W_OK | os.X_OK) is not None:
-        cause = f"{existing} is {who_may(existing)}, and the daemon would run as {me()}"
-        command = f"chown -R {me()}" if existing == place else f"install -d -o {me()} -m 0750"
+        user = this_user()
+        permissions = permissions_of(existing)
+        command = f"install -d -o {user} -m 0750"
+        if existing == place:
+            command = f"chown -R {user}"
         return failed(
-            f"{me()} may not write to {place}",
-            cause,
+            f"{user} may not write to {place}",
+            f"{existing} is {permissions}, and the daemon would run as {user}",
             f"{command} {shlex.quote(str(place))}   # as root",
         )
-    return _owned(context, place) if existing == place else ok(f"{place} will be created")
+    if existing != place:
+        return ok(f"{place} will be created")
+    return _owned(context, place)
 
 
 def _owned(context: Context, place: Path) -> Finding:
+    """Check that an existing folder belongs to the daemon's user, and nobody else may write."""
     layout = Layout(place)
     uid = os.geteuid() if context.uid is None else context.uid
     parts = (place, layout.shards, layout.partial, layout.quarantine, layout.catalogue)
-    stray = next((part for part in parts if part.exists() and part.stat().st_uid != uid), None)
-    if stray is not None:
-        owner = user_name(stray.stat().st_uid)
+    foreign = [part for part in parts if part.exists() and part.stat().st_uid != uid]
+    if foreign:
+        owner = user_name(foreign[0].stat().st_uid)
         cause = (
-            f"{stray} belongs to {owner}: a daemon that ran as {owner} created it, or it was copied"
+            f"{foreign[0]} belongs to {owner}: a daemon that ran as {owner} created it, or it was "
+            "copied"
         )
         # As root, the doctor does not know which user the daemon is going to run as.
-        report = warning if context.uid is None and uid == 0 else failed
+        is_user_unknown = context.uid is None and uid == 0
+        report = warning if is_user_unknown else failed
         return report(
             f"{place} belongs to another user",
             cause,
             f"chown -R {user_name(uid)} {place}   # as root",
         )
-    who = other_writers(place, uid)
-    if who:
-        cause = f"{who} may write to it ({who_may(place)}), so the daemon does not start with it"
+    permissions = permissions_of(place)
+    writers = other_writers(place, uid)
+    if writers:
+        cause = f"{writers} may write to it ({permissions}), so the daemon does not start with it"
         return failed(
             f"{place} is open to other users",
             cause,
             f"chmod go-w {shlex.quote(str(place))}",
         )
-    return ok(f"{place} ({who_may(place)})")
+    return ok(f"{place} ({permissions})")
 
 
 def filesystem(context: Context) -> Finding | None:
     """Check that the filesystem is a local disk's."""
     if context.own_cache_dir is None:
         return None
-    mount = mount_of(nearest(context.own_cache_dir))
+    mount = mount_of(nearest_existing(context.own_cache_dir))
     found = f"{mount.kind} at {mount.folder}"
     if mount.is_network:
         cause = (
@@ -142,12 +155,12 @@ def space(context: Context) -> Finding:
         return skipped(
             "capacity and --min-free are known to the daemon's operator, with valid options",
         )
-    stat = os.statvfs(nearest(place))
-    total_bytes, _, free_bytes = disk_usage(nearest(place))
+    filesystem_status = os.statvfs(nearest_existing(place))
+    total_bytes, _, free_bytes = disk_usage(nearest_existing(place))
     capacity_bytes = settings.capacity.of(total_bytes)
     min_free_bytes = settings.min_free.of(total_bytes)
     if context.status is None:
-        used_bytes = sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))
+        used_bytes = _allocated_bytes(place)
     else:
         capacity_bytes = context.status["cache"]["capacity_bytes"]
         used_bytes = context.status["cache"]["used_bytes"]
@@ -157,21 +170,16 @@ def space(context: Context) -> Finding:
     free = f"{size(free_bytes)} of {size(total_bytes)} free"
     found = f"{free}; cache {size(used_bytes)}, {limits}"
     figures = {"free_bytes": free_bytes, "reachable_bytes": reachable_bytes}
-    mounted = shlex.quote(str(mount_of(nearest(place)).folder))
-    largest = f"du -xh --max-depth=2 {mounted} | sort -h | tail"
+    mounted = shlex.quote(str(mount_of(nearest_existing(place)).folder))
+    show_largest = f"du -xh --max-depth=2 {mounted} | sort -h | tail"
     if not reachable_bytes:
         cause = "free space is below --min-free, so nothing is fetched"
-        return failed(
-            found, cause, f"{largest}   # remove unneeded files, or lower --min-free", **figures
-        )
-    has_inode_limit = stat.f_files > 0
-    if has_inode_limit and not stat.f_favail:
-        return failed(
-            found,
-            "no inode is free",
-            "mkfs.ext4 -i 65536 DEVICE   # reformat, or remove files",
-            **figures,
-        )
+        remedy = f"{show_largest}   # remove unneeded files, or lower --min-free"
+        return failed(found, cause, remedy, **figures)
+    has_inode_limit = filesystem_status.f_files > 0
+    if has_inode_limit and not filesystem_status.f_favail:
+        remedy = "mkfs.ext4 -i 65536 DEVICE   # reformat, or remove files"
+        return failed(found, "no inode is free", remedy, **figures)
     if reachable_bytes >= capacity_bytes:
         return ok(found, "", "", **figures)
     can_grow = f"the cache can grow to {size(reachable_bytes)}"
@@ -182,11 +190,16 @@ def space(context: Context) -> Finding:
             context, found, cause, options, "   # or a larger disk", **figures
         )
     cause = f"other files use the rest: {can_grow}"
-    return warning(found, cause, f"{largest}   # remove unneeded files", **figures)
+    return warning(found, cause, f"{show_largest}   # remove unneeded files", **figures)
+
+
+def _allocated_bytes(folder: Path) -> int:
+    blocks = sum(path.lstat().st_blocks for path in folder.rglob("*"))
+    return blocks * _STAT_BLOCK_BYTES
 
 
 def _rounded_down(size_bytes: int) -> str:
-    """Return a size as an option has it, in whole GB or, below ten of them, in whole MB."""
+    """Return a size as an option's value: in whole GB or, below 10 GB, in whole MB."""
     if size_bytes >= 10**10:
         return f"{size_bytes // 10**9}GB"
     return f"{size_bytes // 10**6}MB"
@@ -200,14 +213,18 @@ def _with_better_options(
     note: str = "",
     **figures: float,
 ) -> Finding:
-    """Return a warning whose remedy starts a daemon with other options.
+    """Return a warning with the remedy to start a daemon with better options.
 
-    The remedy repeats the other options that the doctor was given, unless a daemon is running,
+    The remedy also has the other options that the doctor was given, unless a daemon is running,
     which may have been started with different ones.
 
     Args:
-        options: the proposed ones, by name.
-        note: a comment behind the command.
+        context: with these options.
+        found: the observation.
+        cause: of the warning.
+        options: the better ones, by name.
+        note: a comment after the command.
+        figures: measurements.
     """
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     command = f"shardcache serve {flags}"
@@ -222,14 +239,13 @@ def speed(context: Context) -> Finding | list[Finding]:
         return skipped("not measured with --quick")
     if context.own_cache_dir is None:
         return skipped("you may not write to the cache folder")
-    place = nearest(context.own_cache_dir)
+    place = nearest_existing(context.own_cache_dir)
     total_bytes, _, free_bytes = disk_usage(place)
     min_free_bytes = 0
     if context.settings is not None:
         min_free_bytes = context.settings.min_free.of(total_bytes)
-    # Few enough that a running daemon would not evict shards for them.
-    spare_bytes = max(0, free_bytes - min_free_bytes) // 4
-    blocks = min(_MAX_BYTES, spare_bytes) // _BLOCK_BYTES
+    spare_bytes = max(0, free_bytes - min_free_bytes)
+    blocks = min(_MAX_BYTES, spare_bytes // _SPARE_DIVISOR) // _BLOCK_BYTES
     if not blocks:
         return skipped("not enough free space to measure")
     block = os.urandom(_BLOCK_BYTES)  # incompressible, as some disks compress
@@ -245,39 +261,42 @@ def speed(context: Context) -> Finding | list[Finding]:
         def read(offset: int) -> int:
             return len(os.pread(fd, _BLOCK_BYTES, offset))
 
-        written_bytes, write_finding = _timed(write, blocks * _BLOCK_BYTES, flush)
-        # Out of the page cache, so that the disk is read.
+        written_bytes, write_rate = _measure(write, blocks * _BLOCK_BYTES, flush)
+        # Drop the page cache, so that the disk is read.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        _, read_finding = _timed(read, written_bytes, lambda: None)
-    # The first one takes the name of the check.
-    return [write_finding, read_finding.named("disk.read")]
+        _, read_rate = _measure(read, written_bytes, lambda: None)
+    # The first finding gets the name of the check, `disk.write`.
+    return [_rate_finding(write_rate), _rate_finding(read_rate).named("disk.read")]
 
 
-def _timed(
+def _measure(
     move: Callable[[int], int], max_bytes: int, end: Callable[[], None]
-) -> tuple[int, Finding]:
+) -> tuple[int, float]:
     """Write or read block by block until the time limit.
-
-    Return the bytes moved, and the finding of their rate.
 
     Args:
         move: writes or reads the block at an offset; returns its number of bytes.
         max_bytes: number of bytes after which to stop before the time limit.
         end: called after the last block; the time that it takes counts.
+
+    Returns:
+        The number of bytes moved, and the rate in bytes per second.
     """
     done_bytes = 0
-    began_s = time.monotonic()
-    while done_bytes < max_bytes and time.monotonic() - began_s < _LIMIT_S:
+    start_s = time.monotonic()
+    while done_bytes < max_bytes and time.monotonic() - start_s < _LIMIT_S:
         done_bytes += move(done_bytes)
     end()
-    rate = done_bytes / (time.monotonic() - began_s)
-    if rate >= _SLOW_BYTES_PER_S:
-        return done_bytes, ok(f"{size(rate)}/s in one stream", bytes_per_s=round(rate))
+    return done_bytes, done_bytes / (time.monotonic() - start_s)
+
+
+def _rate_finding(bytes_per_s: float) -> Finding:
+    found = f"{size(bytes_per_s)}/s in one stream"
+    if bytes_per_s >= _SLOW_BYTES_PER_S:
+        return ok(found, bytes_per_s=round(bytes_per_s))
     cause = (
         "slower than one hard disk: a network volume, a throttled volume, "
         "or a disk kept busy by others"
     )
     remedy = "iostat -x 1 5   # is it busy? if not, use a local NVMe: --cache-dir"
-    return done_bytes, warning(
-        f"{size(rate)}/s in one stream", cause, remedy, bytes_per_s=round(rate)
-    )
+    return warning(found, cause, remedy, bytes_per_s=round(bytes_per_s))

@@ -12,6 +12,7 @@ from shardcache.shared.units import size
 _READERS = 256
 _SHM = Path("/dev/shm")
 _MIN_SHM_BYTES = 1024**3
+_MIN_FREE_DIVISOR = 10  # a tenth should be free
 
 
 def open_files(context: Context) -> Finding:
@@ -20,7 +21,9 @@ def open_files(context: Context) -> Finding:
         return skipped("the daemon's process is not visible from here")
     lines = Path(f"/proc/{context.pid or 'self'}/limits").read_text().splitlines()
     line = next(line for line in lines if line.startswith("Max open files"))
-    soft, hard = map(int, line.split()[3:5])  # for open files, always numbers
+    *_, soft_text, hard_text, _unit = line.split()
+    soft = int(soft_text)
+    hard = int(hard_text)
     # At its start, a daemon raises the soft limit to the hard one.
     limit = hard if context.pid is None else soft
     needed = own_files(context.settings or Settings.model_construct())
@@ -56,7 +59,7 @@ def shared_memory(_context: Context) -> Finding:
             "in a pod, emptyDir with medium: Memory"
         )
         return warning(found, cause, remedy, free_bytes=free_bytes)
-    if free_bytes < total_bytes // 10:
+    if free_bytes < total_bytes // _MIN_FREE_DIVISOR:
         remedy = f"ls -lS {_SHM}   # remove files of dead jobs; shardcache stores nothing there"
         return warning(found, cause, remedy, free_bytes=free_bytes)
     return ok(found, free_bytes=free_bytes)

@@ -1,20 +1,22 @@
-"""Rights of access to a path, in words, and the command that gives them."""
+"""Permissions of a path as text, and the command that gives access to it."""
 
 import os
+import stat
 from pathlib import Path
 
-from shardcache.cli.doctor.context import me
+from shardcache.cli.doctor.context import this_user
 from shardcache.shared.units import group_name, user_name
 
 
-def who_may(path: Path) -> str:
+def permissions_of(path: Path) -> str:
     """Return a path's owner, group and mode, such as `owner:group 0750`."""
-    found = path.stat()
-    return f"{user_name(found.st_uid)}:{group_name(found.st_gid)} {found.st_mode & 0o7777:04o}"
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    return f"{user_name(status.st_uid)}:{group_name(status.st_gid)} {mode:04o}"
 
 
 def barrier(path: Path, mode: int) -> Path | None:
-    """Return what denies this user access to a path: a folder above it, or itself; else None.
+    """Return the path that denies this user access: a folder above it, or itself; else None.
 
     Args:
         path: a file's or a folder's.
@@ -28,17 +30,19 @@ def barrier(path: Path, mode: int) -> Path | None:
     return None
 
 
-def way_in(path: Path) -> tuple[str, str]:
+def access_fix(path: Path) -> tuple[str, str]:
     """Return why this user may not access a path, and the command that gives access to it."""
-    found = path.stat()
-    group_has_rights = bool(found.st_mode & 0o070)
-    if found.st_gid == 0 or not group_has_rights:  # joining root's group is not a fix
-        cause = f"only its owner may access {path} ({who_may(path)})"
+    status = path.stat()
+    group_has_rights = bool(status.st_mode & stat.S_IRWXG)
+    if status.st_gid == 0 or not group_has_rights:  # joining root's group is not a fix
+        cause = f"only its owner may access {path} ({permissions_of(path)})"
         return cause, "shardcache serve --group NAME   # the group of the training users"
-    cause = f"{path} is {who_may(path)}, and {me()} is neither its owner nor in its group"
-    return cause, f"usermod -aG {group_name(found.st_gid)} {me()}   # as root; then log in again"
+    user = this_user()
+    group = group_name(status.st_gid)
+    cause = f"{path} is {permissions_of(path)}, and {user} is neither its owner nor in its group"
+    return cause, f"usermod -aG {group} {user}   # as root; then log in again"
 
 
-def nearest(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """Return the path, or its nearest parent that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -18,8 +18,9 @@ from shardcache.cli.doctor import (
     kernel_checks,
     s3_checks,
     store_checks,
+    tier_checks,
 )
-from shardcache.cli.doctor.context import Context, Finding, failed, of_error, start_command
+from shardcache.cli.doctor.context import Context, Finding, failed, finding_of, start_command
 from shardcache.errors import ShardcacheError
 from shardcache.redact import printable, redact
 
@@ -44,12 +45,12 @@ CHECKS: Sequence[Check] = (
     ("disk.write", disk_checks.speed),
     ("kernel.open_files", kernel_checks.open_files),
     ("kernel.shared_memory", kernel_checks.shared_memory),
-    ("tier.bypass", store_checks.tier_bypasses),
-    ("tier.reach", store_checks.tier_reach),
+    ("tier.bypass", tier_checks.bypasses),
+    ("tier.reach", tier_checks.reach),
     ("origin.reach", store_checks.probe),
 )
 
-# A sign and a word: not everybody sees colours.
+# By state, a sign and its style.
 SIGNS = {
     "ok": ("✓", "green"),
     "warning": ("!", "yellow"),
@@ -57,9 +58,14 @@ SIGNS = {
     "skipped": ("-", "dim"),
 }
 
-# Checks have their own, shorter network timeouts; past this limit a disk or a network filesystem's
-# server hangs.
+# Checks have their own, shorter network timeouts: one that exceeds this limit waits for a disk, or
+# for the server of a network filesystem, that hangs.
 _LIMIT_S = 30.0
+
+# Layout of a finding.
+_STATE_COLUMNS = 7
+_NAME_COLUMNS = 13
+_INDENT = " " * 12  # aligns "fix" with the names
 
 
 async def examine(
@@ -70,14 +76,14 @@ async def examine(
 ) -> list[Finding]:
     """Return all findings. A check that blocks for longer than `limit_s` is abandoned.
 
-    If a check cannot be carried out, the rest of its family is skipped: one finding says so for
-    all.
+    If a check cannot be carried out, the later ones of its family are skipped: one finding says so
+    for all.
     """
     findings: list[Finding] = []
-    given_up = set()
+    skipped_families = set()
     for name, check in checks:
-        family = name.partition(".")[0]
-        if family in given_up:
+        family, _, _ = name.partition(".")
+        if family in skipped_families:
             continue
         try:
             async with timeout(limit_s):
@@ -88,27 +94,33 @@ async def examine(
                 outcome = [outcome]
             findings += [finding.named(name) for finding in outcome or ()]
         except (TimeoutError, ShardcacheError, OSError) as exn:
-            given_up.add(family)
-            findings.append(_not_done(family, exn, limit_s).named(f"doctor.{family}"))
+            skipped_families.add(family)
+            findings.append(_unchecked(family, exn, limit_s).named(f"doctor.{family}"))
     return _with_proposals(context, findings)
 
 
 def _with_proposals(context: Context, findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings whose command to start a daemon has the values that others propose."""
+    """Put the values that some findings propose into the start commands of all."""
     proposed: dict[str, str] = {}
     for finding in findings:
         proposed |= finding.proposes
     if "cache_dir" in proposed:
-        proposed.pop("capacity", None)  # it was proposed for the disk that is not to be used
+        proposed.pop("capacity", None)  # it was proposed for a disk that should not be used
     command = printable(redact(start_command(context)))
-    better = printable(redact(start_command(context, proposed)))
-    return [replace(each, remedy=better) if each.remedy == command else each for each in findings]
+    better_command = printable(redact(start_command(context, proposed)))
+    result = []
+    for finding in findings:
+        if finding.remedy == command:
+            result.append(replace(finding, remedy=better_command))
+        else:
+            result.append(finding)
+    return result
 
 
-def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
+def _unchecked(family: str, error: Exception, limit_s: float) -> Finding:
     """Return the finding that a family could not be checked."""
     if isinstance(error, ShardcacheError):
-        return of_error(error)
+        return finding_of(error)
     found = f"the {family} could not be checked"
     if isinstance(error, TimeoutError):
         cause = (
@@ -119,7 +131,7 @@ def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
 
 
 def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
-    """Print the findings by family and url, below each problem its cause and fix, and a summary."""
+    """Print the findings by family and url, each with its cause and fix, and a summary."""
     console = common.make_console()
     groups = groupby(findings, lambda finding: (finding.family, finding.subject))
     for (family, subject), group in groups:
@@ -142,10 +154,13 @@ def _print_finding(console: Console, finding: Finding) -> None:
     """Print a finding in columns: sign, state, check, and what was found."""
     sign, style = SIGNS[finding.state]
     line = Table.grid(padding=(0, 1))
-    for width in (None, 7, 13):
-        line.add_column(no_wrap=True, width=width)
+    line.add_column(no_wrap=True)
+    line.add_column(no_wrap=True, width=_STATE_COLUMNS)
+    line.add_column(no_wrap=True, width=_NAME_COLUMNS)
     line.add_column(overflow="fold")
-    name = finding.check.partition(".")[2].replace("_", " ")
+    _, _, name = finding.check.partition(".")
+    name = name.replace("_", " ")
+    # State and sign say the same as the colour, which not everybody sees.
     line.add_row(Text(sign, style), Text(finding.state, style), name, Text(finding.found))
     if finding.cause:
         line.add_row("", "", Text("  why", "dim"), Text(finding.cause))
@@ -153,6 +168,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
     if finding.remedy:
         # Wrapped by the terminal, so that it can be copied as one command.
         console.print(
-            Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy),
+            Text.assemble((f"{_INDENT}  fix         ", "dim"), finding.remedy),
             soft_wrap=True,
         )

@@ -1,6 +1,7 @@
 """Checks of the daemon's S3 endpoint."""
 
 from contextlib import closing
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 
 from shardcache.cli.doctor.context import Context, Finding, failed, ok
@@ -23,7 +24,7 @@ def endpoint(context: Context) -> Finding | None:
     except (OSError, HTTPException) as exn:
         cause = str(exn) or type(exn).__name__
         return failed(f"{where} does not answer", cause, "read the daemon's log, or restart it")
-    if answer.status != 403 or _REFUSAL not in body:
+    if answer.status != HTTPStatus.FORBIDDEN or _REFUSAL not in body:
         cause = f"the status is {answer.status}, where an unsigned request is refused by 403"
         return failed(
             f"another program answers in place of {where}",

@@ -1,4 +1,4 @@
-"""Checks of the object stores by this process, and of the cluster's tier in front of them.
+"""Checks of the object stores by this process.
 
 Where the caller may read the environment of the running daemon, its variables of stores and
 credentials are used in place of the caller's own.
@@ -10,22 +10,21 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
+from typing import NamedTuple
 
 from shardcache.access.protocols import STORES, WEB
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.causes import failure
-from shardcache.cli.doctor.context import Context, Finding, failed, me, ok, skipped, warning
-from shardcache.cluster.tier_config import expiry_warning
+from shardcache.cli.doctor.context import Context, Finding, ok, skipped, this_user, warning
 from shardcache.config.settings import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin
 from shardcache.origin.objects import RemoteObject
 from shardcache.origin.patterns.expansion import expand
-from shardcache.origin.registry import Origins, reason_to_bypass
+from shardcache.origin.registry import Origins
 from shardcache.redact import HIDDEN
-from shardcache.shared.front import PEERS, STATUS, page
 from shardcache.shared.units import duration, size, user_name
 from shardcache.shared.urls.url_names import is_index, is_shard
 from shardcache.transport.between.flow import Flow
@@ -41,12 +40,8 @@ _SLOW_FIRST_BYTE_S = 1.0
 # Speed. Connections have to ramp up before a rate means something.
 _MAX_BYTES = 128 * 1024**2
 _READ_LIMIT_S = 5.0
-_MIN_TELLING_S = 1.0  # a shorter read says little about the rate
+_MIN_ELAPSED_S = 1.0  # a shorter read says little about the rate
 _SLOW_BYTES_PER_S = 20e6
-
-_TIER_LIMIT_S = 5.0
-_MIN_FREE_BYTES = 1 << 30  # on the disk of the tier's cache
-_COMPARE = "shardcache cluster status --nodes /etc/shardcache/tier/nodes   # compares all nodes"
 
 
 async def probe(context: Context) -> list[Finding]:
@@ -61,14 +56,13 @@ async def probe(context: Context) -> list[Finding]:
     with _environment_of(context) as owner:
         stores = _Stores(context.settings, owner, quick=context.quick)
         try:
-            targets = context.urls or _targets(context, context.settings)
-            found = []
-            for url in targets:
-                findings = await stores.findings(url)
-                found += [finding.named("", url) for finding in findings]
+            urls = context.urls or _one_url_per_store(context, context.settings)
+            findings = []
+            for url in urls:
+                findings += [finding.named("", url) for finding in await stores.findings(url)]
         finally:
-            await stores.origins.close()
-    return found or [
+            await stores.close()
+    return findings or [
         skipped("nothing to probe: no url given, nothing cached, no [[origin]] table; add a URL"),
     ]
 
@@ -77,43 +71,44 @@ async def probe(context: Context) -> list[Finding]:
 def _environment_of(context: Context) -> Iterator[str]:
     """Use the daemon's variables of stores and credentials, if they may be read.
 
-    Yield whose credentials these are.
+    Yield the owner of the credentials, in words.
     """
     if context.environment is None:
-        yield f"{me()}'s own"
+        yield f"{this_user()}'s own"
         return
-    own = dict(os.environ)
+    original = dict(os.environ)
     try:
-        for name in context.store_variables(own):
+        for name in context.store_variables(original):
             del os.environ[name]
         os.environ.update(context.environment)
         yield f"the daemon's, run as {user_name(context.uid or 0)}"
     finally:
         os.environ.clear()
-        os.environ.update(own)
+        os.environ.update(original)
 
 
-def _targets(context: Context, settings: Settings) -> list[str]:
-    """Return a url for each store: a cached shard's, else what a `match` can list. Blocks."""
-    found = {}
+def _one_url_per_store(context: Context, settings: Settings) -> list[str]:
+    """Return a url for each store: a cached shard's, else one from an [[origin]] table. Blocks."""
+    urls = {}
     for table in settings.origin:
-        place = _place(table.match)
-        if place:
-            found[store_of(place)] = place
+        listable = _listable_url(table.match)
+        if listable:
+            urls[store_of(listable)] = listable
     if context.status is not None:
         with closing(AdminClient(context.socket).shards("")) as cached:
             for row in islice(cached, _MAX_CACHED):
                 url = row["url"]
-                # Neither one whose signature is redacted, nor one in another process's memory.
-                if HIDDEN not in url and protocol_of(url) != "memory":
-                    found[store_of(url)] = url
-    return list(found.values())
+                is_redacted = HIDDEN in url
+                is_of_other_process = protocol_of(url) == "memory"
+                if not (is_redacted or is_of_other_process):
+                    urls[store_of(url)] = url
+    return list(urls.values())
 
 
-def _place(match: str) -> str | None:
-    """Return the listable part of a table's prefix.
+def _listable_url(match: str) -> str | None:
+    """Return the listable part of a table's `match`, which is the beginning of urls.
 
-    None for a whole protocol, and for http, which has no listings.
+    None for a whole protocol, and for http, which has no listings, unless it names one file.
     """
     _, separator, path = match.partition("://")
     if not separator or not path.strip("/") or protocol_of(match) in WEB:
@@ -128,7 +123,9 @@ class _Stores:
     """The object stores as a daemon with these settings reaches them.
 
     Args:
-        owner: whose credentials these are, for findings.
+        settings: of the daemon.
+        owner: of the credentials, in words, for findings.
+        quick: True to measure no rates.
     """
 
     def __init__(self, settings: Settings, owner: str, *, quick: bool) -> None:
@@ -137,33 +134,39 @@ class _Stores:
         self._quick = quick
         self._allow = AllowList(settings.allow)
         self._peer = Peer(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
-        self.origins = Origins(
+        self._origins = Origins(
             settings.origin,
             max_connections=settings.max_connections,
             redirect_guard=self._allow,
         )
 
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._origins.close()
+
     async def findings(self, url: str) -> list[Finding]:
         """Return the findings for a url, up to the first failure."""
-        found: list[Finding] = []
+        findings: list[Finding] = []
         check = "origin.reach"
         try:
             self._allow.check(url, self._peer)
             if protocol_of(url) in STORES:
                 check = "origin.credentials"
-                if source := await self.origins.origin(url).credentials(url):
-                    found.append(ok(f"{source} ({self._owner})").named(check))
+                if source := await self._origins.origin(url).credentials(url):
+                    findings.append(ok(f"{source} ({self._owner})").named(check))
                 check = "origin.reach"
             obj = await self._object(url)
-            origin = self.origins.origin(obj.url)
-            found.append((await _reach(origin, obj)).named(check))
+            origin = self._origins.origin(obj.url)
+            reach_finding = await _reach(origin, obj)
+            findings.append(reach_finding.named(check))
             if obj.size_bytes and not self._quick:
                 check = "origin.speed"
-                found.append((await _speed(origin, obj, self._settings)).named(check))
+                speed_finding = await _speed(origin, obj, self._settings)
+                findings.append(speed_finding.named(check))
         except ShardcacheError as exn:
-            table = self.origins.table(url)
-            found.append(failure(exn, url, table=table, environment=os.environ).named(check))
-        return found
+            table = self._origins.table(url)
+            findings.append(failure(exn, url, table=table, environment=os.environ).named(check))
+        return findings
 
     async def _object(self, url: str) -> RemoteObject:
         """Return one shard that a url, a pattern or an index file names.
@@ -172,10 +175,10 @@ class _Stores:
         """
         try:
             async with asyncio.timeout(_LIMIT_S):
-                shards = await expand(url, self.origins, lambda _count: None)
+                shards = await expand(url, self._origins, lambda _count: None)
                 shard = shards[0].url
                 self._allow.check(shard, self._peer)
-                return await self.origins.origin(shard).stat(shard)
+                return await self._origins.origin(shard).stat(shard)
         except TimeoutError:
             raise OriginUnavailableError(
                 "the object store did not answer, or did not finish its listing, "
@@ -188,14 +191,15 @@ class _Stores:
 
 async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
     """Measure the time to the first byte of an existing object."""
-    done_bytes, first_byte_s, _ = await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES)
-    if obj.size_bytes and not done_bytes:
+    timing = await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES)
+    if obj.size_bytes and not timing.done_bytes:
         raise OriginUnavailableError(
             "the object store lists the object but sends none of its bytes",
             url=obj.url,
         )
-    if obj.ranges:  # the first request had to connect
-        _, first_byte_s, _ = await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES)
+    if obj.ranges:  # measure again: the first request had to connect
+        timing = await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES)
+    first_byte_s = timing.first_byte_s
     found = (
         f"first byte after {duration(first_byte_s)}; tried with a shard of {size(obj.size_bytes)}"
     )
@@ -217,16 +221,17 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
 async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Finding:
     """Measure the rate over all connections, for a few seconds."""
     connections = settings.shard_connections
-    done_bytes, _, elapsed_s = await _read(origin, obj, connections, settings.part_size, _MAX_BYTES)
-    rate = done_bytes / elapsed_s
+    timing = await _read(origin, obj, connections, settings.part_size, _MAX_BYTES)
+    rate = timing.done_bytes / timing.elapsed_s
     figures = {
         "bytes_per_s": round(rate),
-        "read_bytes": done_bytes,
-        "elapsed_s": round(elapsed_s, 3),
+        "read_bytes": timing.done_bytes,
+        "elapsed_s": round(timing.elapsed_s, 3),
     }
-    amount = f"{size(done_bytes)} in {duration(elapsed_s)}"
+    amount = f"{size(timing.done_bytes)} in {duration(timing.elapsed_s)}"
     found = f"{size(rate)}/s over up to {connections} connections ({amount})"
-    if rate >= _SLOW_BYTES_PER_S or elapsed_s < _MIN_TELLING_S:
+    is_too_short = timing.elapsed_s < _MIN_ELAPSED_S
+    if rate >= _SLOW_BYTES_PER_S or is_too_short:
         return ok(found, "", "", **figures)
     cause = "training that reads faster than this will wait for the network"
     remedy = (
@@ -235,21 +240,30 @@ async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Findi
     return warning(found, cause, remedy, **figures)
 
 
+class _ReadTiming(NamedTuple):
+    """Bytes and times of one read.
+
+    Attributes:
+        done_bytes: number of bytes that arrived.
+        first_byte_s: seconds until the first of them.
+        elapsed_s: seconds until the end.
+    """
+
+    done_bytes: int
+    first_byte_s: float
+    elapsed_s: float
+
+
 async def _read(
     origin: Origin,
     obj: RemoteObject,
     connections: int,
     part_bytes: int,
     max_bytes: int,
-) -> tuple[int, float, float]:
+) -> _ReadTiming:
     """Read and discard the first bytes of an object, until the time limit.
 
-    Without range requests, all of it is read.
-
-    Returns:
-        The bytes that arrived, and the seconds until the first and the last.
-
-    Raises the first error.
+    Without range requests, all of it is read. Raises the first error.
     """
     step = obj.size_bytes
     stop = obj.size_bytes
@@ -259,93 +273,28 @@ async def _read(
     starts = iter(range(0, stop, max(1, step)))  # shared by all connections
     done_bytes = 0
     first_byte_s = 0.0
-    began_s = time.monotonic()
+    start_s = time.monotonic()
 
-    def received(count: int) -> None:
+    def on_received(count: int) -> None:
         nonlocal done_bytes, first_byte_s
         if not done_bytes:
-            first_byte_s = time.monotonic() - began_s
+            first_byte_s = time.monotonic() - start_s
         done_bytes += count
 
-    async def pull() -> None:
+    async def fetch_parts() -> None:
         for start in starts:
             part = Parts(os.devnull, None, step, start, min(step, obj.size_bytes - start))
-            await origin.fetch(obj, part, Flow(received))
+            await origin.fetch(obj, part, Flow(on_received))
 
     with suppress(TimeoutError):  # the bytes received so far count
         try:
             async with asyncio.timeout(_READ_LIMIT_S), asyncio.TaskGroup() as group:
                 for _ in range(connections):
-                    group.create_task(pull())
+                    group.create_task(fetch_parts())
         except ExceptionGroup as exn:
             # The exception of a task may be a group itself.
             error: Exception = exn
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             raise error from None
-    return done_bytes, first_byte_s, time.monotonic() - began_s
-
-
-# The cluster's tier, where an [[origin]] table names one
-
-
-def tier_bypasses(context: Context) -> list[Finding]:
-    """Name the origins that have a tier and cannot use it."""
-    found = []
-    tables = () if context.settings is None else context.settings.origin
-    for table in tables:
-        reason = reason_to_bypass(table) if table.tier else None
-        if reason:
-            remedy = (
-                f"remove `tier` from the [[origin]] table of {table.match}, "
-                "or the option that prevents it"
-            )
-            found.append(warning(f"{table.match} bypasses the tier {table.tier}", reason, remedy))
-    return found
-
-
-def tier_reach(context: Context) -> list[Finding]:
-    """Ask this node's nginx; `cluster status` compares all nodes."""
-    tables = () if context.settings is None else context.settings.origin
-    addresses = dict.fromkeys(table.tier for table in tables if table.tier)
-    return [finding for address in addresses for finding in _look(address, context.uid)]
-
-
-def _look(address: str, uid: int | None) -> Iterator[Finding]:
-    """Look at the nginx of a daemon that runs as `uid`."""
-    try:
-        own = page(address, PEERS, _TIER_LIMIT_S, uid)
-        figures = page(address, STATUS, _TIER_LIMIT_S, uid)
-        if own is None:
-            raise ValueError("it is not the nginx of a tier")
-    except PermissionError:
-        yield skipped(f"only the daemon's user and root reach the tier at {address}")
-        return
-    except (OSError, ValueError) as exn:
-        cause = f"{exn}; shards come from the object store"
-        yield failed(
-            f"the tier at {address} does not answer", cause, "systemctl status shardcache-tier"
-        )
-        return
-    view = f"nginx at {address} is one of {own['peers']} nodes, digest {own['digest']}"
-    if not figures:
-        yield warning(view, "it was started without `shardcache cluster run`: no figures", _COMPARE)
-    elif figures["free_bytes"] < _MIN_FREE_BYTES:
-        cause = f"{size(figures['free_bytes'])} are free on its disk: parts are evicted early"
-        yield warning(view, cause, "lower --max-size of the tier, or the daemon's --capacity")
-    else:
-        yield ok(
-            f"{view}; {size(figures['cached_bytes'])} cached, {size(figures['free_bytes'])} free"
-        )
-    figures = figures or {}
-    if reason := figures.get("stale"):
-        yield failed(
-            "this node uses an old list of nodes, or old certificates", str(reason), _COMPARE
-        )
-    if expiring := expiry_warning(figures.get("certificate_expires_s")):
-        cause = "without one, no other node gets shards from it, nor it from them"
-        yield warning(
-            f"this node: {expiring}",
-            cause,
-            "shardcache cluster certificates; then copy the nodes' folders",
-        )
+    return _ReadTiming(done_bytes, first_byte_s, time.monotonic() - start_s)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardcache.cli import common
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.getting.get_progress import GetProgress, shown
+from shardcache.cli.getting.get_progress import GetProgress, progress_display
 from shardcache.cli.getting.placed_files import Names, folder_of, is_copy_of, put
 from shardcache.cli.getting.wanted_files import PATIENCE, find_files
 from shardcache.errors import CacheError, ConfigError, OriginError, ShardcacheError, ShardError
@@ -36,17 +36,22 @@ def fetch_into(
 ) -> None:
     """Fetch files and put them below a folder; exit 1 if some failed.
 
-    `links` as the option, None without it.
+    Args:
+        source: the argument of the command, with absolute paths.
+        dest: the argument of the command.
+        socket: the daemon's, if one is named.
+        links: value of the option --link/--copy; None without it.
+        as_json: True to print events as JSON.
     """
     choice = DaemonChoice.of(socket)
     reader = ReaderIdentity(_JOB)
     folder = Path(dest)
-    found = find_files(source, choice, reader)
-    wanted = found.named
+    files = find_files(source, choice, reader)
+    targets = files.named
     is_new_name = not folder.is_dir() and not dest.endswith("/")
-    if found.is_alone and is_new_name:
-        (ref,) = wanted.values()
-        wanted = {(folder.name,): ref}
+    if files.is_alone and is_new_name:
+        (ref,) = targets.values()
+        targets = {(folder.name,): ref}
         folder = folder.parent
     with ExitStack() as stack:
         try:
@@ -56,18 +61,18 @@ def fetch_into(
                 f"cannot use the folder {folder} ({exn.strerror})",
                 remedy="choose another DEST",
             ) from exn
-        show = common.print_json if as_json else stack.enter_context(shown())
+        show = common.print_json if as_json else stack.enter_context(progress_display())
         # `find_files` has started a private daemon if there is no other.
         daemon = AdminClient(choice.node or PrivatePlace.find().socket)
-        progress = GetProgress([*wanted.values(), *found.refused], daemon, show)
+        progress = GetProgress([*targets.values(), *files.refused], daemon, show)
         run = _Run(folder, place, progress, show)
-        todo = run.without_present(wanted)
-        progress.tell("resolved")
-        run.refuse(found.refused)
-        show_progress = partial(progress.tell, "progress")
-        for names, ref, file in _opened(todo, choice, reader, show_progress):
+        missing = run.without_present(targets)
+        progress.show_event("resolved")
+        run.refuse(files.refused)
+        show_progress = partial(progress.show_event, "progress")
+        for names, ref, file in _opened(missing, choice, reader, show_progress):
             run.put(names, ref, file, links=links)
-        progress.tell("done", run.counts)
+        progress.show_event("done", run.counts)
     if run.counts["failed"]:
         common.fail()
 
@@ -93,30 +98,31 @@ class _Run:
         self._progress = progress
         self._show = show
 
-    def without_present(self, wanted: Mapping[Names, ShardRef]) -> dict[Names, ShardRef]:
-        """Return the files that are not there yet; note the others."""
-        todo = {
-            names: ref for names, ref in wanted.items() if not is_copy_of(self._place, names, ref)
-        }
-        for names in wanted.keys() - todo.keys():
-            self._progress.ended(wanted[names])
-            self.counts["present"] += 1
-        return todo
+    def without_present(self, targets: Mapping[Names, ShardRef]) -> dict[Names, ShardRef]:
+        """Return the files that are not in the folder yet; count the others."""
+        missing: dict[Names, ShardRef] = {}
+        for names, ref in targets.items():
+            if is_copy_of(self._place, names, ref):
+                self._progress.end(ref)
+                self.counts["present"] += 1
+            else:
+                missing[names] = ref
+        return missing
 
     def refuse(self, refused: Mapping[ShardRef, ConfigError]) -> None:
         """Report the files whose names are not possible in the folder."""
         for ref, refusal in refused.items():
             self._show({"event": "error", "error": refusal.to_json()})
             self.counts["failed"] += 1
-            self._progress.ended(ref)
+            self._progress.end(ref)
 
     def put(self, names: Names, ref: ShardRef, file: CachedFile, *, links: bool | None) -> None:
         """Wait for a file and put it in place; close it."""
         path = self._folder.joinpath(*names)
-        copied = partial(self._progress.copied, ref)
+        on_copied = partial(self._progress.record_copied, ref)
         try:
             with closing(file):
-                state = put(file.wait_whole(), self._place, names, ref, copied, links=links)
+                state = put(file.wait_whole(), self._place, names, ref, on_copied, links=links)
         except (OriginError, ShardError, CacheError, OSError) as exn:
             state = "failed"
             self._show({"event": "error", "error": _failure(exn, path, ref).to_json()})
@@ -131,7 +137,7 @@ class _Run:
                 },
             )
         self.counts[state] += 1
-        self._progress.ended(ref)
+        self._progress.end(ref)
 
 
 def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> ShardcacheError:
@@ -152,16 +158,16 @@ def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> Shard
 
 
 def _opened(
-    todo: Mapping[Names, ShardRef],
+    files: Mapping[Names, ShardRef],
     choice: DaemonChoice,
     reader: ReaderIdentity,
     on_wait: Callable[[], None],
 ) -> Iterator[tuple[Names, ShardRef, CachedFile]]:
-    """Yield each file, to be waited for and closed by the caller, while others are fetched."""
-    if not todo:
+    """Yield each file, while the daemon fetches others; the caller waits for it and closes it."""
+    if not files:
         return
-    manifest = Manifest.of(todo.values())
+    manifest = Manifest.of(files.values())
     with session_of(choice, reader, manifest, "files", PATIENCE) as session:
         session.on_wait = on_wait
-        for number, (names, ref) in enumerate(todo.items()):
+        for number, (names, ref) in enumerate(files.items()):
             yield names, ref, CachedFile(session, number)

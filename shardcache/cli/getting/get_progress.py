@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 _LINE_S = 30.0
 # Interval between events while a file is copied.
 _EVENT_S = 1.0
-# Fields of an event about each file that arrives or is copied.
+# Fields that an event has about each file that arrives or is copied.
 _FIELDS = ("url", "done_bytes", "total_bytes", "rate_bytes_per_s", "stage")
+_MIN_ELAPSED_S = 1e-3  # in a rate: at first, no time has passed
 # Counts of files that the last event may have.
 _STATES = ("linked", "cloned", "copied", "present", "failed")
 
 
 class GetProgress:
-    """The files of one run: the bytes that are in the cache or in place, and the files left."""
+    """The files of one run: the bytes that are in the cache or in place, and the pending files."""
 
     def __init__(
         self,
@@ -38,28 +39,28 @@ class GetProgress:
         daemon: AdminClient,
         show: Callable[[Json], None],
     ) -> None:
-        """Begin with all of `refs` left; `show` is called with each event."""
-        # Bytes of each file, by its url as the daemon's status shows it.
-        self._left = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
-        self._files = len(self._left)
-        self._total_bytes = sum(self._left.values())
+        """Begin with all of `refs` pending; `show` is called with each event."""
+        # Size in bytes of each pending file, by its url as the daemon's status shows it.
+        self._pending = {redact(ref.url): ref.size_bytes or 0 for ref in refs}
+        self._files = len(self._pending)
+        self._total_bytes = sum(self._pending.values())
         self._ended_bytes = 0
-        self._done: dict[str, int] = {}  # arrived or copied bytes of each file that is left
+        self._done: dict[str, int] = {}  # arrived or copied bytes of each pending file
         self._copying: list[Json] = []  # the file that is being copied, if any
         self._daemon = daemon
         self._show = show
-        self._begun: tuple[float, int] | None = None  # time of the first event, and bytes then
-        self._told_s = 0.0  # time of the last event
+        self._start: tuple[float, int] | None = None  # time of the first event, and bytes then
+        self._shown_s = 0.0  # time of the last event
 
-    def ended(self, ref: ShardRef) -> None:
-        """Note that a file is there, or has failed."""
+    def end(self, ref: ShardRef) -> None:
+        """Record that a file is in place, or has failed."""
         url = redact(ref.url)
-        self._ended_bytes += self._left.pop(url, 0)
+        self._ended_bytes += self._pending.pop(url, 0)
         self._done.pop(url, None)
         self._copying = []
 
-    def copied(self, ref: ShardRef, done_bytes: int) -> None:
-        """Note how much of a file has been copied."""
+    def record_copied(self, ref: ShardRef, done_bytes: int) -> None:
+        """Record how much of a file has been copied; show an event now and then."""
         self._copying = [
             {
                 "url": redact(ref.url),
@@ -69,38 +70,38 @@ class GetProgress:
                 "stage": "copying",
             },
         ]
-        if time.monotonic() - self._told_s > _EVENT_S:
-            self.tell("progress")
+        if time.monotonic() - self._shown_s > _EVENT_S:
+            self.show_event("progress")
 
-    def tell(self, kind: str, more: Mapping[str, int] | None = None) -> None:
+    def show_event(self, kind: str, counts: Mapping[str, int] | None = None) -> None:
         """Show an event with the state of the whole, and of each file on its way.
 
         Args:
             kind: of the event.
-            more: further members of the event.
+            counts: further fields of the event.
         """
-        arriving = self._copying
+        arriving = list(self._copying)
         with suppress(ShardcacheError):  # the daemon is restarting: the session waits for it
-            rows = self._daemon.status()["transfers"]
-            arriving = [*arriving, *(row for row in rows if row["url"] in self._left)]
-        # A file that has arrived is not among the transfers any more: what it had is remembered.
+            transfers = self._daemon.status()["transfers"]
+            arriving += [row for row in transfers if row["url"] in self._pending]
+        # Bytes of a file that has arrived still count: it is not among the transfers any more.
         for row in arriving:
             url = row["url"]
             self._done[url] = max(row["done_bytes"], self._done.get(url, 0))
 
         done_bytes = self._ended_bytes + sum(self._done.values())
         now_s = time.monotonic()
-        if self._begun is None:
-            self._begun = now_s, done_bytes
-        self._told_s = now_s
-        began_s, began_bytes = self._begun
-        rate = (done_bytes - began_bytes) / max(now_s - began_s, 1e-3)
+        if self._start is None:
+            self._start = now_s, done_bytes
+        self._shown_s = now_s
+        start_s, start_bytes = self._start
+        rate = (done_bytes - start_bytes) / max(now_s - start_s, _MIN_ELAPSED_S)
         left_s = None
         if rate > 0:
             left_s = round((self._total_bytes - done_bytes) / rate)
         event = {
             "event": kind,
-            "done_files": self._files - len(self._left),
+            "done_files": self._files - len(self._pending),
             "files": self._files,
             "done_bytes": done_bytes,
             "total_bytes": self._total_bytes,
@@ -108,11 +109,11 @@ class GetProgress:
             "left_s": left_s,
             "arriving": [{name: row[name] for name in _FIELDS} for row in arriving],
         }
-        self._show({**event, **(more or {})})
+        self._show({**event, **(counts or {})})
 
 
 @contextmanager
-def shown() -> Iterator[Callable[[Json], None]]:
+def progress_display() -> Iterator[Callable[[Json], None]]:
     """Show events: bars on a terminal, one in total and one per arriving file; elsewhere lines."""
     from rich import progress
 
@@ -141,7 +142,7 @@ class _Display:
         self._bars = bars
         self._total = bars.add_task("total", total=None)
         self._tasks: dict[str, TaskID] = {}  # by url
-        self._line_s = time.monotonic()
+        self._line_s = time.monotonic()  # time of the last line of progress
 
     def show(self, event: Json) -> None:
         """Show an event."""
@@ -166,10 +167,11 @@ class _Display:
         self._console.print(line, markup=False)
 
     def _advance(self, event: Json) -> None:
-        described = f"{event['done_files']:,}/{event['files']:,} files"
+        """Update the bars; without a terminal, print a line now and then."""
+        files = f"{event['done_files']:,}/{event['files']:,} files"
         self._bars.update(
             self._total,
-            description=described,
+            description=files,
             completed=event["done_bytes"],
             total=event["total_bytes"],
         )
@@ -179,13 +181,13 @@ class _Display:
 
         self._line_s = time.monotonic()
         done = f"{size(event['done_bytes'])} of {size(event['total_bytes'])}"
-        line = f"{described}, {done}, {size(event['rate_bytes_per_s'])}/s"
+        line = f"{files}, {done}, {size(event['rate_bytes_per_s'])}/s"
         if event["left_s"]:
             line += f", {event['left_s']:,} s left"
         self._print(line)
 
     def _show_arriving(self, rows: list[Json]) -> None:
-        """Have one bar for each file that arrives or is copied."""
+        """Show one bar for each file that arrives or is copied."""
         arriving = {row["url"]: row for row in rows}
         for url in self._tasks.keys() - arriving.keys():
             self._bars.remove_task(self._tasks.pop(url))

@@ -19,12 +19,13 @@ from shardcache.shared.protocol import ShardRef
 Names: TypeAlias = tuple[str, ...]
 """Names of the folders and the file, below the destination."""
 
-Copied: TypeAlias = Callable[[int], None]
+OnCopied: TypeAlias = Callable[[int], None]
 """Called with the number of bytes of a file that have been copied."""
 
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
-# Extended attribute of a copy: the version that it is of, and its size and time as it was made.
+# Extended attribute of a copy: hash of url and version, and its size and time when it was made.
 _MARK = "user.shardcache"
+_FILE_MODE = 0o644
 _STEP_BYTES = 64 * 2**20  # copied between two reports
 
 
@@ -35,7 +36,7 @@ def folder_of(place: Path | int, names: Names = (), *, make: bool = True) -> Ite
     Args:
         place: the destination, which may be a link, or the descriptor of an open folder.
         names: of the folders on the way from it.
-        make: create what is missing; if False, that is a FileNotFoundError.
+        make: True to create missing folders; False to raise FileNotFoundError for them.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     if isinstance(place, Path):
@@ -59,7 +60,7 @@ def folder_of(place: Path | int, names: Names = (), *, make: bool = True) -> Ite
 def is_copy_of(folder: int, names: Names, ref: ShardRef) -> bool:
     """Return True if an earlier run has put a copy of the same version there.
 
-    It is False for a copy that somebody has changed since.
+    Return False for a copy that has been changed since.
     """
     if ref.version is None:
         return False
@@ -74,53 +75,47 @@ def is_copy_of(folder: int, names: Names, ref: ShardRef) -> bool:
     return False
 
 
-def _mark(fd: int, ref: ShardRef) -> bytes:
-    stat = os.fstat(fd)
-    name = hashlib.sha256(f"{ref.url}\0{ref.version}".encode()).hexdigest()
-    return f"{name} {stat.st_size} {stat.st_mtime_ns}".encode()
-
-
 def put(
     cached: Path,
     folder: int,
     names: Names,
     ref: ShardRef,
-    copied: Copied,
+    on_copied: OnCopied,
     *,
     links: bool | None,
 ) -> str:
     """Put a cached file under a name in the destination, where it appears whole.
-
-    Return how: "present" if it was there, "linked", "cloned", or "copied".
 
     Args:
         cached: path of the file in the cache.
         folder: descriptor of the destination.
         names: of the folders below it, and of the file.
         ref: of the file, for the mark of a copy.
-        copied: called with the number of bytes that have been copied.
+        on_copied: called with the number of bytes that have been copied.
         links: True for hard links where they are possible, False for none; None for one if this
             user could not write to the cached file through it.
+
+    Returns:
+        "present" if it was there already, else "linked", "cloned" or "copied".
 
     Raises OSError.
     """
     *folders, name = names
-    if links is None:
-        links_here = not os.access(cached, os.W_OK, effective_ids=True)
-    else:
-        links_here = links
+    may_link = links
+    if may_link is None:
+        may_link = not os.access(cached, os.W_OK, effective_ids=True)
     with folder_of(folder, tuple(folders)) as parent, cached.open("rb", buffering=0) as file:
         with suppress(FileNotFoundError):
-            there = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            if links is not False and os.path.samestat(there, os.fstat(file.fileno())):
+            present = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if links is not False and os.path.samestat(present, os.fstat(file.fileno())):
                 return "present"
-        if links_here:
+        if may_link:
             # It fails on another filesystem, or for another user's file.
             with suppress(OSError), _replaced(name, parent) as temporary:
                 os.link(cached, temporary, dst_dir_fd=parent)
                 return "linked"
         with _replaced(name, parent) as temporary:
-            return _copy(file.fileno(), temporary, parent, ref, copied)
+            return _copy(file.fileno(), temporary, parent, ref, on_copied)
 
 
 @contextmanager
@@ -138,18 +133,18 @@ def _replaced(name: str, parent: int) -> Iterator[str]:
             os.unlink(temporary, dir_fd=parent)
 
 
-def _copy(source: int, name: str, parent: int, ref: ShardRef, copied: Copied) -> str:
+def _copy(source: int, name: str, parent: int, ref: ShardRef, on_copied: OnCopied) -> str:
     """Make a copy under a name in a folder; return "cloned" or "copied"."""
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
         # A file without a name leaves nothing behind, but not all filesystems have them.
-        fd = os.open(".", os.O_TMPFILE | flags, 0o644, dir_fd=parent)
+        fd = os.open(".", os.O_TMPFILE | flags, _FILE_MODE, dir_fd=parent)
         is_named = False
     except OSError:
-        fd = os.open(name, os.O_CREAT | os.O_EXCL | flags, 0o644, dir_fd=parent)
+        fd = os.open(name, os.O_CREAT | os.O_EXCL | flags, _FILE_MODE, dir_fd=parent)
         is_named = True
     try:
-        state = _fill(fd, source, copied)
+        state = _fill(fd, source, on_copied)
         with suppress(OSError):  # without the mark, it is copied again by the next run
             os.setxattr(fd, _MARK, _mark(fd, ref))
         if not is_named:
@@ -159,7 +154,14 @@ def _copy(source: int, name: str, parent: int, ref: ShardRef, copied: Copied) ->
     return state
 
 
-def _fill(fd: int, source: int, copied: Copied) -> str:
+def _mark(fd: int, ref: ShardRef) -> bytes:
+    """Return the value of `_MARK` for an open copy."""
+    status = os.fstat(fd)
+    version_hash = hashlib.sha256(f"{ref.url}\0{ref.version}".encode()).hexdigest()
+    return f"{version_hash} {status.st_size} {status.st_mtime_ns}".encode()
+
+
+def _fill(fd: int, source: int, on_copied: OnCopied) -> str:
     """Fill a new file, with the source's own blocks if they can be shared; return as `_copy`."""
     try:
         fcntl.ioctl(fd, _FICLONE, source)
@@ -168,8 +170,8 @@ def _fill(fd: int, source: int, copied: Copied) -> str:
         pass  # the filesystem shares no blocks
 
     offset = 0
-    copied(offset)
-    while sent := os.sendfile(fd, source, offset, _STEP_BYTES):
-        offset += sent
-        copied(offset)
+    on_copied(offset)
+    while sent_bytes := os.sendfile(fd, source, offset, _STEP_BYTES):
+        offset += sent_bytes
+        on_copied(offset)
     return "copied"

@@ -21,12 +21,13 @@ from shardcache_client.daemon.patience import Patience
 from shardcache_client.daemon.session import Session
 
 PATIENCE = Patience(limit_s=7 * 86_400.0, away_s=30.0)
-"""Time that anything may take, as a file may take hours, and that a daemon may be away.
+"""Time limits of `get`: a file may take hours.
 
 A daemon that stops drains for at most 20 s, and the next one starts in seconds.
 """
 
-_PATTERN = re.compile(r"[*?\[{]")
+_WILDCARD = re.compile(r"[*?\[{]")
+_NO_NAMES = ("", ".", "..")  # parts of a path that do not name a file or folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class WantedFiles:
 def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> WantedFiles:
     """Return the files of a source. Raises ConfigError if two would have the same name."""
     refs = _listed(source, choice, reader)
-    is_missing = [ref.url for ref in refs] == [source] and refs[0].version is None
+    is_itself = [ref.url for ref in refs] == [source]
+    is_missing = is_itself and refs[0].version is None
     if is_missing and protocol_of(source) not in WEB:
         # It may be a folder, or a repository on the Hub. Web servers have no folders.
         folder = f"{source}/"
@@ -69,11 +71,12 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
                 f"two files would be written to {'/'.join(names)}: this one and {named[names].url}",
                 url=ref.url,
             )
-    is_one_url = not source.endswith("/") and _PATTERN.search(path_of(source)) is None
+    is_one_url = not source.endswith("/") and _WILDCARD.search(path_of(source)) is None
     return WantedFiles(named, refused, is_one_url and len(refs) == len(named) == 1)
 
 
 def _listed(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> list[ShardRef]:
+    """Return the files that the daemon finds for a url or pattern."""
     with closing(Session(choice, reader, PATIENCE)) as session:
         return list(session.resolve([source], "files"))
 
@@ -83,7 +86,7 @@ def _base_of(source: str) -> str:
     if protocol_of(source) in WEB:
         literal, _, _query = source.partition("?")
     else:
-        literal = _PATTERN.split(path_of(source), maxsplit=1)[0]
+        literal, *_ = _WILDCARD.split(path_of(source), maxsplit=1)
     return source[: literal.rfind("/") + 1]
 
 
@@ -103,7 +106,7 @@ def _names(url: str, base: str) -> Names:
     else:
         _, _, below = path.rpartition("/")
     names = tuple(below.split("/"))
-    if any(name in ("", ".", "..") or "\0" in name for name in names):
+    if any(name in _NO_NAMES or "\0" in name for name in names):
         raise ConfigError(
             "the key is not a path below a folder",
             url=url,

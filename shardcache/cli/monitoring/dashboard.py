@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp import web
 
-# Environment variables, one of which is set where a browser can be opened.
-_DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
+# Environment variables, at least one of which is set where a browser can be opened.
+_DESKTOP_VARIABLES = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 _HOST = "127.0.0.1"
-# Headers of the daemon's answers that the browser gets.
-_PASSED_ON = (
+# Headers of the daemon's answers that are passed on to the browser.
+_PASSED_HEADERS = (
     "Content-Type",
     "Cache-Control",
     "ETag",
@@ -36,7 +36,9 @@ _PASSED_ON = (
     "Referrer-Policy",
     "X-Content-Type-Options",
 )
-# At the end, how long open connections, such as those of the live updates, are waited for.
+_TOKEN_BYTES = 24
+_CONNECT_S = 10.0
+# Time to wait at the end for open connections, such as those of the live updates.
 _CLOSE_S = 0.5
 
 
@@ -61,11 +63,13 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
     import asyncio
 
     AdminClient(socket).status()  # raises, with a remedy, if no daemon answers
-    has_desktop = any(map(os.environ.get, _DESKTOP))
-    asyncio.run(_serve(tool_socket(socket), port, to_open and has_desktop, as_json))
+    has_desktop = any(map(os.environ.get, _DESKTOP_VARIABLES))
+    to_open = to_open and has_desktop
+    asyncio.run(_serve(tool_socket(socket), port, to_open=to_open, as_json=as_json))
 
 
-async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
+async def _serve(socket: Path, port: int, *, to_open: bool, as_json: bool) -> None:
+    """Serve the dashboard until Ctrl-C; print its url, and open it in a browser if `to_open`."""
     import asyncio
 
     async with _bridge(socket, port) as url:
@@ -73,8 +77,8 @@ async def _serve(socket: Path, port: int, to_open: bool, as_json: bool) -> None:
             common.print_json({"url": url, "socket": str(socket)})
         else:
             click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
-        # The browser is given a file that leads to the url, and not the url, whose token every user
-        # could read in the browser's command line.
+        # Open a file that leads to the url: every user can read the browser's command line, where
+        # the url would show its token.
         with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
             if to_open:
                 import webbrowser
@@ -97,9 +101,10 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
     import aiohttp
     from aiohttp import web
 
-    token = secrets.token_urlsafe(24)
-    connector = aiohttp.UnixConnector(str(socket), limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)  # the live updates have no end
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    connector = aiohttp.UnixConnector(str(socket), limit=0)  # of any number of connections
+    # The live updates have no end.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
     async with aiohttp.ClientSession(
         "http://shardcache",
         connector=connector,
@@ -113,22 +118,24 @@ async def _bridge(socket: Path, port: int) -> AsyncIterator[str]:
             except OSError as exn:
                 reason = f"cannot listen on {_HOST}:{port}: {exn.strerror}"
                 raise ConfigError(reason, remedy="choose another --port") from exn
+            _, bound_port = runner.addresses[0]
             # In the fragment, which browsers never send: the page reads the token there and sends
             # it in a header.
-            yield f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}"
+            yield f"http://{_HOST}:{bound_port}/#token={token}"
         finally:
             await runner.cleanup()
 
 
 def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
+    """Return the application that passes the dashboard's requests on to the daemon."""
     from aiohttp import web
 
     expected = f"Bearer {token}".encode()
 
     async def live(request: web.Request) -> web.StreamResponse:
         """Stream the live updates, which need the token: the page itself shows nothing yet."""
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, expected):
+        sent = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(sent, expected):
             return web.Response(status=401, headers={"WWW-Authenticate": "Bearer"})
         return await _pass_on(daemon, request)
 
@@ -145,14 +152,14 @@ async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.S
     import aiohttp
     from aiohttp import web
 
-    tags = {}
+    conditions = {}
     if "If-None-Match" in request.headers:
-        tags["If-None-Match"] = request.headers["If-None-Match"]
+        conditions["If-None-Match"] = request.headers["If-None-Match"]
     response = web.StreamResponse()
     try:
-        async with daemon.get(request.rel_url, headers=tags) as answer:
+        async with daemon.get(request.rel_url, headers=conditions) as answer:
             response.set_status(answer.status)
-            for name in _PASSED_ON:
+            for name in _PASSED_HEADERS:
                 if name in answer.headers:
                     response.headers[name] = answer.headers[name]
             await response.prepare(request)

@@ -24,8 +24,8 @@ PASSES = {
     "live": frozenset({"ok", "degraded", "draining"}),
 }
 LIMIT_S = 5.0
-# A disk that has not responded for this long hangs, which a restart may help with; a full or broken
-# one still responds. As in server/process/service_notifier.py.
+# A disk that has not responded for this long hangs, and a restart may help. A full or broken disk
+# still responds. As in server/process/service_notifier.py.
 HUNG_S = 120.0
 _SECONDS = click.FloatRange(min=0)
 _PAUSE_S = 0.2
@@ -53,10 +53,12 @@ def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
         ) from None
 
 
-def passes(probed: str, found: dict[str, Any]) -> bool:
-    """Return True if a daemon of this health passes a probe, one of `PASSES`."""
-    hangs = probed == "live" and found.get("disk", {}).get("silent_s", 0.0) > HUNG_S
-    return found["status"] in PASSES[probed] and not hangs
+def passes(what: str, reported: dict[str, Any]) -> bool:
+    """Return True if a daemon with this health passes the probe `what`, one of `PASSES`."""
+    if reported["status"] not in PASSES[what]:
+        return False
+    silent_s: float = reported.get("disk", {}).get("silent_s", 0.0)
+    return what != "live" or silent_s <= HUNG_S
 
 
 @common.examples("probe ready --wait-s 60", "probe live")
@@ -83,29 +85,29 @@ def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Pat
     not stopping; live, while it answers and its disk does not hang. No probe depends on an object
     store.
     """
-    found = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
+    reported = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
     if as_json:
-        common.print_json(found)
+        common.print_json(reported)
     else:
-        click.echo(found["status"])
-    if not passes(what, found):
+        click.echo(reported["status"])
+    if not passes(what, reported):
         common.fail()
 
 
 def _ask_until(
-    probed: str,
+    what: str,
     socket: Path | None,
     timeout_s: float,
     deadline_s: float,
 ) -> dict[str, Any]:
     """Return the first answer that passes the probe, or the one at the deadline.
 
-    Then raises as `ask` does.
+    At the deadline, raises as `ask` does.
     """
     while time.monotonic() < deadline_s:
         with suppress(NoDaemonError):
-            found = ask(socket, timeout_s)
-            if passes(probed, found):
-                return found
+            reported = ask(socket, timeout_s)
+            if passes(what, reported):
+                return reported
         time.sleep(_PAUSE_S)  # polling: nothing signals a daemon's start
     return ask(socket, timeout_s)

@@ -19,7 +19,8 @@ def status(as_json: bool, socket: Path | None) -> None:
     if as_json:
         common.print_json(page)
     else:
-        from shardcache.cli.monitoring.status_text import Moment, draw
+        from shardcache.cli.monitoring.moment import Moment
+        from shardcache.cli.monitoring.status_text import draw
 
         console = common.make_console()
         console.print(draw(Moment(page), console.width))
@@ -52,4 +53,4 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
 
     from shardcache.cli.monitoring.top_screen import show_node
 
-    asyncio.run(show_node(interval_s, once, as_json, socket))
+    asyncio.run(show_node(socket, interval_s, once=once, as_json=as_json))

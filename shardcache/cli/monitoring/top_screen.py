@@ -15,13 +15,20 @@ from rich.live import Live
 
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import in_thread, make_console, print_json
-from shardcache.cli.monitoring.status_text import Moment, draw, rates_between
+from shardcache.cli.monitoring.moment import Moment, rates_between
+from shardcache.cli.monitoring.status_text import draw
 from shardcache.errors import DaemonError
 
 _MAX_KEY_BYTES = 64
 
 
-async def show_node(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
+async def show_node(
+    socket: Path | None,
+    interval_s: float,
+    *,
+    once: bool,
+    as_json: bool,
+) -> None:
     """Show the daemon at `socket` until q is pressed. Raises DaemonError if it does not answer.
 
     Only one frame is shown if `once`, or if the output is not a terminal.
@@ -35,7 +42,7 @@ async def show_node(interval_s: float, once: bool, as_json: bool, socket: Path |
         async for moment in moments:
             if is_single and moment.trouble:
                 raise moment.trouble
-            if not (moment.rates or moment.trouble):
+            if moment.rates is None and moment.trouble is None:  # a daemon's first page
                 continue
             if as_json:
                 print_json(moment.to_json())
@@ -65,10 +72,11 @@ async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Momen
 
 async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
     try:
-        async with asyncio.timeout(None) as limit:  # pressing the key makes it expire
+        async with asyncio.timeout(None) as limit:
+            expire = partial(limit.reschedule, 0.0)  # to a time that has passed
             with (
                 Live(console=console, screen=True, auto_refresh=False) as live,
-                _on_q(partial(limit.reschedule, 0.0)),
+                _on_q(expire),
             ):
                 async for moment in moments:
                     live.update(draw(moment, console.width, console.height), refresh=True)
@@ -90,13 +98,13 @@ def _on_q(action: Callable[[], object]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     settings = termios.tcgetattr(fd)
 
-    def pressed() -> None:
-        typed = os.read(fd, _MAX_KEY_BYTES)
-        if not typed or b"q" in typed:
+    def read_keys() -> None:
+        keys = os.read(fd, _MAX_KEY_BYTES)
+        if not keys or b"q" in keys:
             action()
 
     tty.setcbreak(fd)
-    loop.add_reader(fd, pressed)
+    loop.add_reader(fd, read_keys)
     try:
         yield
     finally:

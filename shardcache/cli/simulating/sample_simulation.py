@@ -18,7 +18,9 @@ from shardcache.plan.part_replay import AskedRange, PartReplay, PartRules
 from shardcache.shared.protocol import Json
 
 if TYPE_CHECKING:
+    from shardcache.cli.simulating.simulated_run import SimulatedRun
     from shardcache.config.origin_table import OriginTable
+    from shardcache_client.order.shards.manifest import Manifest
 
 _REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
 
@@ -35,7 +37,7 @@ class SamplePositions:
         self._stops = [array("Q") for _ in sizes]
 
     @classmethod
-    def read(cls, index: Path, manifest: Any) -> SamplePositions:
+    def read(cls, index: Path, manifest: Manifest) -> SamplePositions:
         """Read the table beside an index file.
 
         Raises ConfigError if there is none, or it does not match the index file.
@@ -50,14 +52,14 @@ class SamplePositions:
                 for member in rows:
                     file = rows.extractfile(member)
                     if file is not None:
-                        positions._add(json.load(file))
+                        positions._add_row(json.load(file))
         except (OSError, tarfile.TarError, KeyError, TypeError, ValueError, IndexError) as exn:
             raise ConfigError(
                 f"cannot read the table of samples, which says where each is in its shard: {exn}",
                 url=str(table),
                 remedy=_REMEDY,
             ) from None
-        if [len(starts) for starts in positions._starts] != list(manifest.counts):
+        if [len(starts) for starts in positions._starts] != list(manifest.counts or ()):
             raise ConfigError(
                 "the table of samples does not match the index file",
                 url=str(table),
@@ -65,7 +67,16 @@ class SamplePositions:
             )
         return positions
 
-    def _add(self, row: dict[str, Any]) -> None:
+    def range_of(self, shard: int, number: int) -> tuple[int, int]:
+        """Return the offsets of a sample's first byte and of the byte after its last."""
+        return self._starts[shard][number], self._stops[shard][number]
+
+    @property
+    def all_bytes(self) -> int:
+        """Number of bytes of all samples."""
+        return sum(map(sum, self._stops)) - sum(map(sum, self._starts))
+
+    def _add_row(self, row: dict[str, Any]) -> None:
         """Add the samples of one row of the table, which are some of a shard's."""
         from shardcache.tarindex.spans import RowSpans
 
@@ -78,19 +89,10 @@ class SamplePositions:
             self._starts[shard].append(start)
             self._stops[shard].append(stop)
 
-    def range_of(self, shard: int, number: int) -> tuple[int, int]:
-        """Return the first byte of a sample, and the one after its last."""
-        return self._starts[shard][number], self._stops[shard][number]
-
-    @property
-    def all_bytes(self) -> int:
-        """Number of bytes of all samples."""
-        return sum(map(sum, self._stops)) - sum(map(sum, self._starts))
-
 
 @dataclass(slots=True)
-class _AskedAhead:
-    """The share of the cache for ranges that all readers have asked for and do not need yet."""
+class _AheadBudget:
+    """Space in a node's cache for ranges that its readers have asked for and do not need yet."""
 
     limit_bytes: int
     taken_bytes: int = 0
@@ -101,51 +103,51 @@ class _SampleReader:
 
     Args:
         cache: of the node.
-        coming: ranges of the samples in the order in which they are read: shard, first byte, and
-            the one after the last.
-        late: number of steps before the first sample.
-        ahead: the readers' common share of the node's cache.
+        ranges: of the samples in the order in which they are read: shard, and the offsets of the
+            first byte and of the byte after the last.
+        idle_steps: number of steps before the first sample.
+        budget: the one that all readers of the node share.
         max_asked: number of samples that are asked for at a time.
     """
 
     def __init__(
         self,
         cache: PartReplay,
-        coming: Iterator[tuple[int, int, int]],
-        late: int,
-        ahead: _AskedAhead,
+        ranges: Iterator[tuple[int, int, int]],
+        idle_steps: int,
+        budget: _AheadBudget,
         max_asked: int,
     ) -> None:
         self._cache = cache
-        self._coming = coming
-        self._next = next(coming, None)
-        self._late = late
-        self._ahead = ahead
+        self._ranges = ranges
+        self._next_range = next(ranges, None)
+        self._idle_steps = idle_steps
+        self._budget = budget
         self._max_asked = max_asked
         self._asked: deque[AskedRange] = deque()
 
     def step(self) -> bool:
         """Read the next sample; return False if there is none."""
-        if self._late:
-            self._late -= 1
+        if self._idle_steps:
+            self._idle_steps -= 1
             return True
         self._ask_ahead()
         if not self._asked:
             return False
         asked = self._asked.popleft()
-        self._ahead.taken_bytes -= asked.kept_bytes
+        self._budget.taken_bytes -= asked.kept_bytes
         self._cache.read(asked)
         return True
 
     def _ask_ahead(self) -> None:
-        """Ask for the next samples; for one at least, even if the readers' share is used up."""
-        while self._next is not None and len(self._asked) < self._max_asked:
-            if self._asked and self._ahead.taken_bytes >= self._ahead.limit_bytes:
+        """Ask for the next samples: at least for one, even if the budget is used up."""
+        while self._next_range is not None and len(self._asked) < self._max_asked:
+            if self._asked and self._budget.taken_bytes >= self._budget.limit_bytes:
                 return
-            asked = self._cache.ask(*self._next)
+            asked = self._cache.ask(*self._next_range)
             self._asked.append(asked)
-            self._ahead.taken_bytes += asked.kept_bytes
-            self._next = next(self._coming, None)
+            self._budget.taken_bytes += asked.kept_bytes
+            self._next_range = next(self._ranges, None)
 
 
 class SampleSimulation:
@@ -153,18 +155,24 @@ class SampleSimulation:
 
     Args:
         run: the run's options.
-        positions: where the samples are.
+        positions: of the samples in their shards.
         part_bytes: size of a part.
         whole_from_percent: percentage of an object's parts from which the whole is fetched.
     """
 
     def __init__(
-        self, run: Any, positions: SamplePositions, part_bytes: int, whole_from_percent: int
+        self,
+        run: SimulatedRun,
+        positions: SamplePositions,
+        *,
+        part_bytes: int,
+        whole_from_percent: int,
     ) -> None:
         from shardcache.store.part_file import FILE_BYTES
         from shardcache.store.space import footprint_bytes, typical_sidecar_bytes
 
         self._run = run
+        self._samples = run.manifest.samples or 0  # of an index file, always known
         self._positions = positions
         self._rules = PartRules(
             capacity_bytes=run.disk,
@@ -175,8 +183,8 @@ class SampleSimulation:
             whole_bytes=typical_sidecar_bytes(0),
         )
 
-    def node(self, node: int) -> PartReplay:
-        """Replay the whole run on a node, and return the cache as it is then.
+    def replay(self, node: int) -> PartReplay:
+        """Replay the whole run on a node; return the node's cache at the end.
 
         Raises CapacityError.
         """
@@ -185,15 +193,15 @@ class SampleSimulation:
 
         run = self._run
         cache = PartReplay(run.manifest.shards.sizes, self._rules)
-        ahead = _AskedAhead(self._rules.capacity_bytes // AHEAD_SHARE)
+        budget = _AheadBudget(self._rules.capacity_bytes // AHEAD_SHARE)
         max_asked = min(MAX_ASKED, (1 + RUNS_AHEAD) * run.batch_size)
         readers = []
         for job in range(run.jobs):
             # Jobs that do not run together start at equal intervals in an epoch.
-            late = 0 if run.together else job * self._epoch_samples // run.jobs
+            idle_steps = 0 if run.together else job * self._epoch_samples // run.jobs
             for rank in self._ranks_of(node):
-                coming = self._ranges(job, rank)
-                readers.append(_SampleReader(cache, coming, late, ahead, max_asked))
+                ranges = self._ranges(job, rank)
+                readers.append(_SampleReader(cache, ranges, idle_steps, budget, max_asked))
 
         # All readers go one step at a time; those at their end drop out.
         while readers:
@@ -206,7 +214,7 @@ class SampleSimulation:
     @property
     def _epoch_samples(self) -> int:
         """Number of samples of a rank in an epoch."""
-        return int(self._run.manifest.samples // (self._run.nodes * self._run.ranks))
+        return self._samples // (self._run.nodes * self._run.ranks)
 
     def _ranges(self, job: int, rank: int) -> Iterator[tuple[int, int, int]]:
         """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
@@ -224,14 +232,14 @@ class SampleSimulation:
                 yield shard, *self._positions.range_of(shard, number)
 
     def first_batch_bytes(self, node: int) -> int:
-        """Return what a node receives until each rank of the first job has a batch."""
+        """Return the bytes that a node receives until each rank of the first job has a batch."""
         run = self._run
         # No object is fetched as a whole so early: only the parts with these samples are.
         rules = replace(self._rules, max_share=1.0)
         cache = PartReplay(run.manifest.shards.sizes, rules)
         for rank in self._ranks_of(node):
-            for asked in islice(self._ranges(0, rank), run.batch_size):
-                cache.read(cache.ask(*asked))
+            for sample_range in islice(self._ranges(0, rank), run.batch_size):
+                cache.read(cache.ask(*sample_range))
         return cache.store_bytes
 
     def forecast(self, line: int, table: OriginTable) -> Json:
@@ -244,21 +252,16 @@ class SampleSimulation:
             table: has the prices.
         """
         run = self._run
-        caches = [self.node(node) for node in range(run.nodes)]
+        caches = [self.replay(node) for node in range(run.nodes)]
         asked = sum(cache.asked for cache in caches)
         misses = sum(cache.misses for cache in caches)
         store_bytes = sum(cache.store_bytes for cache in caches)
         requests = sum(cache.requests for cache in caches)
-        alone_bytes = self._positions.all_bytes * asked // run.manifest.samples
+        alone_bytes = self._positions.all_bytes * asked // self._samples
         first_batch_bytes = max(map(self.first_batch_bytes, range(run.nodes)))
         return {
             "policies": {
-                "shardcache": _figures(
-                    1 - misses / asked,
-                    store_bytes,
-                    requests,
-                    table,
-                ),
+                "shardcache": _figures(1 - misses / asked, store_bytes, requests, table),
                 "none": _figures(0.0, alone_bytes, asked, table),
             },
             "disk_bytes": max(cache.peak_bytes for cache in caches),

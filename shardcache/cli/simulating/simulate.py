@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardcache.cli import common
-from shardcache.errors import CapacityError, ConfigError
-from shardcache.plan.replay import Read, Replay, Sizes, furthest_next, misses
+from shardcache.cli.simulating.simulated_run import POLICIES, SimulatedRun
+from shardcache.errors import ConfigError
 from shardcache.shared.protocol import Json
 from shardcache.shared.units import duration, size
 
 if TYPE_CHECKING:
     from shardcache_client.order.shards.manifest import Manifest
 
-NO_CACHE = "none"
-POLICIES = ("shardcache", "MIN", "LRU", NO_CACHE)
-_PART_BYTES = 8 * 1024 * 1024
 _COUNT = click.IntRange(1)
 _WORKERS_HELP = "Worker processes per rank; all of them visit the same shards. 1 for threads."
 # Formats of the forecast's figures; all others are bytes.
@@ -33,237 +26,31 @@ _UNITS: dict[str, Any] = {
     "cost": "{:,.2f}".format,
 }
 
-# The drawing of hit rates, `hits.svg`: its curves have a point for each step of the disk's size.
-_STEPS = 8
-_LEFT = 60
-_WIDTH = 600
-_TOP = 50
-_HEIGHT = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedRun:
-    """A training run, by its options.
-
-    A sample takes each rank a second. Jobs begin together, or spread evenly over an epoch.
-
-    Attributes:
-        manifest: of the dataset, with sizes and sample counts.
-        disk: capacity of each node's cache, in bytes.
-        nodes: number of nodes.
-        ranks: number of ranks of a job on each node.
-        workers: number of processes of each rank.
-        epochs: number of epochs of each job.
-        jobs: number of jobs on the same nodes.
-        together: True if the jobs begin at the same time.
-        tier: True if the nodes have a tier.
-        shuffle, window, canonical_nodes: the dataset's shuffle.
-        batch_size: of each rank, in samples.
-    """
-
-    manifest: Manifest
-    disk: int
-    nodes: int
-    ranks: int
-    workers: int
-    epochs: int
-    jobs: int
-    together: bool
-    tier: bool
-    shuffle: bool
-    window: int
-    canonical_nodes: int
-    batch_size: int
-
-    def size_bytes(self, shard: str) -> int:
-        """Return the size of a shard, whose name is its number."""
-        return self.manifest.shards.sizes[int(shard)]
-
-    def reads(self, node: int) -> list[Read]:
-        """Return the visits of all ranks of a node to shards, in order.
-
-        The worker processes of a rank visit the same shards, at nearly the same times.
-        """
-        from shardcache_client.order.dealing.assignment import Assignment
-        from shardcache_client.order.rank_epoch import RankEpoch
-        from shardcache_client.order.sequences.rounds import Shuffle, Topology
-
-        deals = []
-        for seed in range(self.jobs):
-            shuffle = Shuffle(seed, self.window, self.canonical_nodes) if self.shuffle else None
-            deals.append(Assignment(shuffle, batch_size=self.batch_size).deal(self.manifest))
-        world_size = self.nodes * self.ranks
-        ranks = range(node * self.ranks, (node + 1) * self.ranks)
-        epoch_s = (self.manifest.samples or 0) / world_size + self.batch_size
-
-        found = list[Read]()
-        for epoch, (job, deal) in product(range(self.epochs), enumerate(deals)):
-            late_epochs = 0.0 if self.together else job / self.jobs
-            begin_s = epoch_s * (epoch + late_epochs)
-            for session, rank in enumerate(ranks, job * self.ranks):
-                share = deal.share(epoch, 0, Topology(rank, world_size))
-                for position, visit in enumerate(RankEpoch(share, self.manifest).visits()):
-                    start_s = begin_s + visit.first
-                    end_s = begin_s + visit.end
-                    found.append(Read(start_s, session, epoch, position, str(visit.shard), end_s))
-        return sorted(found)
-
-    def process_reads(self, reads: Sequence[Read]) -> int:
-        """Return the number of reads by all processes: each visits all shards of its rank."""
-        return len(reads) * self.workers
-
-    def cached_bytes(self, shard: str) -> int:
-        """Return the space that a shard takes in the cache.
-
-        Its sidecar has a typical size: an index file does not say how many members a sample has.
-        """
-        from shardcache.store.space import typical_sidecar_bytes
-
-        samples = self.manifest.shards.samples[int(shard)]
-        return self.size_bytes(shard) + typical_sidecar_bytes(samples)
-
-    def reserved_bytes(self, shard: str) -> int:
-        """Return the space that the daemon reserves for a shard before it fetches it."""
-        from shardcache.store.space import footprint_bytes
-
-        # For an index of many tiny samples, the daemon enlarges the reservation.
-        return max(footprint_bytes(self.size_bytes(shard)), self.cached_bytes(shard))
-
-    def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
-        """Return what each policy fetches for a node's reads, and the space that is used.
-
-        Raises CapacityError.
-        """
-        self.check_largest(reads, disk_bytes)
-        sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
-        ours = Replay(reads, disk_bytes, sizes)
-        least_recent = range(0, -len(reads), -1)  # the earlier a read, the higher its rank
-        fetched = {
-            "shardcache": ours.fetched,
-            "MIN": [*misses(reads, furthest_next(reads), disk_bytes, sizes)],
-            "LRU": [*misses(reads, least_recent, disk_bytes, sizes)],
-            NO_CACHE: [read.shard for read in reads] * self.workers,
-        }
-        return fetched, ours.peak_bytes
-
-    def check_largest(self, reads: Sequence[Read], disk_bytes: int) -> None:
-        """Raise CapacityError if a node's disk does not hold the largest of its shards alone."""
-        largest = max({read.shard for read in reads}, key=self.reserved_bytes)
-        reserved_bytes = self.reserved_bytes(largest)
-        if reserved_bytes > disk_bytes:
-            taken = size(reserved_bytes)
-            whole = size(disk_bytes)
-            raise CapacityError(
-                f"the shard takes {taken} while it is fetched, and a node's disk has {whole}",
-                url=self.manifest[int(largest)].url,
-                remedy="raise --disk, or write smaller shards",
-            )
-
-    def first_batch_bytes(self, reads: Sequence[Read]) -> float:
-        """Return what a node receives until each rank of the first job has a batch.
-
-        All ranks receive alike.
-        """
-        if not self.window:  # from the beginning of a shard that is still arriving
-            sample_bytes = sum(self.manifest.shards.sizes) / (self.manifest.samples or 1)
-            return float(self.ranks * self.batch_size * sample_bytes)
-        first = {
-            read.shard
-            for read in reads
-            if read.session < self.ranks and read.start_s < self.batch_size
-        }
-        return sum(map(self.size_bytes, first))
-
-    def figures(self, policy: str, fetched: Counter[str], reads: int) -> Json:
-        """Return the figures of a policy.
-
-        With a tier, the store sends each shard once, and each node owns an equal part of them.
-
-        Args:
-            policy: one of `POLICIES`.
-            fetched: how often each shard was fetched by the nodes.
-            reads: number of reads by all processes.
-        """
-        from shardcache.config.origin_table import table_of
-        from shardcache.config.settings import Settings
-
-        has_tier = self.tier and policy != NO_CACHE
-        sent = Counter(set(fetched)) if has_tier else fetched
-        store_bytes = self._total_bytes(sent)
-        requests = self.questions(policy, fetched.total(), reads)
-        for shard, times in sent.items():
-            parts = -(-self.size_bytes(shard) // _PART_BYTES)  # rounded up
-            requests += times * parts
-        between_nodes_bytes = 0
-        if has_tier:
-            share_of_others = 1 - 1 / self.nodes
-            between_nodes_bytes = round(self._total_bytes(fetched) * share_of_others)
-        table = table_of(Settings.load({}).origin, self.manifest[0].url)
-        return {
-            "hits": 1 - fetched.total() / reads,
-            "store_bytes": store_bytes,
-            "requests": requests,
-            "between_nodes_bytes": between_nodes_bytes,
-            "cost": table.cost(store_bytes, requests),
-        }
-
-    def _total_bytes(self, fetched: Counter[str]) -> int:
-        return sum(times * self.size_bytes(shard) for shard, times in fetched.items())
-
-    def questions(self, policy: str, fetches: int, reads: int) -> int:
-        """Return the number of requests that bring no bytes of shards, at most.
-
-        A daemon asks for a shard's version when it fetches it, and again when a reader gets it,
-        unless that is within `--listing-ttl-s`. The tier asks whether the node that fetches may,
-        unless another one of the same access key asked within `--trust-s`.
-        """
-        if policy == NO_CACHE:
-            return reads
-        permissions = fetches if self.tier else 0
-        return fetches + reads + permissions
-
-    def picture(self) -> str:
-        """Return a drawing of the first node's hit rates, by the size of its disk.
-
-        Sizes reach up to that for all shards which the node reads.
-        """
-        reads = self.reads(0)
-        points = dict.fromkeys(POLICIES, "")
-        whole_bytes = 1.05 * sum(map(self.cached_bytes, {read.shard for read in reads}))
-        for step in range(1, _STEPS + 1):
-            share = step / _STEPS
-            with suppress(CapacityError):
-                fetched_by_policy, _ = self.fetches(reads, int(whole_bytes * share))
-                for policy, fetched in fetched_by_policy.items():
-                    missed = len(fetched) / self.process_reads(reads)
-                    x = _LEFT + _WIDTH * share
-                    y = _TOP + _HEIGHT * missed
-                    points[policy] += f"{x:.0f},{y:.1f} "
-        sizes = {f"quarter{number}": size(whole_bytes * number / 4) for number in (1, 2, 4)}
-        return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)
-
 
 def _manifest(index: Path) -> Manifest:
+    """Read an index file. Raises ConfigError unless it has all shards' sizes and counts."""
     from shardcache.shared.lists import shardlist
     from shardcache.shared.lists.shard_columns import Shards
     from shardcache_client.order.shards.manifest import Manifest
 
     try:
         manifest = Manifest(Shards.of_columns(shardlist.read(index.read_bytes())))
-        if not manifest.samples or -1 in manifest.shards.sizes:
+        lacks_sizes = -1 in manifest.shards.sizes
+        if not manifest.samples or lacks_sizes:
             raise ValueError("it has no samples, or no sample counts or sizes")
     except (OSError, ValueError) as exn:
-        remedy = "write it with: shardcache index URL... -o FILE"
         raise ConfigError(
             f"cannot simulate with this index: {exn}",
             url=str(index),
-            remedy=remedy,
+            remedy="write it with: shardcache index URL... -o FILE",
         ) from None
     return manifest
 
 
-def _picture(_ctx: click.Context, _param: click.Parameter, picture: Path | None) -> Path | None:
-    """Raise ConfigError for a picture in a missing folder, before anything is computed."""
+def _checked_picture(
+    _ctx: click.Context, _param: click.Parameter, picture: Path | None
+) -> Path | None:
+    """Return the path; raise ConfigError for a missing folder, before anything is computed."""
     if picture is not None and not picture.parent.is_dir():
         raise ConfigError(
             "cannot write the picture: the folder does not exist",
@@ -273,14 +60,14 @@ def _picture(_ctx: click.Context, _param: click.Parameter, picture: Path | None)
     return picture
 
 
-def _draw(run: SimulatedRun, picture: Path) -> None:
-    drawn = run.picture()
+def _draw(run: SimulatedRun, file: Path) -> None:
+    picture = run.picture()
     try:
-        picture.write_text(drawn)
+        file.write_text(picture)
     except OSError as exn:
         raise ConfigError(
             f"cannot write the picture ({exn.strerror})",
-            url=str(picture),
+            url=str(file),
             remedy="name a file that this user may write",
         ) from exn
 
@@ -357,7 +144,7 @@ def _draw(run: SimulatedRun, picture: Path) -> None:
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
-    callback=_picture,
+    callback=_checked_picture,
     help="Draw the hit rates of a range of disk sizes into this file (.svg).",
 )
 @common.json_option
@@ -427,22 +214,22 @@ def _forecast_of_samples(
     simulation = SampleSimulation(
         run,
         SamplePositions.read(index, run.manifest),
-        range_part_size or settings.range_part_size,
-        whole_from_percent or settings.whole_from_percent,
+        part_bytes=range_part_size or settings.range_part_size,
+        whole_from_percent=whole_from_percent or settings.whole_from_percent,
     )
     return simulation.forecast(line, table_of(settings.origin, run.manifest[0].url))
 
 
 def _forecast(run: SimulatedRun, line: int) -> Json:
-    """Return what each policy fetches, and the disks and the time that the run takes, as JSON."""
+    """Return, as JSON, what each policy fetches, and the disks and the time that the run takes."""
     all_reads = 0
     disk_bytes = 0
     first_batch_s = 0.0
     fetched = {name: Counter[str]() for name in POLICIES}
     for node in range(run.nodes):
         reads = run.reads(node)
-        found, used_bytes = run.fetches(reads, run.disk)
-        for name, shards in found.items():
+        fetched_by_policy, used_bytes = run.fetches(reads, run.disk)
+        for name, shards in fetched_by_policy.items():
             fetched[name].update(shards)
         all_reads += run.process_reads(reads)
         disk_bytes = max(disk_bytes, used_bytes)

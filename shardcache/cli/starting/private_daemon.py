@@ -1,7 +1,4 @@
-"""`shardcache serve --private`.
-
-This user's own daemon, in the background, with its cache on a local disk.
-"""
+"""`shardcache serve --private`: this user's own daemon, in the background."""
 
 from __future__ import annotations
 
@@ -10,44 +7,37 @@ import gc
 import json
 import os
 import resource
-import shutil
 import sys
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from shardcache.errors import CacheDirError, DaemonError, NoDaemonError, ShardcacheError, from_json
-from shardcache.shared.private import (
-    PrivatePlace,
-    digest,
-    is_digest,
-    is_file_limit,
-    is_listening,
-    locked,
-    secured,
-    try_lock,
+from shardcache.cli.starting.private_cache import (
+    BASE_LOCK,
+    cache_base,
+    errors_of_cache,
+    free_folder,
+    place_in_cache,
+    remove_old,
 )
+from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, from_json
+from shardcache.shared.private import PrivatePlace, digest, is_listening, locked
 from shardcache.shared.protocol import Json
-from shardcache.store.disk.mounts import free_bytes, mount_of
+from shardcache.store.disk.mounts import free_bytes
 
 if TYPE_CHECKING:
     from shardcache.config.settings import Settings
     from shardcache.store.store import Store
 
 _IDLE_EXIT_S = 600.0
-# A user's daemons on one node that do not see each other's sockets, as in containers, or that have
-# other credentials.
-_MAX_FOLDERS = 16
-# Locked while one of these folders is chosen, until a daemon has locked that.
-_BASE_LOCK = "folders.lock"
-# A cache of other credentials is removed once it was not used for as long.
-_OLD_S = 86_400.0
 _MAX_LOG_BYTES = 1024 * 1024
-# A service manager's variables are for the process that it started, which is this one's ancestor.
-_OF_MANAGERS = (
+_STDIN = 0
+_STDOUT = 1
+_STDERR = 2
+# Variables of a service manager, for the process that it started: an ancestor of this one.
+_MANAGER_VARIABLES = (
     "NOTIFY_SOCKET",
     "LISTEN_FDS",
     "LISTEN_PID",
@@ -55,7 +45,8 @@ _OF_MANAGERS = (
     "WATCHDOG_USEC",
     "WATCHDOG_PID",
 )
-# A job's limits for its own processes; not that of core files, which would contain credentials.
+# Limits that a job sets for its own processes. The limit of core files, which would contain
+# credentials, is not among them: it stays.
 _LIMITS = (
     resource.RLIMIT_AS,
     resource.RLIMIT_CPU,
@@ -65,10 +56,6 @@ _LIMITS = (
     resource.RLIMIT_NOFILE,
     resource.RLIMIT_NPROC,
 )
-# A scheduler's names for the folder of a job on the node's own disk, and those by which a job is
-# recognised.
-_SCRATCH = ("SLURM_TMPDIR", "PBS_JOBFS", "_CONDOR_SCRATCH_DIR", "LSF_TMPDIR")
-_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "SGE_TASK_ID")
 
 
 def start(flags: Mapping[str, Any], config: Path | None) -> Json:
@@ -83,11 +70,12 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
     if "cache_dir" in flags:
         env["SHARDCACHE_CACHE_DIR"] = flags["cache_dir"]
     base = cache_base(env)
-    with _errors_of_cache():
-        name = digest(base)
+    with errors_of_cache():
+        name = digest(base)  # of the credentials, which daemons do not share
     with ExitStack() as stack:
         lock = stack.enter_context(locked(place.lock, is_inherited=True))
-        base_lock = stack.enter_context(locked(base / _BASE_LOCK, is_inherited=True))
+        base_lock = stack.enter_context(locked(base / BASE_LOCK, is_inherited=True))
+        # 1. A daemon listens where this environment's processes look first.
         if is_listening(place.socket):
             if not place.shows_cache():
                 raise NoDaemonError(
@@ -95,23 +83,25 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
                     remedy="try again",
                 )
             return {"socket": str(place.socket), "started": False}
-        with _errors_of_cache():
-            other = _place_in_cache(base, name)
+        with errors_of_cache():
+            # 2. A daemon listens in its cache folder: its socket there gets a link.
+            other = place_in_cache(base, name)
             if other is not None:
                 place.lead_to(other)
                 place.record_cache(other.folder)
                 return {"socket": str(place.socket), "started": False}
-            folder = _free_folder(base, name)
+            # 3. None listens: start one in a free cache folder.
+            folder = free_folder(base, name)
         if place.socket.is_symlink():  # to a daemon that has ended
             place.socket.unlink()
         place.record_cache(folder)
         settings = _settings(flags, config, place, folder)
         reader, writer = os.pipe()
         pid = os.fork()
-        if pid == 0:
+        if pid == 0:  # the daemon
             os.close(reader)
-            second = PrivatePlace.in_cache(folder, base)
-            _serve(settings, (place, second), writer, (lock, base_lock))
+            second_place = PrivatePlace.in_cache(folder, base)
+            _serve(settings, place, second_place, writer, (lock, base_lock))
         os.close(writer)
         return _outcome(reader, place, pid)
 
@@ -119,110 +109,11 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
 def _raise_limits() -> None:
     """Raise the job's soft limits, which are not meant for the daemon, to the hard ones.
 
-    Before anything is written, as one of them is for the size of files.
+    Call it before anything is written: one of them limits the size of files.
     """
     for kind in _LIMITS:
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (hard, hard))
-
-
-def cache_base(env: Mapping[str, str]) -> Path:
-    """Return the folder of this user's private caches, created if it is missing.
-
-    No file of it is another user's. In order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own
-    folder on a local disk, if its scheduler names one; the user's cache folder. Raises
-    CacheDirError if that is on a network filesystem or cannot be used.
-    """
-    named = env.get("SHARDCACHE_CACHE_DIR")
-    if named:
-        base = Path(named).resolve()
-    else:
-        home = env.get("XDG_CACHE_HOME")
-        of_user = Path(home) if home else Path.home() / ".cache"
-        base = next(_scratch(env), of_user / "shardcache-private")
-    base = base.absolute()  # the daemon leaves this folder
-    mount = mount_of(base)
-    if mount.is_network:
-        raise CacheDirError(
-            f"{base} is on a network filesystem ({mount.kind} at {mount.folder}), where a cache "
-            "would gain nothing",
-            remedy="export SHARDCACHE_CACHE_DIR=/path/on/local/disk",
-        )
-    with _errors_of_cache():
-        return secured(base, denied=0o022)
-
-
-@contextmanager
-def _errors_of_cache() -> Iterator[None]:
-    """Name the cache's variable in the errors of its folder, not that of the sockets' folder."""
-    try:
-        yield
-    except DaemonError as exn:
-        if is_file_limit(exn.__cause__):  # wherever the folder is
-            raise
-        raise CacheDirError(
-            f"no place for the cache: {exn.message}",
-            remedy="export SHARDCACHE_CACHE_DIR=…, a folder of your own on a local disk",
-        ) from exn
-
-
-def _scratch(env: Mapping[str, str]) -> Iterator[Path]:
-    """Yield a folder in each place on a local disk that a scheduler made for this job."""
-    names = list(_SCRATCH)
-    if any(env.get(name) for name in _JOBS):
-        names.append("TMPDIR")
-    for folder in [Path(env[name]) for name in names if env.get(name)]:
-        mount = mount_of(folder)
-        # Such a folder is no single job's: it outlives the job, and others fill it.
-        is_shared = str(folder) in ("/tmp", "/var/tmp")
-        is_local = not (is_shared or mount.is_network or mount.is_memory)
-        if is_local and folder.is_dir() and os.access(folder, os.W_OK):
-            yield folder / f"shardcache-{os.geteuid()}"
-
-
-def _place_in_cache(base: Path, name: str) -> PrivatePlace | None:
-    """Return the place in its cache of a daemon of this environment that runs; None without one.
-
-    Its socket is elsewhere, or is gone: a logout removes `/run/user/UID`, and a job or container
-    may have another `$XDG_RUNTIME_DIR`.
-    """
-    for number in range(_MAX_FOLDERS):
-        folder = base / _folder_name(name, number)
-        if not folder.is_dir():
-            continue
-        place = PrivatePlace.in_cache(folder, base)
-        if place.is_usable and is_listening(place.socket) and place.shows_cache():
-            return place
-    return None
-
-
-def _folder_name(name: str, number: int) -> str:
-    return f"{name}.{number}" if number else name
-
-
-def _free_folder(base: Path, name: str) -> Path:
-    """Return a cache folder for these credentials that no daemon holds.
-
-    None will hold it as long as the caller has the lock of `base`.
-    """
-    for number in range(_MAX_FOLDERS):
-        folder = base / _folder_name(name, number)
-        with _held(secured(folder)) as is_free:
-            if is_free:
-                return folder
-    raise CacheDirError(
-        f"{_MAX_FOLDERS} private daemons already use folders in {base}", remedy="shardcache stop"
-    )
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Take the lock that a daemon has on its cache folder; yield False if another has it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield try_lock(fd)
-    finally:
-        os.close(fd)
 
 
 def _settings(
@@ -231,43 +122,46 @@ def _settings(
     place: PrivatePlace,
     folder: Path,
 ) -> Settings:
-    """Return the daemon's options.
+    """Return the daemon's options, from flags, environment and config file.
 
-    A config file, which may be the node's, decides all but the places of socket and cache, and the
-    cache's size.
+    The config file may be the node's: its settings of socket, cache folder and HTTP are ignored.
     """
     from shardcache.config.option_sources import VARIABLE_PREFIX
     from shardcache.config.settings import Settings
 
     prefix = VARIABLE_PREFIX.lower()
-    given = {name.lower().removeprefix(prefix) for name in os.environ} | flags.keys()
+    set_names = {name.lower().removeprefix(prefix) for name in os.environ} | flags.keys()
     # Half of the space that would be free without this cache, so that each start gives the same.
     cached_bytes = sum(path.stat().st_size for path in folder.glob("shards/*/*"))
     spare_bytes = free_bytes(folder) + cached_bytes
     defaults: Json = {"capacity": spare_bytes // 2, "idle_exit_s": _IDLE_EXIT_S}
-    unset = {name: value for name, value in defaults.items() if name not in given}
-    own = {
+    unset = {name: value for name, value in defaults.items() if name not in set_names}
+    fixed = {
         "socket": place.socket,
         "cache_dir": folder,
         "group": None,
         "http": None,
         "http_token_file": None,
     }
-    return Settings.load({**flags, **own, **unset}, config)
+    return Settings.load({**flags, **fixed, **unset}, config)
 
 
 def _serve(
     settings: Settings,
-    places: tuple[PrivatePlace, PrivatePlace],
+    place: PrivatePlace,
+    second_place: PrivatePlace,
     writer: int,
     locks: Iterable[int],
 ) -> NoReturn:
-    """Be the daemon, in a process of its own that ends with no terminal, job or parent.
+    """Run the daemon in this process, which outlives its terminal, job and parent.
 
     Args:
-        places: the one that processes of this environment know, and that in the cache.
+        settings: the daemon's options.
+        place: the one that processes of this environment know.
+        second_place: the one in the cache.
+        writer: the pipe for the outcome of the start.
+        locks: to release once the daemon serves.
     """
-    place, in_cache = places
 
     def on_ready(store: Store) -> None:
         os.utime(settings.cache_dir)
@@ -279,15 +173,15 @@ def _serve(
         _report(writer, socket=str(place.socket), started=True, **facts)
         for lock in locks:
             fcntl.flock(lock, fcntl.LOCK_UN)
-        threading.Thread(target=_remove_old, args=(settings.cache_dir,), daemon=True).start()
+        threading.Thread(target=remove_old, args=(settings.cache_dir,), daemon=True).start()
 
     _detach(place.log)
     gc.disable()  # until the daemon serves: a tenth of the time that its imports take
     try:
         from shardcache.daemon.running import serve
 
-        in_cache.record_cache(in_cache.folder)
-        second_socket = in_cache.socket if in_cache.is_usable else None
+        second_place.record_cache(second_place.folder)
+        second_socket = second_place.socket if second_place.is_usable else None
         serve(settings, on_ready, is_private=True, second_socket=second_socket)
     except ShardcacheError as exn:
         _report(writer, error=exn.to_json())
@@ -297,14 +191,15 @@ def _serve(
 
 
 def _detach(log: Path) -> None:
-    """Give up what this process has inherited and only concerns the one that started it.
+    """Detach this process from its parent's terminal, folder, CPUs, niceness and service manager.
 
-    These are the terminal, the process group, the CPUs, the niceness and the service manager.
+    Args:
+        log: file for its output.
     """
     os.setsid()
     os.chdir("/")
     os.umask(0o077)
-    for name in _OF_MANAGERS:
+    for name in _MANAGER_VARIABLES:
         os.environ.pop(name, None)
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
@@ -313,21 +208,21 @@ def _detach(log: Path) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     if os.fstat(output).st_size > _MAX_LOG_BYTES:
         os.ftruncate(output, 0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), _STDIN)
+    os.dup2(output, _STDOUT)
+    os.dup2(output, _STDERR)
 
 
 def _report(writer: int, **outcome: Any) -> None:
-    """Send the outcome of the start to the process that waits for it in `_outcome`."""
+    """Send the outcome of the start to the parent process, which waits for it in `_outcome`."""
     os.write(writer, json.dumps(outcome).encode())
     os.close(writer)
 
 
 def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
-    """Wait for the report of the daemon `pid`, which ends with the daemon at the latest.
+    """Return the outcome that the daemon `pid` reports; its end closes the pipe, too.
 
-    Raises NoDaemonError if the daemon was killed, which another try may mend.
+    Raises NoDaemonError if the daemon was killed: another attempt may succeed.
     """
     with os.fdopen(reader, "rb") as file:
         report = file.read()
@@ -347,20 +242,3 @@ def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
     if "error" in outcome:
         raise from_json(outcome["error"])
     return outcome
-
-
-def _remove_old(own: Path) -> None:
-    """Remove caches of other credentials that no daemon has used for a day.
-
-    Those of temporary credentials are never used again.
-    """
-    for other in own.parent.iterdir():
-        # The sockets' folder may be the same: its files have such names, too.
-        is_cache = is_digest(other.name.partition(".")[0]) and other.is_dir()
-        if other == own or not is_cache:
-            continue
-        times_s = [path.stat().st_mtime for path in (other, other / "partial") if path.exists()]
-        if time.time() - max(times_s) > _OLD_S:
-            with _held(other) as is_free:
-                if is_free:
-                    shutil.rmtree(other, ignore_errors=True)

@@ -9,7 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from shardcache.cli.monitoring.status_text import Moment, ahead, draw, rates_between
+from shardcache.cli.monitoring.moment import Moment, rates_between
+from shardcache.cli.monitoring.status_text import ahead, draw
 from shardcache.errors import NoDaemonError
 
 Page = dict[str, Any]

@@ -1,0 +1,203 @@
+"""The demo's object store, and its node: a daemon, and the commands and jobs that it serves.
+
+Each process ends when its context exits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardcache.cli import common
+from shardcache.cli.admin_client import AdminClient
+from shardcache.errors import NoDaemonError, ShardcacheError
+from shardcache.shared.protocol import Json
+from shardcache.shared.socket_paths import SOCKET_ENV
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+RANKS = 2
+"""Number of processes of a training job."""
+
+_EPOCHS = 2
+_SHARD_SIZE = "150kB"
+_BUCKET = "shapes"
+_CONFIG = """
+[[origin]]
+match = "s3://"
+endpoint_url = "{endpoint}"
+region = "us-east-1"
+storage_options = {{ key = "demo", secret = "demo" }}
+"""
+_ENV = {
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "NO_PROXY": "127.0.0.1",
+    "PYTHONSAFEPATH": "1",  # modules of the working folder must not shadow the demo's
+}
+_JOB_ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+_GRACE_S = 10  # between SIGTERM and SIGKILL
+_RETRY_S = 0.05
+_LOG_LINES = 60
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Serve S3 with an empty bucket from this process's memory; yield its endpoint."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # no log line per request
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        with closing(HTTPConnection(host, port)) as s3:
+            s3.request("PUT", f"/{_BUCKET}")
+            s3.getresponse()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+class DemoNode:
+    """The demo's node: its daemon and jobs, with their socket, cache and logs in a folder."""
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self._folder = folder
+        self._socket = folder / "shardcache.sock"
+        # It replaces the machine's own config file.
+        self._config = folder / "shardcache.toml"
+        self._config.write_text(_CONFIG.format(endpoint=endpoint))
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SHARDCACHE_", "AWS_"))
+        }
+        self._env = inherited | _ENV
+
+    async def write(self, images: Path) -> Json:
+        """Run `shardcache write`; return its summary."""
+        command = ["shardcache", "write", images, f"s3://{_BUCKET}"]
+        command += ["--classes", "--shuffle=0", f"--shard-size={_SHARD_SIZE}"]
+        command += [f"--config={self._config}", "--json"]
+        await self._job("write", command)
+        summary: Json = json.loads(self._log("write").read_text().splitlines()[-1])
+        return summary
+
+    @asynccontextmanager
+    async def daemon(self) -> AsyncIterator[None]:
+        """Run `shardcache serve` on an empty cache.
+
+        The daemon is ready when the context is entered.
+        """
+        import asyncio
+
+        command = ["shardcache", "serve", f"--config={self._config}", f"--socket={self._socket}"]
+        command += [f"--cache-dir={self._folder / 'cache'}", "--capacity=1GB", "--min-free=0"]
+        async with self._running("daemon", command, {}) as process:
+            while True:
+                if process.returncode is not None:
+                    raise self._failure("daemon", "the daemon did not start")
+                try:
+                    await self.status()
+                    break
+                except NoDaemonError:  # not listening yet
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), _RETRY_S)
+            yield
+
+    async def train(
+        self,
+        urls: str,
+        *,
+        name: str,
+        job: str,
+        seed: int,
+        ranks: int = RANKS,
+        stop_after: int | None = None,
+    ) -> list[Any]:
+        """Run a training job, from its checkpoint if there is one; return each rank's report.
+
+        Args:
+            urls: of the dataset.
+            name: of this run: its log, and the folder of its reports.
+            job: has one checkpoint for all of its runs.
+            seed: of the shuffle.
+            ranks: number of processes.
+            stop_after: number of batches of the last epoch after which the job writes its
+                checkpoint and stops; None to read to the end.
+        """
+        reports = self._folder / name
+        reports.mkdir()
+        program = Path(__file__).with_name("demo_training.py")
+        command: list[Any] = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        command += [f"--nproc-per-node={ranks}", program, urls, f"--job={job}", f"--seed={seed}"]
+        command += [f"--epochs={_EPOCHS}", f"--reports={reports}"]
+        command += [f"--checkpoint={self._folder / job}.pt"]
+        if stop_after is not None:
+            command.append(f"--stop-after={stop_after}")
+        await self._job(name, command)
+        return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+    async def status(self) -> Json:
+        """Return the daemon's status page."""
+        return await common.in_thread(AdminClient(self._socket).status)
+
+    async def _job(self, name: str, command: list[Any]) -> None:
+        """Run a command to its end; it finds the daemon, and needs no credentials."""
+        env = {SOCKET_ENV: str(self._socket)} | _JOB_ENV
+        async with self._running(name, command, env) as process:
+            if await process.wait():
+                raise self._failure(name, f"{name} failed with exit code {process.returncode}")
+
+    @asynccontextmanager
+    async def _running(
+        self,
+        name: str,
+        command: list[Any],
+        env: dict[str, str],
+    ) -> AsyncIterator[Process]:
+        """Run a Python module; when the context exits, its process has ended."""
+        import asyncio
+
+        with self._log(name).open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                *map(str, command),
+                env=self._env | env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C reaches only the demo, which then stops its processes in order.
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            try:
+                if process.returncode is None:
+                    process.terminate()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(process.wait(), _GRACE_S)
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _failure(self, name: str, message: str) -> ShardcacheError:
+        """Return an error with the end of a process's log."""
+        tail = self._log(name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return ShardcacheError("\n    ".join([f"{message}; the end of its log:", *tail]))

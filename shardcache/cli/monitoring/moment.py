@@ -1,0 +1,66 @@
+"""The data of a frame of `status` and `top`: a status page, and the rates since the previous."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardcache.errors import ShardcacheError
+from shardcache.shared.protocol import Json
+
+Row = Mapping[str, Any]
+"""An object of the status page: a job, a transfer, its counters and so on."""
+
+_RATES = ("origin_bytes", "origin_requests", "tier_bytes", "hits", "misses")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The data of one frame.
+
+    Attributes:
+        page: the latest status page.
+        rates: since the previous page; None without one.
+        trouble: the reason why there is no newer page; None while the daemon answers.
+    """
+
+    page: Json
+    rates: Json | None = None
+    trouble: ShardcacheError | None = None
+
+    def to_json(self) -> Json:
+        """Return the JSON that `shardcache top --json` prints."""
+        if self.trouble is not None:
+            return {"error": self.trouble.to_json()}
+        return self.page | {"rates": self.rates}
+
+
+def rates_between(previous: Json, page: Json) -> Json | None:
+    """Return the rates between two pages; None for different daemons or the same moment.
+
+    `waiting_share` is, for each job with readers, the fraction of the interval in which these
+    waited for data, 0 to 1.
+    """
+    if previous["pid"] != page["pid"] or previous["uptime_s"] >= page["uptime_s"]:
+        return None
+    interval_s = page["uptime_s"] - previous["uptime_s"]
+    counters_before = previous["counters"]
+    counters = page["counters"]
+    rates = {}
+    for name in _RATES:
+        difference = counters.get(name, 0) - counters_before.get(name, 0)
+        rates[f"{name}_per_s"] = round(difference / interval_s, 3)
+    waited_before_s = {job_key(job): job["waited_s"] for job in previous["jobs"]}
+    jobs = []
+    for job in page["jobs"]:
+        if not job["sessions"]:
+            continue
+        waited_s = job["waited_s"] - waited_before_s.get(job_key(job), 0.0)
+        share = waited_s / (interval_s * job["sessions"])
+        share = min(1.0, max(0.0, share))  # readers that joined or left make it inexact
+        jobs.append({"name": job["name"], "uid": job["uid"], "waiting_share": round(share, 4)})
+    return {"interval_s": round(interval_s, 3), **rates, "jobs": jobs}
+
+
+def job_key(job: Row) -> tuple[str, int]:
+    """Return name and user of a job, by which it is found on another page."""
+    return job["name"], job["uid"]

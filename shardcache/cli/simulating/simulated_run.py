@@ -1,0 +1,247 @@
+"""A training run by its options: its reads in the real order, and what each policy fetches."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardcache.errors import CapacityError
+from shardcache.plan.replay import Read, Replay, Sizes, furthest_next, misses
+from shardcache.shared.protocol import Json
+from shardcache.shared.units import size
+
+if TYPE_CHECKING:
+    from shardcache_client.order.rank_epoch import Visit
+    from shardcache_client.order.shards.manifest import Manifest
+
+NO_CACHE = "none"
+POLICIES = ("shardcache", "MIN", "LRU", NO_CACHE)
+_PART_BYTES = 8 * 1024 * 1024
+
+# The drawing of hit rates, `hits.svg`: its curves have a point for each step of the disk's size, up
+# to a little more than all shards take.
+_STEPS = 8
+_MARGIN = 1.05
+_LEFT = 60
+_WIDTH = 600
+_TOP = 50
+_HEIGHT = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """A training run, by its options.
+
+    A sample takes each rank a second. Jobs begin together, or spread evenly over an epoch.
+
+    Attributes:
+        manifest: of the dataset, with sizes and sample counts.
+        disk: capacity of each node's cache, in bytes.
+        nodes: number of nodes.
+        ranks: number of ranks of a job on each node.
+        workers: number of processes of each rank.
+        epochs: number of epochs of each job.
+        jobs: number of jobs on the same nodes.
+        together: True if the jobs begin at the same time.
+        tier: True if the nodes have a tier.
+        shuffle, window, canonical_nodes: the dataset's shuffle.
+        batch_size: of each rank, in samples.
+    """
+
+    manifest: Manifest
+    disk: int
+    nodes: int
+    ranks: int
+    workers: int
+    epochs: int
+    jobs: int
+    together: bool
+    tier: bool
+    shuffle: bool
+    window: int
+    canonical_nodes: int
+    batch_size: int
+
+    def size_bytes(self, shard: str) -> int:
+        """Return the size of a shard, whose name is its number."""
+        return self.manifest.shards.sizes[int(shard)]
+
+    def reads(self, node: int) -> list[Read]:
+        """Return the visits of all ranks of a node to shards, in order.
+
+        The worker processes of a rank visit the same shards, at nearly the same times.
+        """
+        from shardcache_client.order.dealing.assignment import Assignment
+        from shardcache_client.order.rank_epoch import RankEpoch
+        from shardcache_client.order.sequences.rounds import Shuffle, Topology
+
+        world_size = self.nodes * self.ranks
+        ranks = range(node * self.ranks, (node + 1) * self.ranks)
+        epoch_s = (self.manifest.samples or 0) / world_size + self.batch_size
+
+        reads = list[Read]()
+        for job in range(self.jobs):
+            # The number of a job is its seed, too.
+            shuffle = Shuffle(job, self.window, self.canonical_nodes) if self.shuffle else None
+            deal = Assignment(shuffle, batch_size=self.batch_size).deal(self.manifest)
+            late_epochs = 0.0 if self.together else job / self.jobs
+            for epoch in range(self.epochs):
+                begin_s = epoch_s * (epoch + late_epochs)
+                for session, rank in enumerate(ranks, job * self.ranks):
+                    share = deal.share(epoch, 0, Topology(rank, world_size))
+                    visits = RankEpoch(share, self.manifest).visits()
+                    reads += _reads_of(visits, session, epoch, begin_s)
+        return sorted(reads)
+
+    def process_reads(self, reads: Sequence[Read]) -> int:
+        """Return the number of reads by all processes: each visits all shards of its rank."""
+        return len(reads) * self.workers
+
+    def cached_bytes(self, shard: str) -> int:
+        """Return the space that a shard takes in the cache.
+
+        Its sidecar has a typical size: an index file does not say how many members a sample has.
+        """
+        from shardcache.store.space import typical_sidecar_bytes
+
+        samples = self.manifest.shards.samples[int(shard)]
+        return self.size_bytes(shard) + typical_sidecar_bytes(samples)
+
+    def reserved_bytes(self, shard: str) -> int:
+        """Return the space that the daemon reserves for a shard before it fetches it."""
+        from shardcache.store.space import footprint_bytes
+
+        # For an index of many tiny samples, the daemon enlarges the reservation.
+        return max(footprint_bytes(self.size_bytes(shard)), self.cached_bytes(shard))
+
+    def fetches(self, reads: Sequence[Read], disk_bytes: int) -> tuple[dict[str, list[str]], int]:
+        """Return each policy's fetches for a node's reads, and the maximum of used space.
+
+        Raises CapacityError.
+        """
+        self.check_largest(reads, disk_bytes)
+        sizes = Sizes(reserved=self.reserved_bytes, cached=self.cached_bytes)
+        ours = Replay(reads, disk_bytes, sizes)
+        least_recent = range(0, -len(reads), -1)  # the earlier a read, the higher its rank
+        fetched = {
+            "shardcache": ours.fetched,
+            "MIN": list(misses(reads, furthest_next(reads), disk_bytes, sizes)),
+            "LRU": list(misses(reads, least_recent, disk_bytes, sizes)),
+            NO_CACHE: [read.shard for read in reads] * self.workers,
+        }
+        return fetched, ours.peak_bytes
+
+    def check_largest(self, reads: Sequence[Read], disk_bytes: int) -> None:
+        """Raise CapacityError if a node's disk cannot hold even the largest of its shards."""
+        largest = max({read.shard for read in reads}, key=self.reserved_bytes)
+        reserved_bytes = self.reserved_bytes(largest)
+        if reserved_bytes > disk_bytes:
+            needed = size(reserved_bytes)
+            available = size(disk_bytes)
+            raise CapacityError(
+                f"the shard takes {needed} while it is fetched, and a node's disk has {available}",
+                url=self.manifest[int(largest)].url,
+                remedy="raise --disk, or write smaller shards",
+            )
+
+    def first_batch_bytes(self, reads: Sequence[Read]) -> float:
+        """Return the bytes that a node receives until each rank of the first job has a batch.
+
+        All ranks receive at the same rate.
+        """
+        if not self.window:  # from the beginning of a shard that is still arriving
+            sample_bytes = sum(self.manifest.shards.sizes) / (self.manifest.samples or 1)
+            return float(self.ranks * self.batch_size * sample_bytes)
+        first_shards = set()
+        for read in reads:
+            is_of_first_job = read.session < self.ranks
+            is_of_first_batch = read.start_s < self.batch_size  # a sample takes a second
+            if is_of_first_job and is_of_first_batch:
+                first_shards.add(read.shard)
+        return sum(map(self.size_bytes, first_shards))
+
+    def figures(self, policy: str, fetched: Counter[str], reads: int) -> Json:
+        """Return the figures of a policy.
+
+        With a tier, the store sends each shard once, and each node owns an equal part of them.
+
+        Args:
+            policy: one of `POLICIES`.
+            fetched: how often each shard was fetched by the nodes.
+            reads: number of reads by all processes.
+        """
+        from shardcache.config.origin_table import table_of
+        from shardcache.config.settings import Settings
+
+        has_tier = self.tier and policy != NO_CACHE
+        sent = Counter(set(fetched)) if has_tier else fetched
+        store_bytes = self._total_bytes(sent)
+        requests = self.requests_without_bytes(policy, fetched.total(), reads)
+        for shard, times in sent.items():
+            parts = math.ceil(self.size_bytes(shard) / _PART_BYTES)
+            requests += times * parts
+        between_nodes_bytes = 0
+        if has_tier:
+            share_of_others = 1 - 1 / self.nodes
+            between_nodes_bytes = round(self._total_bytes(fetched) * share_of_others)
+        table = table_of(Settings.load({}).origin, self.manifest[0].url)
+        return {
+            "hits": 1 - fetched.total() / reads,
+            "store_bytes": store_bytes,
+            "requests": requests,
+            "between_nodes_bytes": between_nodes_bytes,
+            "cost": table.cost(store_bytes, requests),
+        }
+
+    def requests_without_bytes(self, policy: str, fetches: int, reads: int) -> int:
+        """Return the maximum number of requests that bring no bytes of shards.
+
+        A daemon asks for a shard's version when it fetches it, and again when a reader gets it,
+        unless that is within `--listing-ttl-s`. The tier asks for a node's permission to fetch,
+        unless another node with the same access key got one within `--trust-s`.
+        """
+        if policy == NO_CACHE:
+            return reads
+        permissions = fetches if self.tier else 0
+        return fetches + reads + permissions
+
+    def picture(self) -> str:
+        """Return a drawing of the first node's hit rates, by the size of its disk.
+
+        The largest size holds all shards that the node reads.
+        """
+        reads = self.reads(0)
+        points = dict.fromkeys(POLICIES, "")
+        max_bytes = _MARGIN * sum(map(self.cached_bytes, {read.shard for read in reads}))
+        for step in range(1, _STEPS + 1):
+            share = step / _STEPS
+            with suppress(CapacityError):
+                fetched_by_policy, _ = self.fetches(reads, int(max_bytes * share))
+                for policy, fetched in fetched_by_policy.items():
+                    missed = len(fetched) / self.process_reads(reads)
+                    x = _LEFT + _WIDTH * share
+                    y = _TOP + _HEIGHT * missed
+                    points[policy] += f"{x:.0f},{y:.1f} "
+        sizes = {f"quarter{number}": size(max_bytes * number / 4) for number in (1, 2, 4)}
+        return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)
+
+    def _total_bytes(self, fetched: Counter[str]) -> int:
+        return sum(times * self.size_bytes(shard) for shard, times in fetched.items())
+
+
+def _reads_of(
+    visits: Iterable[Visit],
+    session: int,
+    epoch: int,
+    begin_s: float,
+) -> Iterator[Read]:
+    """Yield the reads of a rank in an epoch that begins at `begin_s`."""
+    for position, visit in enumerate(visits):
+        start_s = begin_s + visit.first
+        end_s = begin_s + visit.end
+        yield Read(start_s, session, epoch, position, str(visit.shard), end_s)

@@ -1,0 +1,184 @@
+"""The commands `config show` and `config check`: the daemon's options, and what sets them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardcache.cli import common
+from shardcache.cli.starting.settings_options import SettingsCommand, config_option, given_options
+from shardcache.redact import HIDDEN, redact
+from shardcache.shared.protocol import Json
+from shardcache.shared.socket_paths import socket_path
+from shardcache.shared.units import size
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from shardcache.config.option_sources import Sources
+    from shardcache.config.settings import Settings
+
+
+@common.examples("config show", "config check shardcache.toml")
+@click.group(
+    cls=common.Family,
+    short_help="Show the daemon's options and their sources, or check a config file.",
+)
+def config() -> None:
+    """Show the options that a daemon started here would have, or check a config file."""
+
+
+@common.examples("config show", "config show --capacity 80% --json")
+@config.command(cls=SettingsCommand, short_help="Show each option's value, and what sets it.")
+@config_option
+@common.json_option
+def show(config: Path | None, as_json: bool, **flags: Any) -> None:
+    """Show the value of each option of `serve`, and the flag, the variable or the line of the file
+    that sets it.
+
+    Add options of `serve` to see their effect. Secrets are redacted: passwords in urls, and the
+    values of storage_options.
+    """
+    from shardcache.config.option_sources import Sources
+    from shardcache.config.settings import Settings, config_file, unknown_variables
+
+    options = given_options(flags)
+    settings = Settings.load(options, config)
+    path = config_file(config)
+    rows = list(_rows(settings, Sources(options, os.environ, path)))
+    unknown = [{"name": name, "meant": meant} for name, meant in unknown_variables()]
+    if as_json:
+        common.print_json(
+            {
+                "file": str(path) if path.exists() else None,
+                "options": rows,
+                "unknown_variables": unknown,
+            }
+        )
+    else:
+        _print_options(rows, unknown)
+
+
+def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
+    """Yield name, value, kind of source and place of each option, as JSON."""
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if name == "socket":
+            value = socket_path(settings.socket)
+        kind: str = "default"
+        place: str | None = None
+        if name in settings.model_fields_set:
+            kind = sources.kind(name)
+            place = sources.place((name,))
+        yield {"name": name, "value": _json(value), "source": kind, "place": place}
+
+
+def _json(value: object) -> Any:
+    """Return an option's value as JSON, without secrets.
+
+    A size is a number of bytes, or a percentage as text.
+    """
+    from pydantic import BaseModel
+
+    from shardcache.access.rules import AllowRule
+    from shardcache.config.amounts import DiskAmount
+
+    match value:
+        case DiskAmount():
+            return value.value_bytes if value.fraction is None else f"{value.fraction * 100:g}%"
+        case AllowRule():
+            return {
+                "prefix": redact(value.prefix),
+                "users": sorted(value.uids),
+                "groups": sorted(value.gids),
+            }
+        case BaseModel():
+            fields = {}
+            for name in value.model_fields_set:
+                inner = getattr(value, name)
+                fields[name] = _hidden(inner) if name == "storage_options" else _json(inner)
+            return fields
+        case tuple() | list():
+            return [_json(inner) for inner in value]
+        case Path():
+            return str(value)
+        case str():
+            return redact(value)
+    return value
+
+
+def _hidden(value: object) -> Any:
+    """Return storage options without their values: any may be a password or a key."""
+    if isinstance(value, dict):
+        return {name: _hidden(inner) for name, inner in value.items()}
+    return value if isinstance(value, bool) else HIDDEN
+
+
+def _print_options(rows: list[Json], unknown: list[Json]) -> None:
+    from rich.text import Text
+
+    from shardcache.config.settings import Settings
+
+    console = common.make_console()
+    table = common.make_table("option", "value", "source")
+    for row in rows:
+        field = Settings.model_fields[row["name"]]
+        name = row["name"].replace("_", "-")
+        place = row["place"] or "default"
+        for line in _value_lines(row["value"], field):
+            table.add_row(Text(name), Text(line), Text(place, "" if row["place"] else "dim"))
+            # Name and place are only in the first row of an option.
+            name = ""
+            place = ""
+    console.print(table)
+    for variable in unknown:
+        meant = f"; did you mean {variable['meant']}?" if variable["meant"] else ""
+        console.print(f"warning: nothing reads ${variable['name']}{meant}", markup=False)
+
+
+def _value_lines(value: Any, field: FieldInfo) -> list[str]:
+    """Return an option's value as text; a list of tables has one line per table."""
+    match value:
+        case None | []:
+            # Such options describe in words what the daemon does without a value.
+            _, _, default = (field.description or "").partition("[default: ")
+            return [default.rstrip("]") or "none"]
+        case list():
+            return [_table_text(each) for each in value]
+        case str():
+            return [value]
+    if re.search("ByteSize|DiskAmount", str(field.annotation)):
+        return [size(value)]
+    return [f"{value:g}"]
+
+
+def _table_text(table: Json) -> str:
+    fields = [f"{name}={value}" for name, value in table.items() if value not in ([], None)]
+    return " ".join(fields)
+
+
+@common.examples("config check", "config check shardcache.toml")
+@config.command(short_help="Check a config file.")
+@click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
+@common.json_option
+def check(file: Path | None, as_json: bool) -> None:
+    """Check a config file; if it is invalid, exit 2 and name each invalid option and its line.
+
+    Without FILE, checks $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml. Environment
+    variables are ignored. To see what valid options do on this node, run `shardcache doctor
+    --config FILE`.
+    """
+    from shardcache.config.settings import Settings, config_file
+
+    path = config_file(file)
+    settings = Settings.read(path)
+    names = [name for name in type(settings).model_fields if name in settings.model_fields_set]
+    if as_json:
+        common.print_json({"file": str(path), "valid": True, "options": names})
+    else:
+        click.echo(f"{path}: valid; sets {', '.join(names) or 'nothing'}")

@@ -1,0 +1,160 @@
+"""Folders of this user's private caches: their place on a local disk, and the free ones there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from shardcache.errors import CacheDirError, DaemonError
+from shardcache.shared.private import (
+    PrivatePlace,
+    is_digest,
+    is_file_limit,
+    is_listening,
+    secured,
+    try_lock,
+)
+from shardcache.store.disk.mounts import mount_of
+
+BASE_LOCK = "folders.lock"
+"""Name of a file that is locked from the choice of a cache folder until a daemon has locked it."""
+
+# Maximum number of a user's daemons on one node with the same credentials: those in containers do
+# not see each other's sockets.
+_MAX_FOLDERS = 16
+# A cache of other credentials is removed if it has not been used for this time.
+_OLD_S = 86_400.0
+# Variables in which schedulers name a job's folder on the node's own disk.
+_SCRATCH_VARIABLES = ("SLURM_TMPDIR", "PBS_JOBFS", "_CONDOR_SCRATCH_DIR", "LSF_TMPDIR")
+# Variables that schedulers set in each job; TMPDIR is then the job's folder, too.
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "SGE_TASK_ID")
+_SHARED_FOLDERS = ("/tmp", "/var/tmp")
+_WRITABLE_BY_OTHERS = 0o022
+
+
+def cache_base(env: Mapping[str, str]) -> Path:
+    """Return the folder of this user's private caches, created if it is missing.
+
+    Only this user can write to it. In order of precedence: `$SHARDCACHE_CACHE_DIR`; the job's own
+    folder on a local disk, if its scheduler names one; the user's cache folder. Raises
+    CacheDirError if the folder is on a network filesystem or cannot be used.
+    """
+    named = env.get("SHARDCACHE_CACHE_DIR")
+    if named:
+        base = Path(named).resolve()
+    else:
+        home = env.get("XDG_CACHE_HOME")
+        user_cache = Path(home) if home else Path.home() / ".cache"
+        base = next(_scratch_folders(env), user_cache / "shardcache-private")
+    base = base.absolute()  # the daemon changes its working folder
+    mount = mount_of(base)
+    if mount.is_network:
+        raise CacheDirError(
+            f"{base} is on a network filesystem ({mount.kind} at {mount.folder}), where a cache "
+            "would gain nothing",
+            remedy="export SHARDCACHE_CACHE_DIR=/path/on/local/disk",
+        )
+    with errors_of_cache():
+        return secured(base, denied=_WRITABLE_BY_OTHERS)
+
+
+@contextmanager
+def errors_of_cache() -> Iterator[None]:
+    """Name the cache's variable, not that of the sockets' folder, in errors of the cache folder."""
+    try:
+        yield
+    except DaemonError as exn:
+        if is_file_limit(exn.__cause__):  # wherever the folder is
+            raise
+        raise CacheDirError(
+            f"no place for the cache: {exn.message}",
+            remedy="export SHARDCACHE_CACHE_DIR=…, a folder of your own on a local disk",
+        ) from exn
+
+
+def _scratch_folders(env: Mapping[str, str]) -> Iterator[Path]:
+    """Yield a folder in each place on a local disk that a scheduler made for this job."""
+    names = list(_SCRATCH_VARIABLES)
+    if any(env.get(name) for name in _JOB_VARIABLES):
+        names.append("TMPDIR")
+    for folder in [Path(env[name]) for name in names if env.get(name)]:
+        mount = mount_of(folder)
+        # A shared folder outlives the job, and others fill it.
+        is_shared = str(folder) in _SHARED_FOLDERS
+        is_local = not (is_shared or mount.is_network or mount.is_memory)
+        if is_local and folder.is_dir() and os.access(folder, os.W_OK):
+            yield folder / f"shardcache-{os.geteuid()}"
+
+
+def place_in_cache(base: Path, name: str) -> PrivatePlace | None:
+    """Return the place, in its cache, of a running daemon with these credentials; None without one.
+
+    Its other socket, where processes look first, is missing or cannot be seen: a logout removes
+    `/run/user/UID`, and a job or container may have another `$XDG_RUNTIME_DIR`.
+
+    Args:
+        base: folder of the private caches.
+        name: `digest` of the credentials.
+    """
+    for number in range(_MAX_FOLDERS):
+        folder = base / _folder_name(name, number)
+        if not folder.is_dir():
+            continue
+        place = PrivatePlace.in_cache(folder, base)
+        if place.is_usable and is_listening(place.socket) and place.shows_cache():
+            return place
+    return None
+
+
+def _folder_name(name: str, number: int) -> str:
+    return f"{name}.{number}" if number else name
+
+
+def free_folder(base: Path, name: str) -> Path:
+    """Return a cache folder for these credentials that no daemon has locked.
+
+    As long as the caller has the lock of `base`, no daemon will lock it.
+    """
+    for number in range(_MAX_FOLDERS):
+        folder = base / _folder_name(name, number)
+        with _try_locking(secured(folder)) as is_free:
+            if is_free:
+                return folder
+    raise CacheDirError(
+        f"{_MAX_FOLDERS} private daemons already use folders in {base}", remedy="shardcache stop"
+    )
+
+
+@contextmanager
+def _try_locking(folder: Path) -> Iterator[bool]:
+    """Take the lock that a daemon has on its cache folder; yield False if a daemon has it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def remove_old(own: Path) -> None:
+    """Remove caches of other credentials that no daemon has used for a day.
+
+    Those of temporary credentials are never used again.
+
+    Args:
+        own: the cache folder of this daemon, beside the others.
+    """
+    for other in own.parent.iterdir():
+        name, _, _number = other.name.partition(".")
+        # The sockets' folder may be the same: its files have such names, too.
+        is_cache = is_digest(name) and other.is_dir()
+        if other == own or not is_cache:
+            continue
+        times_s = [path.stat().st_mtime for path in (other, other / "partial") if path.exists()]
+        if time.time() - max(times_s) > _OLD_S:
+            with _try_locking(other) as is_free:
+                if is_free:
+                    shutil.rmtree(other, ignore_errors=True)
