@@ -236,12 +236,15 @@ class Manifests:
                 break
         self._known[peer, key] = listing
 
-        lists = set(self._known.values())
-        excess_bytes = sum(each.memory_bytes for each in lists) - self._limits.memory_bytes
-        while excess_bytes > 0 and len(self._known) > 1:
+        while len(self._known) > 1 and self._known_bytes() > self._limits.memory_bytes:
             oldest = next(iter(self._known))
-            excess_bytes -= self._known.pop(oldest).memory_bytes
+            del self._known[oldest]
         return listing
+
+    def _known_bytes(self) -> int:
+        """Return the memory of all known lists, each once even if several users have it."""
+        lists = set(self._known.values())
+        return sum(each.memory_bytes for each in lists)
 
     def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
         """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
