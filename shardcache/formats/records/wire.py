@@ -37,7 +37,7 @@ def fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, i
         yield tag >> 3, kind, first, at
 
 
-def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     """Return the number at an offset, and the offset of its end.
 
     Raises ValueError if it does not end before `end`, or is longer than 64 bits need.

@@ -2,6 +2,7 @@
 
 import lzma
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,26 +116,70 @@ def riegeli_blocks(*chunks: bytes) -> bytes:
     return b"".join((bytes(24) + chunk).ljust(65_536, b"\0") for chunk in chunks)
 
 
-def test_chunk_of_more_records_than_the_file_has_gives_none(tmp_path: Path) -> None:
-    """A million empty records take a hundred compressed bytes, and 8 MB in the cache each time."""
-    sizes = bytes(1_000_000)
-    compressed = varint_of(len(sizes)) + zstd_library().ZstdCompressor().compress(sizes)
-    nothing = varint_of(0) + zstd_library().ZstdCompressor().compress(b"")
-    count = b"\x18" + varint_of(3)
+def array_record_file(path: Path, chunk: bytes, records: int) -> Path:
+    """Write a chunk of a block at most, and around it what makes a file that has `records` of them."""
+    count = b"\x18" + varint_of(records)
     footer = b"\x0a" + varint_of(len(count)) + count
     postscript = b"\x08" + varint_of(65_536) + b"\x10" + varint_of(0x71930E704FDAE05E)
-    path = tmp_path / "a.array_record"
+    padding_bytes = 65_536 - 24 - len(chunk) - 40
+    padding = struct.pack("<5Q", 0, padding_bytes, 0, ord("p"), 0) + bytes(padding_bytes)
     path.write_bytes(
         riegeli_blocks(
-            riegeli_chunk(len(sizes), compressed, nothing, b"z"),
+            chunk + padding,
             riegeli_chunk(1, varint_of(len(footer)), footer),
             riegeli_chunk(1, varint_of(len(postscript)), postscript),
         )
     )
+    return path
+
+
+def compressed(content: bytes) -> bytes:
+    return varint_of(len(content)) + zstd_library().compress(content)
+
+
+def test_chunk_of_more_records_than_the_file_has_gives_none(tmp_path: Path) -> None:
+    """A million empty records take a hundred compressed bytes, and 8 MB in the cache each time."""
+    chunk = riegeli_chunk(1_000_000, compressed(bytes(1_000_000)), compressed(b""), b"z")
+    path = array_record_file(tmp_path / "a.array_record", chunk, 3)
     with ARRAY_RECORD.stored_copy(path, URL) as stream:
         stream.read(len(b"shardrec"))
         with pytest.raises(CorruptShardError, match="the chunk at byte 0 has 1000000 records"):
             stream.read(1)
+
+
+def test_large_record_passes_through_little_memory(tmp_path: Path) -> None:
+    """It is copied piece by piece, by the daemon, in which several files may be copied at the same time."""
+    size_bytes = 64_000_000
+    chunk = riegeli_chunk(1, compressed(varint_of(size_bytes)), compressed(bytes(size_bytes)), b"z")
+    path = array_record_file(tmp_path / "a.array_record", chunk, 1)
+    tracemalloc.start()
+    try:
+        with ARRAY_RECORD.stored_copy(path, URL) as stream:
+            copied = sum(iter(lambda: len(stream.read(100_000)), 0))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert copied == len(b"shardrec") + 8 + size_bytes
+    assert peak_bytes < size_bytes / 10
+
+
+@pytest.mark.parametrize(
+    ("sizes", "values", "what"),
+    [
+        (compressed(b"\x05"), varint_of(9) + compressed(b"12345")[1:], "another size than it says"),
+        (compressed(b"\x05"), varint_of(4) + compressed(b"12345")[1:], "another size than it says"),
+        (compressed(b"\x06"), compressed(b"12345"), "a record ends early"),
+        (compressed(b""), compressed(b"12345"), "a number has no end"),
+        (compressed(b"\x05"), compressed(b"12345")[:-3], "another size than it says"),
+        (compressed(b"\x05"), varint_of(5) + b"12345", "cannot be decompressed"),
+        (compressed(b"\x05"), varint_of(1 << 40) + compressed(b"12345")[1:], "is said to have"),
+    ],
+)
+def test_buffers_that_lie_are_damage(tmp_path: Path, sizes: bytes, values: bytes, what: str) -> None:
+    """About their own sizes, or those of records."""
+    path = array_record_file(tmp_path / "a.array_record", riegeli_chunk(1, sizes, values, b"z"), 1)
+    with ARRAY_RECORD.stored_copy(path, URL) as stream, pytest.raises(CorruptShardError, match=what):
+        stream.read()
 
 
 @pytest.mark.slow

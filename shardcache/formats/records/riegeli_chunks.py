@@ -1,0 +1,262 @@
+"""Chunks of a Riegeli file, whose records are read piece by piece, however large they are.
+
+Each chunk of records has a buffer with their sizes, and one with their bytes end to end.
+
+Format: github.com/google/riegeli, "Riegeli/records file format". Hashes are not compared: they are
+HighwayHash, which the standard library lacks; the object store's checksum was compared before.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+from shardcache.errors import MissingPackageError, UnsupportedShardError
+from shardcache.formats.records.wire import MAX_VARINT_BYTES, varint
+from shardcache.formats.zstd_library import zstd_library
+
+BLOCK_BYTES = 64 * 1024
+"""Distance of the headers that are inserted between the bytes of chunks."""
+
+_BLOCK_HEADER_BYTES = 24
+# hash, size of the data, hash of the data, type and number of records, size of the records
+_CHUNK = struct.Struct("<5Q")
+# Types of chunks.
+_RECORDS = ord("r")
+_TRANSPOSED = ord("t")
+_WITHOUT_RECORDS = b"smp"  # signature, metadata, padding
+# Compressions of a chunk's buffers.
+_UNCOMPRESSED = b"\0"
+_ZSTD = b"z"
+_BROTLI = b"b"
+_SNAPPY = b"s"
+# Limit for a chunk, stored and decoded: indexing has each of its records in memory.
+_MAX_CHUNK_BYTES = 256 * 1024 * 1024
+# Of a buffer that is decompressed. zstd needs as much memory as its window, up to 128 MiB.
+_PIECE_BYTES = 256 * 1024
+
+Record = tuple[int, Iterator[bytes]]
+"""Size and pieces of a record. The pieces have to be read before the next record."""
+
+
+class Chunk(NamedTuple):
+    """A chunk of the file.
+
+    Attributes:
+        at: offset at which it begins.
+        kind: the character that stands for its type.
+        records: number of them.
+        data_at: offset at which its data begins.
+        data_bytes: size of its data, without the headers of blocks.
+        end: offset at which the next chunk begins.
+    """
+
+    at: int
+    kind: int
+    records: int
+    data_at: int
+    data_bytes: int
+    end: int
+
+
+class RiegeliChunks:
+    """The chunks of an open file.
+
+    Args:
+        file: is moved about. Most chunks are small, so it should be buffered.
+        url: of the same, for errors.
+    """
+
+    def __init__(self, file: BinaryIO, url: str) -> None:
+        self._file = file
+        self._url = url
+
+    def chunk(self, at: int) -> Chunk:
+        """Return the chunk at an offset. Raises OSError, ValueError, UnsupportedShardError."""
+        head = b"".join(self._stored(at, _CHUNK.size))
+        _, data_bytes, _, kind_and_records, decoded_bytes = _CHUNK.unpack(head)
+        if max(data_bytes, decoded_bytes) > _MAX_CHUNK_BYTES:
+            raise UnsupportedShardError(
+                f"the chunk at byte {at} has more than {_MAX_CHUNK_BYTES >> 20} MiB",
+                url=self._url,
+                remedy="write the file with a smaller group_size",
+            )
+        kind = kind_and_records & 0xFF
+        records = kind_and_records >> 8
+
+        # A record's position is its chunk's plus its number there. To keep positions unique, a
+        # chunk takes at least as many bytes as it has records. No chunk ends in a block's header.
+        min_end = at + records
+        in_block = min_end % BLOCK_BYTES
+        if 0 < in_block < _BLOCK_HEADER_BYTES:
+            min_end += _BLOCK_HEADER_BYTES - in_block
+        data_at = _end_of(at, _CHUNK.size)
+        end = max(_end_of(data_at, data_bytes), min_end)
+        return Chunk(at, kind, records, data_at, data_bytes, end)
+
+    def records_of(self, chunk: Chunk) -> Iterator[Record]:
+        """Yield the records of a chunk. Raises OSError, ValueError, ShardError."""
+        if chunk.kind == _TRANSPOSED:
+            raise UnsupportedShardError(
+                "the records of the ArrayRecord file are transposed",
+                url=self._url,
+                remedy="write it with the option transpose:false, which is the default",
+            )
+        if chunk.kind in _WITHOUT_RECORDS:
+            return
+        if chunk.kind != _RECORDS:
+            raise ValueError(f"the chunk at byte {chunk.at} is of an unknown type")
+        # Two buffers follow the type of their compression and the size of the first.
+        head_bytes = min(chunk.data_bytes, 1 + MAX_VARINT_BYTES)
+        head = b"".join(self._stored(chunk.data_at, head_bytes))
+        compression = head[:1]
+        sizes_bytes, start = varint(head, 1, len(head))
+        values_bytes = chunk.data_bytes - start - sizes_bytes
+        if values_bytes < 0:
+            raise ValueError(f"the chunk at byte {chunk.at} ends early")
+        sizes_at = _end_of(chunk.data_at, start)
+        values_at = _end_of(sizes_at, sizes_bytes)
+        sizes = self._content(compression, sizes_at, sizes_bytes)
+        values = self._content(compression, values_at, values_bytes)
+        for _ in range(chunk.records):
+            size_bytes = sizes.varint()
+            yield size_bytes, values.take(size_bytes)
+        sizes.finish()
+        values.finish()
+
+    def _stored(self, at: int, size_bytes: int) -> Iterator[bytes]:
+        """Yield bytes from an offset on, without the headers of blocks, at most a block at a time.
+
+        Raises ValueError at the end of the file, or for an offset in a block's header.
+        """
+        while size_bytes:
+            at = _behind_header(at)
+            self._file.seek(at)  # the buffers of a chunk are read in turns
+            piece = self._file.read(min(size_bytes, BLOCK_BYTES - at % BLOCK_BYTES))
+            if not piece:
+                raise ValueError(f"it ends early, at byte {at}")
+            at += len(piece)
+            size_bytes -= len(piece)
+            yield piece
+
+    def _content(self, compression: bytes, at: int, stored_bytes: int) -> "_Content":
+        """Return the content of a buffer at an offset, to be read piece by piece."""
+        if compression == _UNCOMPRESSED:
+            return _Content(self._stored(at, stored_bytes), stored_bytes)
+        head = b"".join(self._stored(at, min(stored_bytes, MAX_VARINT_BYTES)))
+        size_bytes, start = varint(head, 0, len(head))
+        stored = self._stored(_end_of(at, start), stored_bytes - start)
+        if size_bytes > _MAX_CHUNK_BYTES:
+            raise ValueError(f"a buffer is said to have {size_bytes} bytes")
+        if compression == _ZSTD:
+            return _Content(_zstd_pieces(stored), size_bytes)
+        if compression == _BROTLI:
+            return _Content(self._brotli_pieces(stored), size_bytes)
+        name = "snappy" if compression == _SNAPPY else repr(compression)
+        raise UnsupportedShardError(
+            f"the ArrayRecord file is compressed by {name}",
+            url=self._url,
+            remedy="write it with zstd, which is the default, or uncompressed",
+        )
+
+    def _brotli_pieces(self, stored: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            import brotli
+        except ImportError as exn:
+            raise MissingPackageError(
+                "the ArrayRecord file is compressed by brotli, which needs the Python package "
+                "brotli, where the daemon runs",
+                url=self._url,
+                remedy="pip install brotli, and restart the daemon; or write the file with zstd",
+            ) from exn
+        stream = brotli.Decompressor()
+        try:
+            for data in stored:
+                piece = stream.process(data, output_buffer_limit=_PIECE_BYTES)
+                while piece:
+                    yield piece
+                    piece = stream.process(b"", output_buffer_limit=_PIECE_BYTES)
+        except brotli.error as exn:
+            raise ValueError(f"a buffer cannot be decompressed ({exn})") from exn
+
+
+class _Content:
+    """The content of a buffer, read in order."""
+
+    def __init__(self, pieces: Iterator[bytes], size_bytes: int) -> None:
+        """Begin with `pieces`, which together have to have `size_bytes`."""
+        self._pieces = pieces
+        self._expected_bytes = size_bytes  # still to come of the pieces
+        self._left = memoryview(b"")  # of those that have come
+
+    def _next(self) -> bytes:
+        """Return the next piece; nothing at the end. Raises ValueError for another size."""
+        piece = next(self._pieces, b"")
+        self._expected_bytes -= len(piece)
+        if self._expected_bytes < 0 or (self._expected_bytes and not piece):
+            raise ValueError("a buffer has another size than it says")
+        return piece
+
+    def varint(self) -> int:
+        """Return the number that comes next."""
+        while len(self._left) < MAX_VARINT_BYTES:
+            piece = self._next()
+            if not piece:
+                break
+            self._left = memoryview(bytes(self._left) + piece)
+        number, end = varint(self._left, 0, len(self._left))
+        self._left = self._left[end:]
+        return number
+
+    def take(self, size_bytes: int) -> Iterator[bytes]:
+        """Yield the bytes that come next."""
+        while size_bytes:
+            if not self._left:
+                self._left = memoryview(self._next())
+            piece = self._left[:size_bytes]
+            if not piece:
+                raise ValueError("a record ends early")
+            self._left = self._left[len(piece) :]
+            size_bytes -= len(piece)
+            yield bytes(piece)
+
+    def finish(self) -> None:
+        """Raise ValueError if the content has another size than is stated."""
+        while self._next():
+            pass
+
+
+def _behind_header(at: int) -> int:
+    """Return an offset of data, which is not in a block's header."""
+    in_block = at % BLOCK_BYTES
+    if not in_block:
+        return at + _BLOCK_HEADER_BYTES
+    if in_block < _BLOCK_HEADER_BYTES:
+        raise ValueError(f"a chunk begins in a block's header, at byte {at}")
+    return at
+
+
+def _end_of(at: int, size_bytes: int) -> int:
+    """Return the offset at which bytes from an offset on end."""
+    while size_bytes:
+        at = _behind_header(at)
+        step = min(size_bytes, BLOCK_BYTES - at % BLOCK_BYTES)
+        at += step
+        size_bytes -= step
+    return at
+
+
+def _zstd_pieces(stored: Iterator[bytes]) -> Iterator[bytes]:
+    zstd = zstd_library()
+    stream = zstd.ZstdDecompressor()
+    try:
+        while not stream.eof:
+            data = b""
+            if stream.needs_input:
+                data = next(stored, b"")
+                if not data:
+                    return
+            piece: bytes = stream.decompress(data, _PIECE_BYTES)
+            if piece:
+                yield piece
+    except zstd.ZstdError as exn:
+        raise ValueError(f"a buffer cannot be decompressed ({exn})") from exn
