@@ -55,7 +55,7 @@ class CredentialedOrigin(Origin):
         """Return the part of a url that one permission usually covers."""
         return url.partition("://")[2].partition("/")[0]
 
-    def lacks(self, url: str) -> bool:
+    def not_found_is_final(self, url: str) -> bool:
         """Return whether a NotFoundError for a url is final: no other credentials could find it."""
         return True
 
@@ -249,7 +249,7 @@ class PermittedOrigin(Origin):
                 async with candidate.use(url) as origin:
                     result = await request(origin)
             except NotFoundError as exn:
-                if origin.lacks(url):
+                if origin.not_found_is_final(url):
                     self._remember(candidate, refused, url)
                     raise
                 refused.append((candidate, exn))

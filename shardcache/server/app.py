@@ -46,8 +46,8 @@ async def serving(
     """
     service = Service(cache, limits, s3.address)
     async with (
-        _serving_s3(cache, service.drain, s3) as credentials,
-        _serving_sockets(service, socks, listener, credentials),
+        _serving_s3(cache, service.drain, s3) as key_handler,
+        _serving_sockets(service, socks, listener, key_handler),
     ):
         yield service.drain
 
@@ -65,8 +65,8 @@ async def _serving_s3(
     # Not imported without an endpoint: a private daemon has none, and a reader waits for its start.
     from shardcache.server.s3.serving import serving_s3
 
-    async with serving_s3(cache, drain, options) as credentials:
-        yield credentials
+    async with serving_s3(cache, drain, options) as key_handler:
+        yield key_handler
 
 
 @asynccontextmanager
@@ -74,15 +74,15 @@ async def _serving_sockets(
     service: Service,
     socks: Sequence[socket.socket],
     listener: Listener,
-    credentials: api.Handler,
+    key_handler: api.Handler,
 ) -> AsyncIterator[None]:
     """Serve on Unix sockets and over TCP, until the block exits.
 
     Args:
-        credentials: handler of requests for keys of the S3 endpoint.
+        key_handler: handles requests for keys of the S3 endpoint.
     """
     app = _application(service, listener.token_hash)
-    app.router.add_post("/v1/credentials", credentials)
+    app.router.add_post("/v1/credentials", key_handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     assert runner.server is not None

@@ -95,8 +95,8 @@ class HubOrigin(StoreOrigin):
         """As `CredentialedOrigin.bucket`: the repository."""
         return _repository(url)
 
-    def lacks(self, url: str) -> bool:
-        """As `CredentialedOrigin.lacks`: True if the token may read the repository.
+    def not_found_is_final(self, url: str) -> bool:
+        """As `CredentialedOrigin.not_found_is_final`: True if the token may read the repository.
 
         If it may not, the Hub answers as if there were no such repository.
         """

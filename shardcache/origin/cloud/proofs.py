@@ -75,6 +75,18 @@ class Renewed:
                 await self._renew(url)
         return self._proof
 
+    def refuse(self, proof: Proof) -> bool:
+        """Record that the store did not accept a proof.
+
+        Returns whether it may accept a new one: only proofs that expire can be renewed.
+        """
+        expires = proof.until_s < math.inf
+        if expires and proof is self._proof:
+            self._proof = _expired_proof()
+            self._due_s = -math.inf
+            self._was_refused = True
+        return expires
+
     async def _renew(self, url: str) -> None:
         """Renew the proof; if that fails, raise only once the previous one has expired."""
         now_s = time.time()
@@ -92,16 +104,5 @@ class Renewed:
         life_s = proof.until_s - now_s
         self._proof = proof
         self._was_refused = False
+        # A proof with a short life is used for half of it at least.
         self._due_s = now_s + max(life_s - _EARLY_S, life_s / 2)
-
-    def refuse(self, proof: Proof) -> bool:
-        """Record that the store did not accept a proof.
-
-        Returns whether it may accept a new one: only proofs that expire can be renewed.
-        """
-        expires = proof.until_s < math.inf
-        if expires and proof is self._proof:
-            self._proof = _expired_proof()
-            self._due_s = -math.inf
-            self._was_refused = True
-        return expires

@@ -89,8 +89,8 @@ def _status(exn: Exception) -> int | None:
 def missing(kind: str, url: str) -> errors.NotFoundError:
     """Return the error for a file or folder that does not exist."""
     path = local_path(url)
-    remedy = path
-    if path:
+    remedy = None
+    if path is not None:
         folder = shlex.quote(str(Path(path).parent))
         remedy = f"check the path (ls {folder}/), on the node of the daemon"
     return errors.NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)

@@ -47,7 +47,7 @@ def expand_braces(pattern: str) -> list[str]:
     Raises ConfigError for braces that are unbalanced or do not expand, and for a range beyond
     `MAX_SHARDS`.
     """
-    checked(pattern)
+    checked(pattern)  # for its errors
     braced = in_braces(pattern)
     has_braces = "{" in braced or "}" in braced
     if not has_braces or _is_local_file(pattern):

@@ -58,11 +58,11 @@ def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolve
     """Return the SDK's chain of credential providers; every `credential_process` is leashed."""
     resolver = create_credential_resolver(session, region_name=region)
     profiles = LeashedProfiles(session, region)
-    for role in resolver.providers:
-        if isinstance(role, AioAssumeRoleProvider):
-            # The provider asks the builder for the credentials of a role's source profile. It has
-            # no public name.
-            role._profile_provider_builder = profiles  # noqa: SLF001
+    for provider in resolver.providers:
+        if isinstance(provider, AioAssumeRoleProvider):
+            # This builder makes the providers for a role's source profile. The attribute has no
+            # public name.
+            provider._profile_provider_builder = profiles  # noqa: SLF001
     profile = session.get_config_variable("profile") or "default"
     leashed = profiles.process_provider(profile)
     resolver.providers = _replaced(resolver.providers, leashed)
@@ -94,7 +94,7 @@ async def start(*command: str, **_options: Any) -> "CredentialProcess":
 class CredentialProcess:
     """A running program, with the interface of the process that `AioProcessProvider` expects."""
 
-    returncode = 0  # any other is an error of `communicate`
+    returncode = 0  # for any other status, `communicate` raises the error
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

@@ -57,7 +57,8 @@ async def read_by_sdk(
         condition["IfMatch"] = f'"{obj.version}"'
     span = range_header(parts.start, parts.stop)
     answer = await call(fs, "get_object", **where, Range=span, **condition)
-    async with answer["Body"]:  # aiobotocore 2 enters another object, which reads all at once
+    # Not `as body`: in aiobotocore 2, that is another object, which reads everything at once.
+    async with answer["Body"]:
         status = int(answer["ResponseMetadata"]["HTTPStatusCode"])
         check_range(obj, parts.start, parts.stop, status, answer.get("ContentRange"))
         if etag_in(answer.get("ETag"), obj.url) != obj.version:

@@ -185,7 +185,7 @@ def _options(
     client = {"region_name": table.region} if table.region else {}
     config = {
         "max_pool_connections": max_connections,
-        "retries": {"total_max_attempts": 1},
+        "retries": {"total_max_attempts": 1},  # s3fs makes the attempts
         "connect_timeout": CONNECT_TIMEOUT_S,
         "user_agent_extra": DAEMON_AGENT,
         "http_session_cls": StoreSession,

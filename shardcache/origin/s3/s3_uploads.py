@@ -1,6 +1,7 @@
 """Uploads to S3, by the SDK."""
 
 import re
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +42,8 @@ class Uploads:
         """As `Origin.upload`.
 
         A large file is sent in parts, which become an object only after the last. A file that
-        replaces a certain version is sent whole: parts cannot have conditions.
+        replaces a certain version is sent whole: parts cannot have conditions. Where conditions are
+        not supported, somebody else's upload in the meantime goes unnoticed.
         """
         where = object_params(url)
         if "VersionId" in where:
@@ -50,22 +52,14 @@ class Uploads:
                 url=url,
                 remedy="leave ?versionId=… out",
             )
-        condition = _condition(replaced)
         async with self._sessions.use(url) as fs:
             target = f"{where['Bucket']}/{where['Key']}"
             # fsspec's asynchronous methods begin with an underscore.
             put_file = fs._put_file  # noqa: SLF001
             put = partial(put_file, str(path), target, max_concurrency=_CONCURRENT_PARTS)
-            if not condition:
+            is_done = replaced is not None and await _put_whole(put, replaced)
+            if not is_done:
                 await put(chunksize=_PART_BYTES)
-            else:
-                try:
-                    await put(chunksize=_NO_PARTS_BYTES, **condition)
-                except (OSError, ParamValidationError) as exn:
-                    if not _NO_CONDITIONS.search(f"{exn!r} {exn.__cause__!r}"):
-                        raise
-                    # Without conditions, somebody else's upload in the meantime goes unnoticed.
-                    await put(chunksize=_PART_BYTES)
 
             head = await head_by_sdk(fs, where)
             version = etag_in(head.get("etag"), url)
@@ -76,14 +70,16 @@ class Uploads:
         await self._sessions.close()
 
 
-def _condition(replaced: str | None) -> dict[str, str]:
-    """Return the condition under which an upload may replace a version.
+async def _put_whole(put: Callable[..., Awaitable[None]], replaced: str) -> bool:
+    """Upload a file on the condition that it replaces a version; "" stands for no object.
 
-    Args:
-        replaced: the version; "" for no object, None for no condition.
+    Returns False, and has uploaded nothing, if the store or botocore does not support conditions.
     """
-    if replaced is None:
-        return {}
-    if not replaced:
-        return {"IfNoneMatch": "*"}
-    return {"IfMatch": f'"{replaced}"'}
+    condition = {"IfMatch": f'"{replaced}"'} if replaced else {"IfNoneMatch": "*"}
+    try:
+        await put(chunksize=_NO_PARTS_BYTES, **condition)
+    except (OSError, ParamValidationError) as exn:
+        if not _NO_CONDITIONS.search(f"{exn!r} {exn.__cause__!r}"):
+            raise
+        return False
+    return True

@@ -131,22 +131,24 @@ def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
     """
     if _CONDITIONS.isdisjoint(request.signed.headers):
         return
-    tag = {"ETag": f'"{etag}"'}
+    headers = {"ETag": f'"{etag}"'}  # of a refusal
     if_match = request.header("if-match")
     unmodified_s = _time_in(request.header("if-unmodified-since"))
     if if_match is not None:
         if not _includes(if_match, etag, is_strong=True):
-            raise S3Error("PreconditionFailed", "the object has another ETag than If-Match", tag)
+            message = "the object has another ETag than If-Match"
+            raise S3Error("PreconditionFailed", message, headers)
     elif unmodified_s is not None and int(modified_s) > unmodified_s:
-        raise S3Error("PreconditionFailed", "the object was stored after If-Unmodified-Since", tag)
+        message = "the object was stored after If-Unmodified-Since"
+        raise S3Error("PreconditionFailed", message, headers)
 
     if_none_match = request.header("if-none-match")
     modified_since_s = _time_in(request.header("if-modified-since"))
     if if_none_match is not None:
         if _includes(if_none_match, etag):
-            raise S3Error("NotModified", "the object has the ETag of If-None-Match", tag)
+            raise S3Error("NotModified", "the object has the ETag of If-None-Match", headers)
     elif modified_since_s is not None and int(modified_s) <= modified_since_s:
-        raise S3Error("NotModified", "the object was not stored after If-Modified-Since", tag)
+        raise S3Error("NotModified", "the object was not stored after If-Modified-Since", headers)
 
 
 def _includes(header: str, etag: str, *, is_strong: bool = False) -> bool:

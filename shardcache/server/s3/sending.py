@@ -72,7 +72,10 @@ class Sending:
     ) -> int:
         """Send bytes of a file; return the end of those that were sent.
 
-        All are sent, unless the client reads nothing for a moment while `gives_way` returns True.
+        Args:
+            gives_way: returns True if others need the cache space of these bytes: then no more are
+                sent once the client has read nothing for a moment. None to send all in any case.
+
         Raises SlowClientError, ConnectionError if the client has disconnected, and OSError if the
         file cannot be read.
         """
@@ -85,13 +88,36 @@ class Sending:
                 break
         return start
 
+    async def writable(self, gives_way: Callable[[], bool] | None = None) -> bool:
+        """Wait until the client has read something. Raises SlowClientError.
+
+        Returns False if it has read nothing for a moment, and `gives_way` then returns True.
+        """
+        deadline_s = time.monotonic() + self.stall_s
+        interval_s = self.stall_s
+        if gives_way is not None:
+            interval_s = _GIVES_WAY_S
+        loop = asyncio.get_running_loop()
+        is_writable = asyncio.Event()
+        fd = self._socket.fileno()
+        loop.add_writer(fd, is_writable.set)
+        try:
+            while not await _is_set_within(is_writable, interval_s):
+                if time.monotonic() >= deadline_s:
+                    raise SlowClientError
+                if gives_way is not None and gives_way():
+                    return False
+        finally:
+            loop.remove_writer(fd)
+        return True
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Return the result of work in a thread; wait for its end even if this is cancelled.
 
         The work uses open descriptors: after they are closed, other files may get their numbers.
         """
         job = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        return await ended(job)
+        return await _finished(job)
 
     def _step(self, fd: int, start: int, size_bytes: int) -> int:
         """Send what the socket takes, up to `size_bytes`; return the number of bytes. Blocks."""
@@ -115,29 +141,6 @@ class Sending:
             if time.monotonic() >= step_end_s:
                 break
         return sent_bytes
-
-    async def writable(self, gives_way: Callable[[], bool] | None = None) -> bool:
-        """Wait until the client has read something. Raises SlowClientError.
-
-        Returns False if it has read nothing for a moment, and `gives_way` then returns True.
-        """
-        deadline_s = time.monotonic() + self.stall_s
-        moment_s = self.stall_s
-        if gives_way is not None:
-            moment_s = _GIVES_WAY_S
-        loop = asyncio.get_running_loop()
-        writable = asyncio.Event()
-        fd = self._socket.fileno()
-        loop.add_writer(fd, writable.set)
-        try:
-            while not await _is_set_within(writable, moment_s):
-                if time.monotonic() >= deadline_s:
-                    raise SlowClientError
-                if gives_way is not None and gives_way():
-                    return False
-        finally:
-            loop.remove_writer(fd)
-        return True
 
 
 class Sender:
@@ -167,7 +170,7 @@ class Sender:
         if in_memory is not None:
             return in_memory
         read = partial(os.pread, fd, size_bytes, start)
-        data = await ended(asyncio.get_running_loop().run_in_executor(self._threads, read))
+        data = await _finished(asyncio.get_running_loop().run_in_executor(self._threads, read))
         if len(data) < size_bytes:
             raise OSError("the file is shorter than it was")
         return data
@@ -194,7 +197,7 @@ async def _is_set_within(event: asyncio.Event, limit_s: float) -> bool:
     return event.is_set()
 
 
-async def ended(job: "asyncio.Future[T]") -> T:
+async def _finished(job: "asyncio.Future[T]") -> T:
     """Return the result of a thread's work; wait for its end even if this is cancelled."""
     cancelled: asyncio.CancelledError | None = None
     while not job.done():

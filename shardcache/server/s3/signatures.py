@@ -183,6 +183,7 @@ class Signature(NamedTuple):
             f"{name}:{' '.join(headers.get(name, '').split())}\n"
             for name in self.signed_headers.split(";")
         ]
+        # The canonical request of SigV4, and from it the string to sign.
         canonical = (
             f"{request.method}\n{path}\n{'&'.join(query)}\n{''.join(lines)}\n"
             f"{self.signed_headers}\n{self.payload}"

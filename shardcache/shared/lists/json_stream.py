@@ -70,8 +70,9 @@ class JsonText:
                 self._at = end
                 return value
 
-        # The value continues after the window: move the window to the value's beginning.
-        if not self._at:
+        # The value continues after the window: move the window to the value's beginning. If it is
+        # there already, the value is too long.
+        if self._at == 0:
             reason = f"invalid JSON, or a value longer than {_WINDOW_CHARS:,} characters"
             raise self._error(reason, 0)
         self._slide()

@@ -106,26 +106,30 @@ def _columns(rows: list[Any]) -> ShardColumns:
 
     All rows are checked together. Only if that fails, each is checked, to find the reason.
     """
-    if {*map(type, rows)} == {dict}:
+    if _types_of(rows) == {dict}:
         names = ("url", "etag", *_COUNTS)
         columns = [[row.get(name) for row in rows] for name in names]
         if _are_sound(columns):
             return columns
     faults = (fault for fault in map(_fault, rows) if fault)
-    raise ValueError(next(faults))
+    raise ValueError(next(faults))  # there is one, as `_fault` has the same rules
 
 
 def _are_sound(columns: ShardColumns) -> bool:
     """Return whether all rows are well-formed; the same rules as `_fault`, but faster."""
     urls, etags, *counts = columns
-    if {*map(type, urls)} != {str} or not {*map(type, etags)} <= _TYPES_OF_ETAGS:
+    if _types_of(urls) != {str} or not _types_of(etags) <= _TYPES_OF_ETAGS:
         return False
-    known = [count for each in counts for count in each if count is not None]
-    if not {*map(type, known)} <= {int}:
+    known = [count for column in counts for count in column if count is not None]
+    if not _types_of(known) <= {int}:
         return False
     smallest = min(known, default=0)
     largest = max(known, default=0)
     return smallest >= 0 and largest < _MAX_COUNT
+
+
+def _types_of(values: Iterable[object]) -> set[type]:
+    return set(map(type, values))
 
 
 def _fault(row: Any) -> str:
