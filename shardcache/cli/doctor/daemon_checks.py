@@ -78,7 +78,7 @@ def listener(context: Context) -> Finding:
         cause = "it was left behind by a daemon that was killed; the next one replaces it"
         return warning(f"no daemon listens at {socket}", cause, start)
     except OSError as exn:
-        return failed(f"cannot listener_of to {socket}", exn.strerror or str(exn), start)
+        return failed(f"cannot connect to {socket}", exn.strerror or str(exn), start)
     if context.status is None:
         cause = "" if context.daemon_error is None else context.daemon_error.message
         log = "journalctl -u shardcache -n 100   # or its own log"
