@@ -5,6 +5,7 @@ import os
 import shlex
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from socket import socket
@@ -152,7 +153,7 @@ class AdminClient:
                 with suppress(BrokenPipeError):
                     connection.request(method, path, content, headers)
                 with connection.getresponse() as response:
-                    if response.status >= 400:
+                    if response.status >= HTTPStatus.BAD_REQUEST:
                         raise _error_of(response.status, response.reason, response.read())
                     yield response
             except TimeoutError as exn:

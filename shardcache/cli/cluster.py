@@ -184,7 +184,7 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
             remedy="write the list to a file: --nodes FILE",
         )
     notifier = ServiceNotifier.take(os.environ, os.getpid())
-    host_name = socket.gethostname().partition(".")[0]
+    host_name, _, _domain = socket.gethostname().partition(".")
     name = node or host_name
     run_dir = Path(options["run_dir"].replace("{node}", name))
     say = partial(_say, "message", as_json=as_json)
@@ -199,7 +199,7 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
         signal.signal(number, lambda *_: stopping.set())
 
     def start() -> int:
-        sources = [options[name] for name in _WATCHED_OPTIONS]
+        sources = [options[each] for each in _WATCHED_OPTIONS]
         watched = tuple(Path(source) for source in sources if is_file(source))
         tier = NodeTier(partial(tier_of, **options), name, watched, say, ready)
         return tier.run(stopping)

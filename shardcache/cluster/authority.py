@@ -82,10 +82,10 @@ def expiry_s(tls: Tls) -> float:
 
     Raises OSError and ValueError.
     """
-    chain = _expiries(tls.certificate)
+    certificate_expiries = _expiries(tls.certificate)
     # The file keeps previous authorities while nodes change over: only the newest counts.
-    authority = max(_expiries(tls.ca))
-    return min(*chain, authority).timestamp()
+    authority_expiry = max(_expiries(tls.ca))
+    return min(*certificate_expiries, authority_expiry).timestamp()
 
 
 def _expiries(file: Path) -> list[datetime]:

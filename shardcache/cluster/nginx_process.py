@@ -130,13 +130,14 @@ def wait_until_listening(process: Process, pid_file: Path) -> bool:
 
 
 def reload(process: Process, front: str, digest: str) -> None:
-    """Have nginx use its changed configuration.
+    """Have nginx use its changed configuration; wait until its answers have the new digest.
 
     Args:
+        process: nginx.
         front: path of the socket on which nginx serves this node.
-        digest: of the list of nodes in the new configuration; nginx's answers then contain it.
+        digest: of the list of nodes in the new configuration.
 
-    Raises ConfigError if they do not after a while.
+    Raises ConfigError if nginx does not use the new configuration in time.
     """
     process.send_signal(signal.SIGHUP)
     deadline_s = time.monotonic() + _RELOAD_LIMIT_S
@@ -149,15 +150,15 @@ def reload(process: Process, front: str, digest: str) -> None:
 
 
 def end(process: Process) -> int:
-    """Stop nginx, and kill the workers that it left if it was killed; return its exit status."""
+    """Stop nginx, or kill it and its workers if it does not stop; return its exit status."""
     process.terminate()
     try:
         process.wait(_STOP_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
     status = process.wait()
-    # See `start`: the workers are children of this process now. While some are killed, others may
-    # be added.
+    # Workers of a nginx that was killed are children of this process now, see `start`. While some
+    # are killed, others may be added.
     while orphans := _children():
         for pid in orphans:
             with suppress(ProcessLookupError):

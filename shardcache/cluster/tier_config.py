@@ -28,7 +28,7 @@ MAX_COMMON_NAME = 64
 A longer name is cut there; the alternative name has all of it.
 """
 
-_WARNED_S = 30 * 86400.0  # time before a certificate expires from which on warnings are given
+_WARN_BEFORE_S = 30 * 86400.0  # warnings begin this long before a certificate expires
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _PORTS = {"http": 80, "https": 443}
 _DIGEST_CHARS = 16
@@ -188,11 +188,11 @@ class Tier:
 
     @property
     def weight(self) -> int:
-        """Weight of each node: nginx puts 160 times as many points for it on the ring of owners.
+        """Weight of each node: nginx puts 160 points for each unit of it on the ring of owners.
 
-        The more points there are, the more equal are the nodes' loads, and the longer nginx takes
-        to start: a second for two and a half million points. With a lower weight, each node keeps
-        some of its points, and thus most parts their owner.
+        With more points, the nodes' loads are more equal, and nginx takes longer to start: a second
+        for two and a half million points. If more nodes lower the weight, each node keeps some of
+        its points, so that most parts keep their owner.
         """
         return max(1, min(_MAX_NODE_WEIGHT, _MAX_TOTAL_WEIGHT // len(self.nodes)))
 
@@ -246,7 +246,7 @@ def expiry_warning(expires_s: float | None) -> str | None:
         expires_s: time at which it expires; None if it does not.
     """
     remaining_s = math.inf if expires_s is None else expires_s - time.time()
-    if remaining_s > _WARNED_S:
+    if remaining_s > _WARN_BEFORE_S:
         return None
     if remaining_s <= 0:
         return "certificate has expired"

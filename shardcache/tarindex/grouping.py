@@ -153,7 +153,7 @@ class Adjacency:
 
         Raises TornSampleError for the first one whose members are not adjacent.
         """
-        torn = self.torn()
+        torn = self.find_torn()
         if torn is not None:
             key, extension, at = torn
             raise TornSampleError(
@@ -163,7 +163,7 @@ class Adjacency:
                 url=url,
             )
 
-    def torn(self) -> tuple[str, str, int] | None:
+    def find_torn(self) -> tuple[str, str, int] | None:
         """Return key, extension and offset of the member with which a key appears again.
 
         It is the first of those that have become complete since the previous call; None without
@@ -233,9 +233,9 @@ class Adjacency:
 
 
 def is_of_macos(name: bytes) -> bool:
-    """Return True for what macOS adds: AppleDouble (`._NAME`), `.DS_Store`, folders `__MACOSX`.
+    """Return True for a file that macOS adds: AppleDouble (`._NAME`), `.DS_Store`, in `__MACOSX`.
 
-    WebDataset takes these members for samples, some of them between two members of one.
+    WebDataset takes these members for samples, even between two members of another sample.
     """
     if _MACOS_FOLDER in name and _MACOS_FOLDER in name.split(b"/"):
         return True
@@ -280,7 +280,7 @@ def split_at_last_dot(name: bytes) -> tuple[bytes, bytes]:
 
 
 def splitter_of(url: str) -> Splitter:
-    """Return what splits the names of a shard's members, as its url says."""
+    """Return the function that splits the names of a shard's members, as its url says."""
     _, key_split = key_split_in(url)
     return split_at_last_dot if key_split == LAST_DOT else split_name
 

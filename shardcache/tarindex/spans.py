@@ -37,7 +37,7 @@ def samples_in(data: bytes, url: str) -> Samples:
 
 
 def blocks_of(tables: Tables, tar: TarBytes | None) -> Iterator[int]:
-    """Yield the number of blocks of each sample; see the module.
+    """Yield the number of blocks of each sample, negated or 0 if they are not enough to read it.
 
     Args:
         tables: the samples.

@@ -36,7 +36,7 @@ _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
 _BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
-_FAULT_NUMBERS = 3  # sample, fault, extension
+_FAULT_NUMBERS = 3  # sample, fault, index of the extension
 _DIGITS = 8192  # numbers compared at once
 _ONES_OF_64_BITS = int.from_bytes(bytes((1, 0, 0, 0, 0, 0, 0, 0)) * _DIGITS, "little")
 _ONES_OF_32_BITS = int.from_bytes(bytes((1, 0, 0, 0)) * _DIGITS, "little")
@@ -99,10 +99,10 @@ def fault_of(tables: Tables, sample: int) -> str | None:
     """Return the reason why a sample is unusable, or None if it is usable."""
     if sample not in tables.faults:
         return None
-    fault, extension = tables.faults[sample]
+    fault, extension_id = tables.faults[sample]
     return _REASONS[fault].format(
         key=key_of(tables, sample)[:_SHOWN_CHARS],
-        extension=tables.extensions[extension][:_SHOWN_CHARS],
+        extension=tables.extensions[extension_id][:_SHOWN_CHARS],
     )
 
 
@@ -123,14 +123,14 @@ def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
     ends = tables.ends
     extension_ids = tables.extension_ids
     first = 0
-    for last in tables.member_ends:
-        for member in range(first, last):
+    for stop in tables.member_ends:
+        for member in range(first, stop):
             if extension_ids[member] == wanted_id:
                 yield starts[member], ends[member]
                 break
         else:  # no member of the sample has the extension
             yield 0, 0
-        first = last
+        first = stop
 
 
 def _u64() -> "array[int]":
@@ -230,8 +230,8 @@ def write(
     header_json = json.dumps(header, separators=(",", ":")).encode()
     extensions = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
     faults = array("Q")
-    for sample, (fault, extension) in samples.faults.items():
-        faults.extend((sample, fault, extension))
+    for sample, (fault, extension_id) in samples.faults.items():
+        faults.extend((sample, fault, extension_id))
     tables = b"".join(
         (
             samples.starts.tobytes(),
@@ -400,14 +400,13 @@ class TarIndex:
     def check_samples(self) -> None:
         """Raise CorruptShardError unless the samples partition the members and the keys."""
         extensions = len(self.extensions)
-        are_partitions = _partitions(self.member_ends, len(self.starts)) and _partitions(
-            self.key_ends, len(self.keys)
+        partitions_members = _partitions(self.member_ends, len(self.starts))
+        partitions_keys = _partitions(self.key_ends, len(self.keys))
+        are_faults_valid = all(
+            sample < len(self) and extension_id < extensions
+            for sample, (_, extension_id) in self.faults.items()
         )
-        are_faults_known = all(
-            sample < len(self) and extension < extensions
-            for sample, (_, extension) in self.faults.items()
-        )
-        if not are_partitions or not are_faults_known:
+        if not (partitions_members and partitions_keys and are_faults_valid):
             raise self._contradiction()
 
     def check_members(self) -> None:

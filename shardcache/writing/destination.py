@@ -82,9 +82,9 @@ class Destination:
         self._folder.cleanup()
 
     def draft(self, name: str) -> Path:
-        """Return the local path of a file that is to become an object, for its making.
+        """Return the local path at which to make the file of an object, before it is stored.
 
-        It is in the destination itself if that is local, so that the file can be renamed. Raises
+        In a local destination, it is in the same folder, so that the file can be renamed. Raises
         DiskError.
         """
         if not self._is_local:
@@ -146,11 +146,6 @@ class Destination:
             members=shard.members,
         )
 
-    def _rows_path(self, name: str) -> Path:
-        """Return the path of a shard's part of the table of samples."""
-        folder = self._scratch or Path(self._folder.name)
-        return folder / f"{name}.rows"
-
     async def store_table(self, names: Iterable[str]) -> RemoteObject:
         """Store the table of samples: the parts of these shards. Raises as `store_shard`."""
         draft = self.draft(TABLE)
@@ -181,6 +176,8 @@ class Destination:
         """Store a file, and remove it. Raises as `store_shard`.
 
         Args:
+            draft: path of the file.
+            name: of the object.
             replaced: the version that may be replaced, as for `Origin.upload`.
         """
         try:
@@ -188,6 +185,11 @@ class Destination:
                 return await self._upload(draft, self.url + name, replaced)
         finally:
             draft.unlink(missing_ok=True)  # noqa: ASYNC240  # one call of the system
+
+    def _rows_path(self, name: str) -> Path:
+        """Return the path of a shard's part of the table of samples."""
+        folder = self._scratch or Path(self._folder.name)
+        return folder / f"{name}.rows"
 
     async def _upload(self, draft: Path, url: str, replaced: str | None) -> RemoteObject:
         """Upload a file, in several attempts while the origin is unavailable."""

@@ -59,7 +59,7 @@ class MemberColumn:
     Attributes:
         name: of the column.
         kind: of its values.
-        extension: of the member; None if each value's first bytes tell it.
+        extension: of the member; None if it follows from each value's first bytes.
         dtype: type of the integers in a column of lists; None for other columns.
     """
 
@@ -87,7 +87,7 @@ class MemberColumn:
     def lengths(self, values: pa.ChunkedArray) -> list[int | None]:
         """Return the length of each value as a member, or None for a null.
 
-        Those of numbers and JSON are estimates.
+        Lengths of numbers and JSON are estimates: of JSON, from the size of Arrow's columns.
         """
         if self.kind in ("bytes", "text"):
             return pc.binary_length(values).to_pylist()  # type: ignore[no-any-return]
@@ -127,8 +127,8 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[M
         wanted: column → extension; if empty, all columns, with extensions `<column>.<kind>`.
         url: of the table, for errors.
 
-    Raises ConfigError for a column that does not exist, or whose name is not an extension, or that
-    of another.
+    Raises ConfigError for a column that does not exist, two columns of one name, and a name that
+    cannot be a member's extension.
     """
     unknown = sorted(wanted.keys() - set(schema.names))
     if unknown:
@@ -185,9 +185,9 @@ def samples(
 
 
 def sizes(rows: pa.Table, columns: Sequence[MemberColumn]) -> Iterator[int]:
-    """Yield the size of each row's sample in a tar, in bytes; JSON's is estimated by Arrow's."""
+    """Yield the size of each row's sample in a tar; estimated as in `MemberColumn.lengths`."""
     lengths = [column.lengths(rows.column(column.name)) for column in columns]
-    # No extension that values' first bytes tell is longer than this one.
+    # No extension of `_MAGIC` is longer than this one.
     extensions = [column.extension or f"{column.name}.jpeg" for column in columns]
     name_lengths = [len(f"{_KEY % 0}.{extension}") for extension in extensions]
     for row in zip(*lengths, strict=True):
@@ -199,7 +199,7 @@ def sizes(rows: pa.Table, columns: Sequence[MemberColumn]) -> Iterator[int]:
 
 
 def _kind(type_: pa.DataType) -> ColumnKind:
-    """Return the kind of a column of Arrow's type."""
+    """Return the kind of a column with an Arrow type."""
     types = pa.types
     if types.is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}:
         return "file"

@@ -37,14 +37,14 @@ class RareWords:
 
     def __init__(self) -> None:
         # By extension of several parts, the number of keys that have it.
-        self._keys_with = Counter[str]()
+        self._key_counts = Counter[str]()
         # By extension, two files of one key, one of which has it.
         self._doubtful: dict[str, tuple[str, str]] = {}
 
     def add(self, files: Mapping[str, str]) -> None:
         """Record the files of a key, by extension."""
         compound = [extension for extension in files if "." in extension]
-        self._keys_with.update(compound)
+        self._key_counts.update(compound)
         endings = {ending for extension in compound for ending in _endings(extension)}
         for one, other in _same_last_part(files):
             for extension in (one, other):
@@ -57,7 +57,7 @@ class RareWords:
     def merged_files(self) -> tuple[str, str] | None:
         """Return two files that differ by words that no other key has, if there are any."""
         for extension, files in self._doubtful.items():
-            if self._keys_with[extension] == 1:
+            if self._key_counts[extension] == 1:
                 return files
         return None
 

@@ -78,7 +78,7 @@ class ShardFile:
 
         Raises SampleError if two samples have the same key and different members.
         """
-        torn = Adjacency(self._grouping.finish()).torn()
+        torn = Adjacency(self._grouping.finish()).find_torn()
         if torn is not None:
             key, _, _ = torn
             raise errors.SampleError(

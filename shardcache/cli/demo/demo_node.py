@@ -89,7 +89,7 @@ class DemoNode:
         command = ["shardcache", "write", images, f"s3://{_BUCKET}"]
         command += ["--classes", "--shuffle=0", f"--shard-size={_SHARD_SIZE}"]
         command += [f"--config={self._config}", "--json"]
-        await self._job("write", command)
+        await self._run_job("write", command)
         summary: Json = json.loads(self._log("write").read_text().splitlines()[-1])
         return summary
 
@@ -145,14 +145,14 @@ class DemoNode:
         command += [f"--checkpoint={self._folder / job}.pt"]
         if stop_after is not None:
             command.append(f"--stop-after={stop_after}")
-        await self._job(name, command)
+        await self._run_job(name, command)
         return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
     async def status(self) -> Json:
         """Return the daemon's status page."""
         return await common.in_thread(AdminClient(self._socket).status)
 
-    async def _job(self, name: str, command: list[Any]) -> None:
+    async def _run_job(self, name: str, command: list[Any]) -> None:
         """Run a command to its end; it finds the daemon, and needs no credentials."""
         env = {SOCKET_ENV: str(self._socket)} | _JOB_ENV
         async with self._running(name, command, env) as process:

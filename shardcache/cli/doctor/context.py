@@ -194,7 +194,8 @@ def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyTy
     """
     words = ["shardcache", "serve"]
     for flag, value in {**context.flags, **proposed}.items():
-        for each in value if isinstance(value, tuple) else (value,):
+        values = value if isinstance(value, tuple) else (value,)
+        for each in values:
             words += ["--" + flag.replace("_", "-"), str(each)]
     return shlex.join(words)
 

@@ -26,7 +26,7 @@ from shardcache.store.folder.layout import Layout
 from shardcache.store.folder.permissions import other_writers
 
 # Stands for a folder that the operator has to choose.
-_LOCAL = "/path/on/local/disk"
+_LOCAL_FOLDER = "/path/on/local/disk"
 
 # The disk's speed is measured in blocks, up to a number of bytes and a time in each direction.
 _BLOCK_BYTES = 4 * 1024**2
@@ -45,10 +45,10 @@ def folder(context: Context) -> Finding:
     place = context.cache_dir
     if place is None:
         return skipped("unknown: no daemon answers, and there are no valid options")
-    return _writable(context, place) if context.is_operator else _readable(place)
+    return _check_writable(context, place) if context.is_operator else _check_readable(place)
 
 
-def _readable(place: Path) -> Finding:
+def _check_readable(place: Path) -> Finding:
     blocking = barrier(place, os.R_OK | os.X_OK)
     if blocking is None:
         return ok(f"{place} exists, and {this_user()} may read it")
@@ -61,7 +61,7 @@ def _readable(place: Path) -> Finding:
     return failed(f"{this_user()} may not read {place}", *access_fix(blocking))
 
 
-def _writable(context: Context, place: Path) -> Finding:
+def _check_writable(context: Context, place: Path) -> Finding:
     existing = nearest_existing(place)
     if os.statvfs(existing).f_flag & os.ST_RDONLY:
         mounted = mount_of(existing).folder
@@ -87,10 +87,10 @@ def _writable(context: Context, place: Path) -> Finding:
         )
     if existing != place:
         return ok(f"{place} will be created")
-    return _owned(context, place)
+    return _check_owner(context, place)
 
 
-def _owned(context: Context, place: Path) -> Finding:
+def _check_owner(context: Context, place: Path) -> Finding:
     """Check that an existing folder belongs to the daemon's user, and nobody else may write."""
     layout = Layout(place)
     uid = os.geteuid() if context.uid is None else context.uid
@@ -133,10 +133,10 @@ def filesystem(context: Context) -> Finding | None:
             "every read goes over the network, which the cache should avoid, "
             "and locks may not work across nodes"
         )
-        return _with_better_options(context, found, cause, {"cache_dir": _LOCAL})
+        return _with_better_options(context, found, cause, {"cache_dir": _LOCAL_FOLDER})
     if mount.is_memory:
         cause = "shards there use the node's memory, and are lost when the node restarts"
-        return _with_better_options(context, found, cause, {"cache_dir": _LOCAL})
+        return _with_better_options(context, found, cause, {"cache_dir": _LOCAL_FOLDER})
     if mount.kind == "overlay":
         cause = "this is the container's own layer: slow, small, and deleted with the container"
         return warning(

@@ -47,7 +47,7 @@ def fetch_into(
     reader = ReaderIdentity(_JOB)
     folder = Path(dest)
     files = find_files(source, choice, reader)
-    targets = files.named
+    targets = files.by_names
     is_new_name = not folder.is_dir() and not dest.endswith("/")
     if files.is_alone and is_new_name:
         (ref,) = targets.values()

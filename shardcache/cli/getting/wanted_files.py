@@ -35,12 +35,12 @@ class WantedFiles:
     """The files of a source.
 
     Attributes:
-        named: by their names below the destination.
-        refused: those whose names are not possible there, with the reason.
+        by_names: the files by their names below the destination.
+        refused: files whose names are not possible there, with the reason.
         is_alone: True for a single file's url.
     """
 
-    named: dict[Names, ShardRef]
+    by_names: dict[Names, ShardRef]
     refused: dict[ShardRef, ConfigError]
     is_alone: bool
 
@@ -48,8 +48,8 @@ class WantedFiles:
 def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> WantedFiles:
     """Return the files of a source. Raises ConfigError if two would have the same name."""
     refs = _listed(source, choice, reader)
-    is_itself = [ref.url for ref in refs] == [source]
-    is_missing = is_itself and refs[0].version is None
+    # For the url of an object that does not exist, the daemon returns that url without a version.
+    is_missing = len(refs) == 1 and refs[0].url == source and refs[0].version is None
     if is_missing and protocol_of(source) not in WEB:
         # It may be a folder, or a repository on the Hub. Web servers have no folders.
         folder = f"{source}/"
@@ -58,21 +58,24 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
             source = folder
 
     base = _base_of(source)
-    named: dict[Names, ShardRef] = {}
+    by_names: dict[Names, ShardRef] = {}
     refused: dict[ShardRef, ConfigError] = {}
     for ref in refs:
         try:
-            names = _names(checked(ref.url), base)
+            checked(ref.url)  # raises ConfigError
+            names = _names(ref.url, base)
         except ConfigError as exn:
             refused[ref] = exn
             continue
-        if named.setdefault(names, ref) != ref:
+        other = by_names.setdefault(names, ref)
+        if other != ref:
             raise ConfigError(
-                f"two files would be written to {'/'.join(names)}: this one and {named[names].url}",
+                f"two files would be written to {'/'.join(names)}: this one and {other.url}",
                 url=ref.url,
             )
     is_one_url = not source.endswith("/") and _WILDCARD.search(path_of(source)) is None
-    return WantedFiles(named, refused, is_one_url and len(refs) == len(named) == 1)
+    is_alone = is_one_url and len(refs) == len(by_names) == 1
+    return WantedFiles(by_names, refused, is_alone)
 
 
 def _listed(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> list[ShardRef]:
@@ -102,10 +105,10 @@ def _names(url: str, base: str) -> Names:
     else:
         path = path_of(path)
     if path.startswith(root):
-        below = path.removeprefix(root)
+        relative_path = path.removeprefix(root)
     else:
-        _, _, below = path.rpartition("/")
-    names = tuple(below.split("/"))
+        _, _, relative_path = path.rpartition("/")
+    names = tuple(relative_path.split("/"))
     if any(name in _NO_NAMES or "\0" in name for name in names):
         raise ConfigError(
             "the key is not a path below a folder",

@@ -140,9 +140,9 @@ def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
         return await _pass_on(daemon, request)
 
     app = web.Application()
-    page = partial(_pass_on, daemon)
-    app.router.add_get("/", page)
-    app.router.add_get("/dashboard/static/{version}/{name}", page)
+    pass_on = partial(_pass_on, daemon)
+    app.router.add_get("/", pass_on)
+    app.router.add_get("/dashboard/static/{version}/{name}", pass_on)
     app.router.add_get("/dashboard/live", live)
     return app
 

@@ -75,10 +75,10 @@ def _rows(settings: Settings, sources: Sources) -> Iterator[Json]:
         if name in settings.model_fields_set:
             kind = sources.kind(name)
             place = sources.place((name,))
-        yield {"name": name, "value": _json(value), "source": kind, "place": place}
+        yield {"name": name, "value": _json_value(value), "source": kind, "place": place}
 
 
-def _json(value: object) -> Any:
+def _json_value(value: object) -> Any:
     """Return an option's value as JSON, without secrets.
 
     A size is a number of bytes, or a percentage as text.
@@ -101,10 +101,10 @@ def _json(value: object) -> Any:
             fields = {}
             for name in value.model_fields_set:
                 inner = getattr(value, name)
-                fields[name] = _hidden(inner) if name == "storage_options" else _json(inner)
+                fields[name] = _hidden(inner) if name == "storage_options" else _json_value(inner)
             return fields
         case tuple() | list():
-            return [_json(inner) for inner in value]
+            return [_json_value(inner) for inner in value]
         case Path():
             return str(value)
         case str():
@@ -119,7 +119,7 @@ def _hidden(value: object) -> Any:
     return value if isinstance(value, bool) else HIDDEN
 
 
-def _print_options(rows: list[Json], unknown: list[Json]) -> None:
+def _print_options(rows: list[Json], unknown_variables: list[Json]) -> None:
     from rich.text import Text
 
     from shardcache.config.settings import Settings
@@ -136,7 +136,7 @@ def _print_options(rows: list[Json], unknown: list[Json]) -> None:
             name = ""
             place = ""
     console.print(table)
-    for variable in unknown:
+    for variable in unknown_variables:
         meant = f"; did you mean {variable['meant']}?" if variable["meant"] else ""
         console.print(f"warning: nothing reads ${variable['name']}{meant}", markup=False)
 
