@@ -30,12 +30,14 @@ _BUFFER_BYTES = 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON = "json"
 
-# An object's beginning, as far as its end if it is empty; the name of a field; what follows one.
+# The beginning of an object; its end is the group if it is empty.
 _begin_object = re.compile(r"[ \t\r\n]*\{(?:[ \t\r\n]*(\}))?").match
+# The name of a field, with the colon; the sign after its value.
 _name_of_field = re.compile(r'[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*').match
-_sign_behind = re.compile(r"[ \t\r\n]*([,}])").match
+_sign_after_value = re.compile(r"[ \t\r\n]*([,}])").match
 # Splits at the beginnings of lines; `str.replace` takes several times as long.
 _split_lines = re.compile(r"\n\{").split
+# Returns the value at an offset of a text, and the offset of its end.
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
@@ -61,12 +63,12 @@ def value(cell: bytes) -> Any:
     if text.startswith('"') and "\\" not in text:
         return text[1:-1]
     try:
-        found, end = _scan(text, 0)
+        decoded, end = _scan(text, 0)
     except (StopIteration, RecursionError) as exn:
         raise ValueError("not a JSON value") from exn
     if end != len(text):
         raise ValueError("data after the JSON value")
-    return found
+    return decoded
 
 
 def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
@@ -85,11 +87,11 @@ def _rows_decoder(columns: Sequence[str]) -> RowsDecoder:
         if "\n" in lines:
             lines = next_line.join(_split_lines(lines))
         text = f"{begins[first]}{lines}}}]"
-        found: list[dict[str, Any]]
-        found, end = _scan(text, 0)
+        samples: list[dict[str, Any]]
+        samples, end = _scan(text, 0)
         if end != len(text):
             raise ValueError("data after the objects")
-        return found
+        return samples
 
     return decode
 
@@ -190,39 +192,39 @@ class _Lines:
             fields[self._column(name[1])] = (start + at, start + end)
             count += 1
 
-            behind = _sign_behind(text, end)
-            if behind is None:
+            after_value = _sign_after_value(text, end)
+            if after_value is None:
                 raise ValueError("a field without an end")
-            at = behind.end()
-            sign = behind[1]
+            at = after_value.end()
+            sign = after_value[1]
         if text[at:].strip(" \t\r\n"):
             raise ValueError("data after the object")
-        if len(fields) < count:  # one that comes twice has the place of the first
+        if len(fields) < count:  # a field came twice, and has the first one's place in the dict
             fields = dict(sorted(fields.items(), key=itemgetter(1)))
         return fields
 
-    def _column(self, written: str) -> int:
+    def _column(self, quoted_name: str) -> int:
         """Return the number of a field's column, given its name as written in the file.
 
         Raises ValueError for a name that is no text; UnsupportedShardError for too many.
         """
-        column = self._columns.get(written)
+        column = self._columns.get(quoted_name)
         if column is None:
-            name = json.loads(written.encode("latin-1"))
+            name = json.loads(quoted_name.encode("latin-1"))
             column = self.table.column(name)  # a ValueError for half a surrogate pair
-            self._columns[written] = column
+            self._columns[quoted_name] = column
             if name in RESERVED:
                 self._reserved[column] = name
         return column
 
 
 def _key_in(cell: bytes) -> bytes | None:
-    """Return the key that a field has, in UTF-8; None if that is not a key."""
-    found = value(cell)
-    if not isinstance(found, str) or not found:
+    """Return the value of a key's field, in UTF-8; None if it is not text, or empty."""
+    key = value(cell)
+    if not isinstance(key, str) or not key:
         return None
     try:
-        return found.encode()
+        return key.encode()
     except UnicodeEncodeError:  # half a surrogate pair
         return None
 

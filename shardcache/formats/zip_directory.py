@@ -1,7 +1,7 @@
 """Members of a zip by its central directory, with every number checked.
 
-Format: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 to 4.5. Names are read like the standard library's
-zipfile does.
+Format: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 to 4.5. Names are decoded as by the standard
+library's zipfile.
 """
 
 import os

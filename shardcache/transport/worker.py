@@ -3,7 +3,7 @@
 The program reads messages from standard input and writes messages to standard output, each a line
 of JSON; `Workers` is the other end. It has a thread per request. It exits at the end of its input,
 and so with the daemon, however that ends. It is a separate process so that neither decryption nor
-checksums hold the daemon's interpreter, and small because there are several.
+checksums hold the daemon's interpreter lock, and a small one, because there are several.
 """
 
 import ctypes
@@ -118,7 +118,7 @@ class Worker:
             except OSError as exn:
                 self._end(number, _disk_error(exn))
                 return
-            body = _written_to(body, fd)
+            body = _with_descriptor(body, fd)
 
         report_held = partial(self._send, {"id": number, "is": "held"})
         exchange = Exchange(
@@ -192,7 +192,7 @@ class Worker:
                 line = line[os.write(_OUT, line) :]
 
 
-def _written_to(body: Body, fd: int) -> Body:
+def _with_descriptor(body: Body, fd: int) -> Body:
     """Return the body with the descriptor of its file."""
     return replace(body, parts=replace(body.parts, fd=fd))
 

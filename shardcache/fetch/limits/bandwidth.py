@@ -31,10 +31,10 @@ class _CreditRequest:
 class Bandwidth:
     """Grants byte credit before each read, at most a fiftieth of a second's worth at a time.
 
-    The recipient is chosen only when the rate allows it the bytes, so that waiting readers get the
-    whole rate for as long as they use it. Clients of equal urgency take turns, and parts of one
-    shard arrive one after the other. A read that cannot be cut to size may exceed its credit; later
-    grants make up for it.
+    A grant's recipient is chosen no sooner than the rate allows the grant, so that waiting readers
+    get the whole rate for as long as they use it. Clients of equal urgency take turns, and parts of
+    one shard arrive one after the other. A read that cannot be cut to size may exceed its credit;
+    later grants make up for it.
 
     Args:
         bytes_per_s: the rate; None for no limit.

@@ -173,10 +173,11 @@ def _headers_in(lines: "_HeadLines") -> dict[str, str]:
     for name, padded_value in zip(names, values, strict=True):
         value = padded_value.strip(_SPACE)
         earlier = headers.get(name)
-        is_same_length = name == "content-length" and value == earlier
         if earlier is None:
             headers[name] = value
-        elif not is_same_length:  # which counts once
+        elif name == "content-length" and value == earlier:
+            continue  # the same length counts once
+        else:
             headers[name] = f"{earlier}, {value}"
     return headers
 

@@ -153,12 +153,13 @@ class _OpeningLoop:
             return self._loop
 
 
-_opening = _OpeningLoop()
+_opening_loop = _OpeningLoop()
 
 
 def _open_socket(server: Server, host: str, port: int, gate: Gate) -> socket.socket:
     """Return a socket that is connected to a server, through a proxy's tunnel if it needs one."""
-    opening = asyncio.run_coroutine_threadsafe(_connected(server, host, port), _opening.get())
+    loop = _opening_loop.get()
+    opening = asyncio.run_coroutine_threadsafe(_connected(server, host, port), loop)
     with gate.cancellable(opening.cancel):
         return opening.result()
 
