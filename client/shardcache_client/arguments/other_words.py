@@ -1,8 +1,8 @@
-"""Other libraries' words for what a dataset does otherwise."""
+"""Names of arguments in other libraries, with what to write here instead."""
 
 
 def _words(*rows: tuple[str, str]) -> dict[str, str]:
-    """Return a remedy for each word, given rows of words and their remedy.
+    """Return remedies by word, given rows of words, separated by spaces, and their remedy.
 
     In a remedy, `{}` stands for the word.
     """
@@ -79,7 +79,7 @@ OTHER_WORDS = _words(
         "the option",
     ),
 )
-"""Words of other libraries for what a dataset does otherwise, and the remedies.
+"""Remedies by the names that arguments have in other libraries.
 
 The libraries are DataLoader, webdataset, MosaicML Streaming, LitData and datasets.
 """

@@ -1,9 +1,10 @@
-"""Arguments of datasets, loaders and mixtures: what each accepts, and how it is kept.
-
-Type arguments, too: `T_co` is what a dataset yields, `B_co` what a loader does.
+"""Arguments of datasets, loaders and mixtures: rules for the values that each accepts.
 
 `checked` wraps a function with the rules of its arguments. Every error is a ConfigError that names
-the class that was called, the argument, what was given, and what to write instead.
+the class that was called, the argument, the value given, and what to write instead.
+
+Also the type variables of all of these: `T_co` for the items of a dataset, `B_co` for the batches
+of a loader.
 """
 
 import difflib
@@ -35,7 +36,7 @@ else:
 U = TypeVar("U")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MAX_CHARS = 100  # of a value in an error
+_MAX_SHOWN_CHARS = 100  # of a value in an error
 _MAX_WHOLE = 2**62  # states hold no larger number
 _SEED_BITS = 256
 MAX_PROCESSES = 2**20
@@ -50,15 +51,16 @@ class Accepts:
     """The values that an argument accepts, and the form to which they are converted.
 
     Attributes:
-        what: describes them, as an object of "give".
-        converted: returns a value in that form; raises TypeError or ValueError for any other.
+        what: describes the values in the remedy "give ...".
+        converted: returns an accepted value in that form; raises TypeError or ValueError for any
+            other.
     """
 
     what: str
     converted: Callable[[Any], Any]
 
     def or_none(self, what: str = "None") -> "Accepts":
-        """Accept None as well, which is `what`."""
+        """Accept None as well, which `what` describes."""
 
         def converted(value: Any) -> Any:
             if value is None:
@@ -69,7 +71,7 @@ class Accepts:
 
 
 def plain(value: Any) -> Any:
-    """Return a number of numpy's, torch's or JAX' as Python's, anything else as it is."""
+    """Return a scalar of numpy, torch or JAX as Python's number, anything else as it is."""
     if getattr(value, "shape", None) == ():
         return value.item()
     return value
@@ -111,23 +113,6 @@ def one_of(*choices: object) -> Accepts:
     return Accepts(f"{', '.join(first)} or {last}", converted)
 
 
-def by_name(pairs: Iterable[tuple[object, U]], what: str) -> dict[str, U]:
-    """Return values by their names, which are texts: the number 1 is "1".
-
-    Raises ConfigError if two have the same name.
-    """
-    found: dict[str, U] = {}
-    for key, value in pairs:
-        name = str(key)
-        if name in found:
-            raise ConfigError(
-                f"{what} has two entries named {name!r}",
-                remedy="give each a name of its own, as text",
-            )
-        found[name] = value
-    return found
-
-
 def instance(what: str, *kinds: Any) -> Accepts:
     """Accept instances of these types as they are."""
 
@@ -139,8 +124,8 @@ def instance(what: str, *kinds: Any) -> Accepts:
     return Accepts(what, converted)
 
 
-# Each of these returns a value in the form in which it is kept, and raises TypeError or ValueError
-# for one that is not accepted.
+# Each of these functions returns an accepted value in the form in which it is kept, and raises
+# TypeError or ValueError for any other.
 
 
 def _flag(value: Any) -> bool:
@@ -244,58 +229,21 @@ SPLIT = {
 URLS = Accepts("a url, a path, or a list of them", _urls)
 
 
-def checked(
-    elsewhere: Mapping[str, str] = MappingProxyType({}),
-    also: Iterable[str] = (),
-    unlisted: Iterable[str] = (),
-    /,
-    **rules: Accepts,
-) -> Callable[[F], F]:
-    """Check the arguments of a function at each call, and convert them.
+def by_name(pairs: Iterable[tuple[object, U]], what: str) -> dict[str, U]:
+    """Return values by their names, which are texts: the number 1 is "1".
 
-    Args:
-        elsewhere: other libraries' words, and the remedy of an error for each.
-        also: names of further arguments, which the function passes on.
-        unlisted: those of them that the function takes only in order to refuse; no error recommends
-            them.
-        rules: what each argument accepts; others are passed as they are.
+    Raises ConfigError if two have the same name.
     """
-
-    def decorate(function: F) -> F:
-        signature = inspect.signature(function)
-        known = []
-        is_open_ended = False
-        for name, parameter in signature.parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                is_open_ended = True
-            elif name != "self" and parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
-                known.append(name)
-        known += [name for name in also if name not in known]
-        takes_any = is_open_ended and not also
-        listed = [name for name in known if name not in unlisted]
-
-        @wraps(function)
-        def call(*args: Any, **named: Any) -> Any:
-            try:
-                for name in named:
-                    if name not in known and not takes_any:
-                        raise _unknown(name, listed, elsewhere)
-                bound = _bound(signature, args, named)
-                _convert(bound.arguments, rules)
-                _convert(bound.arguments.get("options", {}), rules)
-                return function(*bound.args, **bound.kwargs)
-            except ConfigError as exn:
-                _name(exn, function, args)
-                raise
-
-        return call  # type: ignore[return-value]
-
-    return decorate
-
-
-def _convert(arguments: dict[str, Any], rules: Mapping[str, Accepts]) -> None:
-    for name in rules.keys() & arguments.keys():
-        arguments[name] = converted(name, arguments[name], rules[name])
+    values: dict[str, U] = {}
+    for key, value in pairs:
+        name = str(key)
+        if name in values:
+            raise ConfigError(
+                f"{what} has two entries named {name!r}",
+                remedy="give each a name of its own, as text",
+            )
+        values[name] = value
+    return values
 
 
 def check_global_batches(
@@ -307,10 +255,9 @@ def check_global_batches(
 ) -> None:
     """Raise ConfigError if an epoch cannot be cut into global batches of `size` samples."""
     if batch_size != 1:
-        remedy = "give global_batch_size alone: batch_size is then each rank's part of it"
         raise ConfigError(
             f"batch_size is {batch_size} and global_batch_size is {size}",
-            remedy=remedy,
+            remedy="give global_batch_size alone: batch_size is then each rank's part of it",
         )
     if even is None:
         raise ConfigError(
@@ -324,7 +271,62 @@ def check_global_batches(
         )
 
 
-def _bound(
+def checked(
+    other_words: Mapping[str, str] = MappingProxyType({}),
+    passed_on: Iterable[str] = (),
+    refused: Iterable[str] = (),
+    /,
+    **rules: Accepts,
+) -> Callable[[F], F]:
+    """Check the arguments of a function at each call, and convert them.
+
+    Args:
+        other_words: names of arguments in other libraries, with the remedy of an error for each.
+        passed_on: names of further arguments, which the function passes on.
+        refused: those of them that the function takes only in order to refuse them; no error
+            recommends them.
+        rules: for the arguments' values; arguments without a rule are passed as they are.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        known = []
+        has_var_keyword = False
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                has_var_keyword = True
+            elif name != "self" and parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+                known.append(name)
+        known += [name for name in passed_on if name not in known]
+        takes_any = has_var_keyword and not passed_on
+        recommended = [name for name in known if name not in refused]
+
+        @wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            try:
+                for name in named:
+                    if name not in known and not takes_any:
+                        raise _unknown_argument(name, recommended, other_words)
+                bound = _bind(signature, args, named)
+                _convert(bound.arguments, rules)
+                _convert(bound.arguments.get("options", {}), rules)
+                return function(*bound.args, **bound.kwargs)
+            except ConfigError as exn:
+                _begin_with_call(exn, function, args)
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _convert(arguments: dict[str, Any], rules: Mapping[str, Accepts]) -> None:
+    """Convert those arguments that have a rule, in place. Raises ConfigError."""
+    for name in rules.keys() & arguments.keys():
+        arguments[name] = converted(name, arguments[name], rules[name])
+
+
+def _bind(
     signature: inspect.Signature,
     args: tuple[Any, ...],
     named: dict[str, Any],
@@ -336,17 +338,23 @@ def _bound(
         raise ConfigError(str(exn), remedy="give each argument once, by its name") from None
 
 
-def _unknown(name: str, known: list[str], elsewhere: Mapping[str, str]) -> ConfigError:
-    """Return the error for an argument that there is not; see `checked`."""
-    word = ""  # that was meant
-    near = difflib.get_close_matches(name.lower(), [*known, *elsewhere], n=1)
-    if name in elsewhere:
+def _unknown_argument(name: str, known: list[str], other_words: Mapping[str, str]) -> ConfigError:
+    """Return the error for an argument that does not exist.
+
+    Args:
+        name: of the argument.
+        known: arguments that may be recommended instead.
+        other_words: see `checked`.
+    """
+    word = ""  # the argument, or other library's word, that was probably meant
+    near = difflib.get_close_matches(name.lower(), [*known, *other_words], n=1)
+    if name in other_words:
         word = name
     elif near:
         word = near[0]
 
-    if word not in known and word in elsewhere:
-        remedy = elsewhere[word].format(word)
+    if word not in known and word in other_words:
+        remedy = other_words[word].format(word)
     elif word:
         remedy = f"write {word}=..."
     else:
@@ -360,26 +368,23 @@ def converted(name: str, value: Any, rule: Accepts) -> Any:
     try:
         return rule.converted(plain(value))
     except (TypeError, ValueError, OverflowError):
-        remedy = _unquoted(name, value, rule) or f"give {rule.what}"
+        remedy = _remedy_without_quotes(name, value, rule) or f"give {rule.what}"
         raise ConfigError(f"{name} is {shown(value)}", remedy=remedy) from None
 
 
 def shown(value: Any) -> str:
-    """Return a value that somebody has given as an error shows it: not all of it if it is long."""
+    """Return the text of a value for an error, cut short if it is long."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python converts
         return "too large a number"
-    if len(text) <= _MAX_CHARS:
+    if len(text) <= _MAX_SHOWN_CHARS:
         return text
-    return f"{text[:_MAX_CHARS]}…"
+    return f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
-def _unquoted(name: str, value: Any, rule: Accepts) -> str:
-    """Return a remedy for a literal that is accepted without its quotes.
-
-    An empty string for anything else.
-    """
+def _remedy_without_quotes(name: str, value: Any, rule: Accepts) -> str:
+    """Return the remedy for a text whose literal value is accepted; "" for anything else."""
     try:
         if not isinstance(value, str):
             return ""
@@ -388,10 +393,10 @@ def _unquoted(name: str, value: Any, rule: Accepts) -> str:
         return ""
 
 
-def _name(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Let an error without a url begin with what the user called.
+def _begin_with_call(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Let an error without a url begin with the class, method or function that the user called.
 
-    That is the outermost class, method or function.
+    If checked functions call each other, it is the outermost one.
     """
     if exn.url is not None:
         return
@@ -402,7 +407,7 @@ def _name(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...])
         called = type(args[0]).__name__
     else:
         called = f"{type(args[0]).__name__}.{method}()"
-    # The message before any name: that of an outer function replaces an inner one's.
+    # The message without a name is kept: an outer function's name replaces an inner one's.
     unnamed = vars(exn).setdefault("unnamed", exn.message)
     exn.message = f"{called}: {unnamed}"
     exn.args = (exn.message,)

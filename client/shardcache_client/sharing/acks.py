@@ -12,12 +12,13 @@ from secrets import randbits
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.sharing.file_locks import reopened, take
+from shardcache_client.sharing.file_locks import reopen, try_lock
 
 _NUMBER = struct.Struct("<Q")
-_CELLS = 1 << 20  # of one process; address space only: the few cells in use at a time are reused
+# More than a process ever needs, as cells are reused. It only divides the file's address space.
+_CELLS_PER_PROCESS = 1 << 20
 
-# Those of this process, by name.
+# All that this process has, by name.
 _ALL_ACKS: "weakref.WeakValueDictionary[int, Acks]" = weakref.WeakValueDictionary()
 
 
@@ -38,7 +39,7 @@ class Ack:
     def hand_in(self) -> None:
         """Acknowledge the message to its sender.
 
-        Raises ConfigError if this process has no way to do so.
+        Raises ConfigError if this process does not have the sender's `Acks`.
         """
         acks = _ALL_ACKS.get(self.name)
         if acks is None:
@@ -57,8 +58,8 @@ class _Cells:
 
     Attributes:
         pid: of the process.
-        fresh: cells that were never used, by number.
-        free: cells whose acknowledgements have come.
+        fresh: numbers of cells that were never used.
+        free: numbers of cells whose acknowledgements have arrived.
     """
 
     pid: int
@@ -72,20 +73,20 @@ class Acks:
     Sender and receiver share a memfd, an unnamed file that vanishes with the last process that
     holds it. The sender chooses a cell of it and a random number; the receiver of the message
     writes the number into the cell. Handing in an acknowledgement twice has no effect, several
-    receivers need no lock, and a late acknowledgement for a sender that is gone does not confuse
-    the next one.
+    receivers need no lock, and a late acknowledgement for a sender that is gone does not count for
+    the next process that uses the cell.
 
     Shared with forked and spawned children. A copy pickled for any other purpose is a new set.
     """
 
     def __init__(self) -> None:
-        self._own(os.memfd_create("shardcache-receipts"), randbits(64), os.getpid())
+        self._take_over(os.memfd_create("shardcache-receipts"), randbits(64), os.getpid())
 
     def __repr__(self) -> str:
         return f"Acks({self._name:016x}, inherited={self.inherited})"
 
-    def _own(self, fd: int, name: int, receiver_pid: int) -> None:
-        """Take over the memfd, under a name that is the same in all related processes."""
+    def _take_over(self, fd: int, name: int, receiver_pid: int) -> None:
+        """Begin with a memfd, under a name that is the same in all related processes."""
         self.fd = fd
         self._name = name
         self._receiver_pid = receiver_pid
@@ -111,10 +112,10 @@ class Acks:
             cell = next(cells.fresh)
         return Ack(self._name, cell, randbits(64))
 
-    def came(self, ack: Ack) -> bool:
+    def has_arrived(self, ack: Ack) -> bool:
         """Return True if an acknowledgement that this process expects was handed in.
 
-        Do not ask for it again.
+        Its cell may be reused then: do not ask for it again.
         """
         if os.pread(self.fd, _NUMBER.size, ack.cell * _NUMBER.size) != _NUMBER.pack(ack.number):
             return False
@@ -124,21 +125,22 @@ class Acks:
     def _cells_here(self) -> _Cells:
         """Return the cells of this process; after a fork, the parent's are replaced."""
         if self._cells is None or self._cells.pid != os.getpid():
-            self._cells = self._reserved()
+            self._cells = self._reserve_cells()
         return self._cells
 
-    def _reserved(self) -> _Cells:
+    def _reserve_cells(self) -> _Cells:
         """Return cells that no other living process uses."""
-        fd = reopened(self.fd)  # its lock is released when this process ends, however it ends
+        fd = reopen(self.fd)  # its lock is released when this process ends, however it ends
         weakref.finalize(self, os.close, fd)
-        number = next(number for number in count() if take(fd, number))
-        return _Cells(os.getpid(), count(number * _CELLS))
+        # Byte n of the file is the lock of the nth range of cells.
+        number = next(number for number in count() if try_lock(fd, number))
+        return _Cells(os.getpid(), count(number * _CELLS_PER_PROCESS))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is None:
+        if get_spawning_popen() is None:  # not pickled for a child that is being spawned
             return Acks, ()
         return object.__new__, (Acks,), (DupFd(self.fd), self._name, self._receiver_pid)
 
     def __setstate__(self, state: tuple[Any, int, int]) -> None:
         duplicate, name, receiver_pid = state
-        self._own(duplicate.detach(), name, receiver_pid)
+        self._take_over(duplicate.detach(), name, receiver_pid)

@@ -18,11 +18,13 @@ except ImportError as exn:
         "zero_copy needs numpy, which is not installed", remedy="pip install numpy"
     ) from exn
 
-WORTH_IT_BYTES = 4096
+MIN_BUFFER_BYTES = 4096
 """Minimum size of a Buffer: smaller runs are cheaper to copy than to reference, and are `bytes`."""
 
 _BYTE = np.dtype(np.uint8)  # a singleton in numpy: comparing identity is enough, and fast
 _BYTES_LIKE = (bytes, bytearray, memoryview)
+_OUT_OF_BAND_PROTOCOL = 5  # the first pickle protocol with buffers outside of the pickle
+_SHOWN_BYTES = 16
 
 
 class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
@@ -65,7 +67,7 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
     def __eq__(self, other: object) -> Any:
         if isinstance(other, (Buffer, *_BYTES_LIKE)):
-            return _run(self) == _run(other)
+            return _contiguous_bytes(self) == _contiguous_bytes(other)
         if isinstance(other, np.ndarray | np.generic | int | float):
             return np.asarray(self) == other
         return NotImplemented
@@ -97,12 +99,12 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         return str(self.tobytes())
 
     def __repr__(self) -> str:
-        more = "…" if self.size > 16 else ""
-        return f"Buffer({self[:16].tobytes()!r}{more}, bytes={self.size})"
+        ellipsis = "…" if self.size > _SHOWN_BYTES else ""
+        return f"Buffer({self[:_SHOWN_BYTES].tobytes()!r}{ellipsis}, bytes={self.size})"
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array.ndim == 0:
-            return array[()]
+            return array[()]  # as a scalar
         return np.asarray(array)
 
     def astype(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,21 +126,21 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.dtype is not _BYTE or self.ndim != 1:
             return np.asarray(self).__reduce_ex__(protocol)
-        if int(protocol) >= 5 and self.flags.c_contiguous:
+        if int(protocol) >= _OUT_OF_BAND_PROTOCOL and self.flags.c_contiguous:
             return Buffer.over, (pickle.PickleBuffer(self.data),)
         return Buffer.over, (self.tobytes(),)
 
 
-def _run(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
-    """Return the bytes of a value in one piece, copied if they are not."""
+def _contiguous_bytes(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
+    """Return the bytes of a value in one piece, copied if they are not in one."""
     view = memoryview(value)
     if view.c_contiguous:
         return view.cast("B")
     return memoryview(bytes(value))
 
 
-def span(value: Buffer) -> tuple[Buffer, int, int] | None:
-    """Return the Buffer that `value` is a slice of, with start and stop in it.
+def span_in_whole(value: Buffer) -> tuple[Buffer, int, int] | None:
+    """Return the Buffer that `value` is a slice of, and where the slice starts and stops in it.
 
     None if it is not a contiguous slice.
     """
@@ -152,12 +154,13 @@ def span(value: Buffer) -> tuple[Buffer, int, int] | None:
 
 
 def _address(value: Buffer) -> int:
+    """Return where a value's bytes begin in memory."""
     address: int = value.__array_interface__["data"][0]  # not cheap, but the alternatives cost more
     return address
 
 
 def pass_on(batch: list[Buffer], *, collate_fn_map: object = None) -> list[Buffer]:
-    """Collate Buffers as torch collates `bytes`: not at all.
+    """Collate Buffers as torch collates `bytes`, which it leaves in their list.
 
     It is for torch's `default_collate_fn_map`.
     """

@@ -1,4 +1,4 @@
-"""The epoch that comes next, counted by a trainer and the DataLoader workers that it starts."""
+"""A counter of epochs, shared by a trainer and the DataLoader workers that it starts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from multiprocessing.reduction import DupFd
 from typing import Any, ClassVar
 
 from shardcache.errors import ConfigError
-from shardcache_client.sharing.file_locks import held
+from shardcache_client.sharing.file_locks import locked
 
 # Bytes of the file that processes lock.
 _COUNTING = 0  # while the count is read or changed
 _BEGINNING = 1  # while an iteration begins
 
-# Places in the file. Its first byte is the number of the slot that has the count: a process that is
-# killed while it writes the other one has changed nothing.
+# Offsets in the file. Its first byte is the number of the slot that has the count. A changed count
+# is written to the other slot first, so a process that is killed meanwhile has changed nothing.
 _SLOTS_AT = (1 << 12, 1 << 13)
 _LOADED_AT = 1 << 14  # of the states that were loaded last
 _SLOT_BYTES = 1 << 12
 
 _MAX_WORKERS = 1024
 _BITS_BYTES = _MAX_WORKERS // 8
-# Passes that are kept, those of abandoned loaders included: as many as a slot has room for.
+# Number of passes that are kept, those of abandoned loaders included: as many as fit into a slot.
 _MAX_KEPT = 12
 
 
@@ -40,10 +40,10 @@ class Pass:
         nth: number of the iteration among those of each worker, from 1.
         epoch: that it reads.
         workers: number of them.
-        pid: of the one that has begun first.
+        pid: of the worker that has begun first.
         is_resuming: True if they read from the state that was loaded last.
-        joined: bits of the workers that have begun.
-        read: bits of those that have read their part to its end.
+        joined: bit n is set once worker n has begun.
+        read: bit n is set once worker n has read its part to the end.
     """
 
     loader: int
@@ -58,7 +58,7 @@ class Pass:
     FORM: ClassVar[struct.Struct] = struct.Struct(f"<qqqqq?{_BITS_BYTES}s{_BITS_BYTES}s")
 
     def pack(self) -> bytes:
-        """Return it as bytes."""
+        """Return the pass as bytes of a fixed size."""
         return self.FORM.pack(
             self.loader,
             self.nth,
@@ -74,8 +74,10 @@ class Pass:
     def unpack(cls, data: bytes) -> Pass:
         """Build from the bytes of `pack`."""
         *numbers, joined, read = cls.FORM.unpack(data)
-        bits = (int.from_bytes(each, "little") for each in (joined, read))
-        return cls(*numbers, *bits)
+        unpacked = cls(*numbers)
+        unpacked.joined = int.from_bytes(joined, "little")
+        unpacked.read = int.from_bytes(read, "little")
+        return unpacked
 
     @property
     def is_read(self) -> bool:
@@ -94,7 +96,7 @@ class Count:
         is_resumed: True once an iteration reads from the state that was loaded last.
         workers: number of workers of the last iteration; 0 if it was begun without.
         is_explained: True once it was logged that samples are not counted.
-        passes: of plain DataLoaders, those that have begun; last the latest.
+        passes: of plain DataLoaders, in the order in which they began.
     """
 
     next: int = 0
@@ -108,7 +110,7 @@ class Count:
     FORM: ClassVar[struct.Struct] = struct.Struct("<qqq?q?B")
 
     def pack(self) -> bytes:
-        """Return it as bytes."""
+        """Return the count as bytes that fit into a slot; the latest passes are kept."""
         kept = self.passes[-_MAX_KEPT:]
         head = self.FORM.pack(
             self.next,
@@ -119,20 +121,20 @@ class Count:
             self.is_explained,
             len(kept),
         )
-        return head + b"".join(each.pack() for each in kept)
+        return head + b"".join(kept_pass.pack() for kept_pass in kept)
 
     @classmethod
     def unpack(cls, data: bytes) -> Count:
         """Build from the bytes of `pack`."""
-        *numbers, kept = cls.FORM.unpack_from(data)
+        *numbers, kept_passes = cls.FORM.unpack_from(data)
         count = cls(*numbers)
-        for number in range(kept):
+        for number in range(kept_passes):
             start = cls.FORM.size + number * Pass.FORM.size
             count.passes.append(Pass.unpack(data[start : start + Pass.FORM.size]))
         return count
 
 
-def _is_no_worker() -> bool:
+def _never_in_worker() -> bool:
     """Stand in for `in_worker` where there are no DataLoader workers."""
     return False
 
@@ -154,74 +156,80 @@ class EpochCounter:
     """
 
     def __init__(
-        self, count: Count | None = None, in_worker: Callable[[], bool] = _is_no_worker
+        self, count: Count | None = None, in_worker: Callable[[], bool] = _never_in_worker
     ) -> None:
         self._in_worker = in_worker
-        # By pid of a trainer; the last is this process's, or that of its trainer.
+        # Descriptors of files by pid of their trainer. The last is this process's or its trainer's,
+        # those before it are of the trainers that this process was forked from.
         self._fds: dict[int, int] = {}
         first = count or Count()
-        self._hold(_new_file(first), os.getpid(), first)
+        self._keep(_new_file(first), os.getpid(), first)
 
     def __repr__(self) -> str:
         return f"EpochCounter({self.read()!r})"
 
-    def _hold(self, fd: int, trainer_pid: int, at_start: Count) -> None:
-        """Hold the file with the count of a trainer and its workers, until this is collected.
+    def _keep(self, fd: int, trainer_pid: int, at_start: Count) -> None:
+        """Keep the file with the count of a trainer and its workers, as long as this object lives.
 
         Args:
-            at_start: the count with which a process begins that turns out to be another trainer.
+            at_start: the count with which this process begins if it turns out to be a trainer
+                itself.
         """
         self._at_start = at_start
         if self._fds.setdefault(trainer_pid, fd) == fd:
             weakref.finalize(self, os.close, fd)
-            _ALL.add(self)
+            _COUNTERS.add(self)
         else:
             os.close(fd)  # another thread was first
 
-    def _here(self) -> int:
-        """Return the descriptor of this process's count."""
-        trainer_pid, fd = list(self._fds.items())[-1]
+    def _latest_file(self) -> tuple[int, int]:
+        """Return the pid of the trainer and the descriptor of the last file."""
+        return list(self._fds.items())[-1]
+
+    def _own_fd(self) -> int:
+        """Return the descriptor of this process's count, which it shares with its trainer."""
+        trainer_pid, fd = self._latest_file()
         if trainer_pid == os.getpid() or self._in_worker():
             return fd
-        self._hold(_new_file(self._at_start), os.getpid(), self._at_start)
+        self._keep(_new_file(self._at_start), os.getpid(), self._at_start)
         return self._fds[os.getpid()]
 
     def read(self) -> Count:
         """Return the present count."""
-        fd = self._here()
-        with held(fd, _COUNTING):
+        fd = self._own_fd()
+        with locked(fd, _COUNTING):
             return _read(fd)
 
     @contextmanager
     def change(self) -> Iterator[Count]:
         """Lend the count for changes, exclusively."""
-        fd = self._here()
-        with held(fd, _COUNTING):
+        fd = self._own_fd()
+        with locked(fd, _COUNTING):
             count = _read(fd)
             yield count
             _write(fd, count)
 
     def hold_loaded(self, states: bytes) -> None:
-        """Hold the states that were loaded last, for workers that run already.
+        """Keep the states that were loaded last, for workers that run already.
 
-        They look for them once `Count.loads` is raised, which is up to the caller.
+        Workers look for them once the caller has raised `Count.loads`.
         """
-        fd = self._here()
-        with held(fd, _COUNTING):
+        fd = self._own_fd()
+        with locked(fd, _COUNTING):
             os.ftruncate(fd, _LOADED_AT)
             os.pwrite(fd, states, _LOADED_AT)
 
     def loaded(self) -> bytes:
         """Return the states that were loaded last; b"" if none were since this process began."""
-        fd = self._here()
-        with held(fd, _COUNTING):
+        fd = self._own_fd()
+        with locked(fd, _COUNTING):
             size_bytes = os.fstat(fd).st_size - _LOADED_AT
             return os.pread(fd, max(0, size_bytes), _LOADED_AT)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Admit one thread or process at a time, for any time; others may still read and change."""
-        with held(self._here(), _BEGINNING):
+        """Admit one thread or process at a time, as long as it needs; the count stays usable."""
+        with locked(self._own_fd(), _BEGINNING):
             yield
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -229,17 +237,17 @@ class EpochCounter:
         if get_spawning_popen() is None:
             return EpochCounter, (self.read(), self._in_worker)
 
-        # 2. For a process that is being spawned: the same file. If that is no worker of this
-        # process's trainer, it makes a file of its own when it first needs the count.
+        # 2. For a process that is being spawned: the same file. Unless that process is a worker of
+        # this process's trainer, it makes a file of its own when it first needs the count.
         count = self.read()
-        trainer_pid, fd = list(self._fds.items())[-1]
+        trainer_pid, fd = self._latest_file()
         return object.__new__, (EpochCounter,), (DupFd(fd), trainer_pid, count, self._in_worker)
 
     def __setstate__(self, state: tuple[Any, int, Count, Callable[[], bool]]) -> None:
         duplicate, trainer_pid, at_start, in_worker = state
         self._in_worker = in_worker
         self._fds = {}
-        self._hold(duplicate.detach(), trainer_pid, at_start)
+        self._keep(duplicate.detach(), trainer_pid, at_start)
 
     def prepare_fork(self) -> None:
         """Keep the present count for a child that is about to be forked."""
@@ -247,12 +255,12 @@ class EpochCounter:
 
 
 def _prepare_fork() -> None:
-    for counter in list(_ALL):
+    for counter in list(_COUNTERS):
         counter.prepare_fork()
 
 
-_ALL: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
-# In the parent, so that no later change reaches a forked trainer.
+_COUNTERS: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
+# Before the fork, so that a forked trainer does not see later changes.
 os.register_at_fork(before=_prepare_fork)
 
 
@@ -273,16 +281,16 @@ def _new_file(count: Count) -> int:
 
 
 def _write(fd: int, count: Count) -> None:
-    """Write a count into the slot that is not in use, and then use that one."""
-    slot = 1 - _slot(fd)
+    """Write a count into the slot that is not in use, then change to that slot."""
+    slot = 1 - _current_slot(fd)
     os.pwrite(fd, count.pack(), _SLOTS_AT[slot])
     os.pwrite(fd, bytes([slot]), 0)
 
 
 def _read(fd: int) -> Count:
-    return Count.unpack(os.pread(fd, _SLOT_BYTES, _SLOTS_AT[_slot(fd)]))
+    return Count.unpack(os.pread(fd, _SLOT_BYTES, _SLOTS_AT[_current_slot(fd)]))
 
 
-def _slot(fd: int) -> int:
+def _current_slot(fd: int) -> int:
     """Return the number of the slot that is in use; 0 for an empty file."""
     return (os.pread(fd, 1, 0) or b"\0")[0]

@@ -18,7 +18,7 @@ from shardcache.errors import ConfigError
 _FLOCK = struct.Struct("hhqqi4x")
 
 
-def reopened(fd: int) -> int:
+def reopen(fd: int) -> int:
     """Return a descriptor of the same file with an open file description of its own.
 
     Forked processes share that of the original.
@@ -36,16 +36,17 @@ def reopened(fd: int) -> int:
 
 
 def _no_proc() -> ConfigError:
+    """Return the error for a process without the /proc of its own PID namespace."""
     return ConfigError(
         "/proc/self/fd does not show this process's files, which a loader shares with its workers",
         remedy="mount -t proc proc /proc; containers have one by default",
     )
 
 
-def take(fd: int, byte: int) -> bool:
-    """Lock a byte unless another open file description holds it; return True on success."""
+def try_lock(fd: int, byte: int) -> bool:
+    """Lock a byte unless another open file description has locked it; return True on success."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK, byte))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock_of(fcntl.F_WRLCK, byte))
     except OSError as exn:
         if exn.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -54,18 +55,19 @@ def take(fd: int, byte: int) -> bool:
 
 
 @contextmanager
-def held(fd: int, byte: int) -> Iterator[None]:
+def locked(fd: int, byte: int) -> Iterator[None]:
     """Hold the lock on a byte, which excludes other processes and other threads of this one."""
-    own = reopened(fd)
+    own_fd = reopen(fd)
     try:
-        fcntl.fcntl(own, fcntl.F_OFD_SETLKW, _lock(fcntl.F_WRLCK, byte))
+        fcntl.fcntl(own_fd, fcntl.F_OFD_SETLKW, _flock_of(fcntl.F_WRLCK, byte))
         yield
     finally:
         # Unlock explicitly: a child forked by another thread in the meantime shares the open file
         # description.
-        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, byte))
-        os.close(own)
+        fcntl.fcntl(own_fd, fcntl.F_OFD_SETLK, _flock_of(fcntl.F_UNLCK, byte))
+        os.close(own_fd)
 
 
-def _lock(kind: int, byte: int) -> bytes:
+def _flock_of(kind: int, byte: int) -> bytes:
+    """Return the argument of fcntl that locks or unlocks one byte."""
     return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)

@@ -20,14 +20,18 @@ from shardcache.tarindex.tables import Tables
 from shardcache_client.samples.mapped_file import map_file, unreadable
 from shardcache_client.samples.slicing import SlicedColumn, Slices, as_bytes
 from shardcache_client.sharing.acks import Ack, Acks
-from shardcache_client.sharing.buffer import WORTH_IT_BYTES, Buffer, span
-from shardcache_client.sharing.value_forms import Form, Values, forms
+from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, span_in_whole
+from shardcache_client.sharing.value_forms import Form, ValuesBySize, forms_of
 
-# First pickle protocol that handles large bytes well; out-of-band buffers of 5 do not suit pipes.
-_BY_VALUE = 4
+# First pickle protocol that handles large bytes well. Protocol 5 would put Buffers outside of the
+# pickle, which does not suit pipes.
+_BY_VALUE_PROTOCOL = 4
 
-_WHOLES: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValueDictionary()
-"""Shards from which this process has received Buffers, as long as any of these live."""
+_RECEIVED: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValueDictionary()
+"""Whole shards from which this process has received Buffers, as long as any of these live.
+
+By path and inode.
+"""
 
 
 class Handover:
@@ -101,12 +105,12 @@ class Loan:
     ) -> None:
         self._handover = handover
         self._map = mapped
-        # What a receiver needs to map the file: see `_receive`.
+        # The arguments with which a receiver maps the file: see `_receive`.
         self._file = (os.fspath(path or ""), inode, len(mapped), url)
         self._expected: list[Ack] = []  # one for each message that was sent
         self._whole: weakref.ref[Buffer] | None = None
         self._forms: list[Form] | None = None  # of the values of each extension
-        # The process that sends references: this one, if its parent can follow them.
+        # The process that sends references: this one, if the process that started it can map them.
         self._sender_pid: int | None = None
         if handover.acks.inherited and path is not None:
             self._sender_pid = os.getpid()
@@ -117,19 +121,19 @@ class Loan:
 
     def whole(self) -> Buffer:
         """Return the shard's bytes, to slice samples from. Every slice keeps the loan open."""
-        whole = self._living()
+        whole = self._whole_if_alive()
         if whole is None:
             whole = Buffer.over(self._map)
             whole.shard_source = self
             self._whole = weakref.ref(whole)
-            if self.refers:
+            if self.sends_references:
                 self._handover.keep(self)
         return whole
 
     def columns(self, tables: Tables) -> list[SlicedColumn]:
         """Return the column of each extension; values that are copied do not keep the loan open."""
         if self._forms is None:
-            self._forms = forms(tables, self._handover.extensions)
+            self._forms = forms_of(tables, self._handover.extensions)
         if Form.VIEW not in self._forms and Form.BY_SIZE not in self._forms:
             return as_bytes(tables.extensions, self._map)
 
@@ -137,13 +141,13 @@ class Loan:
         slices: dict[Form, Slices] = {
             Form.BYTES: self._map,
             Form.VIEW: whole,
-            Form.BY_SIZE: Values(self._map, whole),
+            Form.BY_SIZE: ValuesBySize(self._map, whole),
         }
         named = zip(tables.extensions, self._forms, strict=True)
         return [(extension, slices[form], None) for extension, form in named]
 
     @property
-    def refers(self) -> bool:
+    def sends_references(self) -> bool:
         """True in the process that sends Buffers as references."""
         return os.getpid() == self._sender_pid
 
@@ -152,23 +156,23 @@ class Loan:
 
         To be called once the reader has dropped `whole()` and the last sample.
         """
-        # The Buffers themselves keep the map, and no other process needs to find the file.
-        if not self.refers:
+        # Without references, no other process needs to find the file; Buffers here keep their map.
+        if not self.sends_references:
             return True
-        # Before the acknowledgements, as a Buffer may be sent as long as it lives.
-        if self._living() is not None:
+        # Checked before the acknowledgements, as a Buffer may be sent as long as it lives.
+        if self._whole_if_alive() is not None:
             return False
-        self._expected = [ack for ack in self._expected if not self._handover.acks.came(ack)]
+        self._expected = [ack for ack in self._expected if not self._handover.acks.has_arrived(ack)]
         return not self._expected
 
-    def _living(self) -> Buffer | None:
+    def _whole_if_alive(self) -> Buffer | None:
         """Return the Buffer of the whole shard, if it or any slice of it still lives."""
         if self._whole is None:
             return None
         return self._whole()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Called once per message, as all Buffers in it share the pickled form of their loan.
+        # Called once per message: all Buffers in it share the pickle of their loan.
         ack = self._handover.acks.expect()
         self._expected.append(ack)
         return _receive, (ack, *self._file)
@@ -176,29 +180,29 @@ class Loan:
 
 def _reduce(value: Buffer) -> tuple[Any, ...]:
     """Pickle a Buffer: a large one that was lent as a reference, any other by value."""
-    place = span(value) if value.size >= WORTH_IT_BYTES else None
+    place = span_in_whole(value) if value.size >= MIN_BUFFER_BYTES else None
     if place is not None:
         whole, start, stop = place
-        if isinstance(whole.shard_source, Loan) and whole.shard_source.refers:
-            return _cut, (whole.shard_source, start, stop)
-    by_value: tuple[Any, ...] = value.__reduce_ex__(_BY_VALUE)
+        if isinstance(whole.shard_source, Loan) and whole.shard_source.sends_references:
+            return _slice_of, (whole.shard_source, start, stop)
+    by_value: tuple[Any, ...] = value.__reduce_ex__(_BY_VALUE_PROTOCOL)
     return by_value
 
 
-def _cut(whole: Buffer, start: int, stop: int) -> Any:
-    """Return a Buffer in the receiving process, where its loan is unpickled as the whole file."""
+def _slice_of(whole: Buffer, start: int, stop: int) -> Any:
+    """Return a Buffer in the receiving process, where the loan is unpickled as the whole file."""
     return whole[start:stop]
 
 
 def _receive(ack: Ack, path: str, inode: int, size_bytes: int, url: str) -> Buffer:
-    """Return the whole file, which is mapped unless it is already; hand in the acknowledgement."""
-    whole = _WHOLES.get((path, inode))
+    """Return the whole file, mapped once in this process, and hand in the acknowledgement."""
+    whole = _RECEIVED.get((path, inode))
     if whole is None:
         try:
             whole = Buffer.over(map_file(Path(path), size_bytes, inode, in_order=False))
         except OSError as exn:
             raise unreadable(exn, Path(path), url) from exn
-        _WHOLES[path, inode] = whole
+        _RECEIVED[path, inode] = whole
     ack.hand_in()
     return whole
 

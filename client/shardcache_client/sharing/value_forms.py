@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from shardcache.tarindex.tables import Tables
-from shardcache_client.sharing.buffer import WORTH_IT_BYTES, Buffer
+from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer
 
 
 class Form(enum.Enum):
@@ -16,7 +16,7 @@ class Form(enum.Enum):
     Attributes:
         BYTES: `bytes`.
         VIEW: Buffers.
-        BY_SIZE: either; see `Values`.
+        BY_SIZE: either; see `ValuesBySize`.
     """
 
     BYTES = enum.auto()
@@ -24,7 +24,7 @@ class Form(enum.Enum):
     BY_SIZE = enum.auto()
 
 
-def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
+def forms_of(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
     """Return the form of each extension of a shard.
 
     Args:
@@ -33,25 +33,26 @@ def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
     count = len(tables.extensions)
     ids = np.asarray(tables.extension_ids)
     sizes_bytes = np.asarray(tables.ends) - np.asarray(tables.starts)
-    small = np.bincount(ids, sizes_bytes < WORTH_IT_BYTES, count)
-    large = np.bincount(ids, sizes_bytes >= WORTH_IT_BYTES, count)
+    # Numbers of small and of large values, by extension.
+    small = np.bincount(ids, weights=sizes_bytes < MIN_BUFFER_BYTES, minlength=count)
+    large = np.bincount(ids, weights=sizes_bytes >= MIN_BUFFER_BYTES, minlength=count)
 
-    found = []
+    by_extension = []
     for number, extension in enumerate(tables.extensions):
         may_be_view = extensions is None or extension in extensions
         if not large[number] or not may_be_view:
-            found.append(Form.BYTES)
+            by_extension.append(Form.BYTES)
         elif small[number]:
-            found.append(Form.BY_SIZE)
+            by_extension.append(Form.BY_SIZE)
         else:
-            found.append(Form.VIEW)
-    return found
+            by_extension.append(Form.VIEW)
+    return by_extension
 
 
-class Values:
-    """Slices a mapped shard, at the cost of a call for each run.
+class ValuesBySize:
+    """Slices a mapped shard: small runs become `bytes`, others Buffers.
 
-    Small runs become `bytes`, others Buffers.
+    It takes a call of Python code for each run.
     """
 
     def __init__(self, mapped: mmap.mmap, whole: Buffer) -> None:
@@ -60,6 +61,6 @@ class Values:
 
     def __getitem__(self, run: slice) -> bytes | Buffer:
         """Return the value of a run of bytes; the slice must have start and stop."""
-        if run.stop - run.start < WORTH_IT_BYTES:
+        if run.stop - run.start < MIN_BUFFER_BYTES:
             return self._map[run]
         return self._whole[run]  # type: ignore[return-value]

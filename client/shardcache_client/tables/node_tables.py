@@ -1,8 +1,8 @@
 """Tables of rows that are made once per node and user, and mapped by all of the user's processes.
 
-They are files in a folder of the user's own below the temporary one (`TMPDIR`), named by all that
-their content depends on. One that nobody has opened for a week is removed when another one is made;
-processes that have mapped it keep it until they end.
+They are files in a folder of the user below the temporary one (`TMPDIR`). Their names are hashes of
+all that the content depends on. A table that was not opened for a week is removed when another one
+is made; processes that have mapped it keep it until they end.
 """
 
 import fcntl
@@ -24,8 +24,8 @@ from shardcache_client.tables.row_index import RowIndex
 log = logging.getLogger("shardcache")
 
 _SUFFIX = ".rows"
-# A table is kept for as long after it was last opened.
-_KEPT_S = 7 * 24 * 3600.0
+# How long a table is kept after it was last opened.
+_MAX_UNUSED_S = 7 * 24 * 3600.0
 
 
 class NodeTable:
@@ -35,7 +35,7 @@ class NodeTable:
         """Map a table's file. Raises OSError, CacheDirError."""
         self._path = path
         self.index = RowIndex(path)
-        os.utime(path)
+        os.utime(path)  # the time of its last use
 
     def __repr__(self) -> str:
         return f"NodeTable({self._path.name!r}, rows={len(self.index)})"
@@ -45,32 +45,32 @@ class NodeTable:
 
 
 def shared(
-    facts: Iterable[str],
+    identity: Iterable[str],
     rows: Callable[[], Iterable[tuple[str, str]]],
     url: str,
 ) -> NodeTable:
-    """Return the table with these facts; of the processes that want it, one makes it.
+    """Return a table; of the processes that want it, one makes it.
 
-    The others wait for as long as that one lives.
+    The others wait for as long as that process lives.
 
     Args:
-        facts: all that its rows depend on.
-        rows: yields them, each by its key and as JSON.
+        identity: all that the rows depend on.
+        rows: yields the rows, each by its key and as JSON.
         url: for messages.
 
     Raises CacheDirError if the folder cannot be used, and what `rows` raises.
     """
-    digest = hashlib.sha256("\0".join(facts).encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()
     folder = _folder()
     path = folder / f"{digest[:32]}{_SUFFIX}"
     try:
         with suppress(FileNotFoundError):
             return NodeTable(path)
-        with _Making(path.with_suffix(".lock")):
+        with _MakingLock(path.with_suffix(".lock")):
             # Another process may have made it while this one waited for the lock.
             with suppress(FileNotFoundError):
                 return NodeTable(path)
-            _remove_old(folder)
+            _remove_unused(folder)
             _make(path, rows, url)
             return NodeTable(path)
     except ShardcacheError:  # some are OSErrors, too
@@ -91,14 +91,15 @@ def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"shardcache-tables-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as exn:
         raise CacheDirError(
             f"the folder {folder} cannot be created ({exn.strerror})",
             remedy="export TMPDIR=…, a folder on a local disk in which you may write",
         ) from exn
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    if not is_own or found.st_mode & 0o077:
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    is_open_to_others = bool(status.st_mode & 0o077)
+    if not is_own or is_open_to_others:
         raise CacheDirError(
             f"other users can write to {folder}, so its tables may be theirs",
             remedy=f"remove it, or make it yours alone: chmod 700 {folder}",
@@ -106,7 +107,7 @@ def _folder() -> Path:
     return folder
 
 
-class _Making:
+class _MakingLock:
     """The lock of the process that makes a table."""
 
     def __init__(self, path: Path) -> None:
@@ -143,9 +144,9 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
         )
 
 
-def _remove_old(folder: Path) -> None:
-    """Remove the tables that nobody has opened for a while, and drafts that were left behind."""
+def _remove_unused(folder: Path) -> None:
+    """Remove tables that were not opened for a while, and drafts and locks as old as that."""
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # removed by another process
-            if time.time() - path.stat().st_mtime > _KEPT_S:
+            if time.time() - path.stat().st_mtime > _MAX_UNUSED_S:
                 path.unlink()

@@ -1,8 +1,8 @@
 """Rows of files that hold tables: JSON lines, CSV, parquet.
 
-Each row is parsed as a whole, and kept as one text of JSON. `shardcache.formats` indexes where each
-cell lies in files of the same kinds: to index a line takes longer than to parse it, and the index
-has two thirds of the file's size.
+Each row is parsed as a whole, and kept as one text of JSON. This does not use `shardcache.formats`,
+which indexes the place of each cell in files of the same kinds: indexing a line takes longer than
+parsing it, and the index has two thirds of the file's size.
 """
 
 import bz2
@@ -23,7 +23,7 @@ from shardcache.shared.urls.url_names import path_of
 
 Row = dict[str, Any]
 
-_REPAIR = "repair the file, or write it again"
+_REPAIR_REMEDY = "repair the file, or write it again"
 _PARQUET_BATCH_ROWS = 4_096
 _SHOWN_CHARS = 80
 
@@ -69,24 +69,24 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
     Args:
         url: of the file; its suffixes say the format and the compression.
         path: of the file on this node.
-        columns: those that are wanted, the key's among them; None for all. Rows may lack some, and
-            have others.
+        columns: those that are wanted, the key's among them; None for all. Rows may lack some of
+            them, and have others as well.
 
     Raises ConfigError for another format, MetadataError for a file that is not in its format.
     """
     name = path_of(url).lower()
-    opener: Callable[[Path], IO[bytes]] = _plain
-    for suffix, compression in _COMPRESSIONS.items():
+    open_file: Callable[[Path], IO[bytes]] = _plain
+    for suffix, open_compressed in _COMPRESSIONS.items():
         if name.endswith(suffix):
-            opener = compression
+            open_file = open_compressed
             name = name.removesuffix(suffix)
-    for suffixes, reader in _READERS.items():
+    for suffixes, read in _READERS.items():
         if name.endswith(suffixes):
             try:
-                yield from reader(url, opener(path), columns)
-            except _damage() as exn:
+                yield from read(url, open_file(path), columns)
+            except _damage_errors() as exn:
                 raise MetadataError(
-                    f"the table cannot be read to its end ({exn})", url=url, remedy=_REPAIR
+                    f"the table cannot be read to its end ({exn})", url=url, remedy=_REPAIR_REMEDY
                 ) from exn
             return
     known = ", ".join(suffix for suffixes in _READERS for suffix in suffixes)
@@ -98,13 +98,13 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
     )
 
 
-def _damage() -> tuple[type[Exception], ...]:
+def _damage_errors() -> tuple[type[Exception], ...]:
     """Return the errors that reading a damaged file raises."""
-    found = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
+    errors = (EOFError, OSError, ValueError, RecursionError, zlib.error, lzma.LZMAError)
     try:
-        return (*found, zstd_library().ZstdError)
+        return (*errors, zstd_library().ZstdError)
     except ImportError:
-        return found
+        return errors
 
 
 def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
@@ -116,12 +116,12 @@ def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Ite
                 row = json.loads(line)
             except ValueError as exn:
                 raise MetadataError(
-                    f"line {number} is not JSON ({exn})", url=url, remedy=_REPAIR
+                    f"line {number} is not JSON ({exn})", url=url, remedy=_REPAIR_REMEDY
                 ) from exn
             if not isinstance(row, dict):
                 shown = line[:_SHOWN_CHARS].decode(errors="replace")
                 raise MetadataError(
-                    f"line {number} is not a JSON object: {shown}", url=url, remedy=_REPAIR
+                    f"line {number} is not a JSON object: {shown}", url=url, remedy=_REPAIR_REMEDY
                 )
             yield row
 
@@ -141,14 +141,14 @@ def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None
                         raise MetadataError(
                             f"line {rows.line_num} has another number of fields than the header",
                             url=url,
-                            remedy=_REPAIR,
+                            remedy=_REPAIR_REMEDY,
                         )
                     yield row
             except csv.Error as exn:
                 raise MetadataError(
                     f"line {rows.line_num}: {exn}",
                     url=url,
-                    remedy=f"{_REPAIR}; long fields need csv.field_size_limit(BYTES) before",
+                    remedy=f"{_REPAIR_REMEDY}; long fields need csv.field_size_limit(BYTES) before",
                 ) from exn
 
     return read
@@ -173,12 +173,12 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
             remedy="pip install pyarrow",
         ) from exn
     with file:
-        opened = parquet.ParquetFile(file)
+        table = parquet.ParquetFile(file)
         wanted = columns
         if columns is not None:
-            has = opened.schema_arrow.names
-            wanted = [name for name in columns if name in has]
-        for batch in opened.iter_batches(_PARQUET_BATCH_ROWS, columns=wanted):
+            present = table.schema_arrow.names
+            wanted = [name for name in columns if name in present]
+        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=wanted):
             yield from batch.to_pylist()
 
 
@@ -191,15 +191,18 @@ _READERS = {
 
 
 def as_json(row: Row, url: str) -> str:
-    """Return a row as JSON; times and dates as ISO 8601 has them.
+    """Return a row as JSON, with times and dates in ISO 8601.
 
     Raises ConfigError for values that JSON does not have.
     """
     try:
         return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=_as_text)
     except TypeError as exn:
-        with_bytes = [name for name, value in row.items() if isinstance(value, bytes)]
-        fault = f"the column {with_bytes[0]!r} has bytes" if with_bytes else str(exn)
+        fault = str(exn)
+        for name, value in row.items():
+            if isinstance(value, bytes):
+                fault = f"the column {name!r} has bytes"
+                break
         raise ConfigError(
             f"a table's values are text, numbers and lists or objects of them: {fault}",
             url=url,

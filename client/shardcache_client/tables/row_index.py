@@ -1,4 +1,4 @@
-"""A file of a table's rows that finds a row by its key, mapped into memory by all processes.
+"""A file of a table's rows, in which a row is found by its key. All processes map it into memory.
 
     rows        each on a line: JSON, [key, row]
     hashes      u64[rows], ascending: of the keys
@@ -29,7 +29,7 @@ _MAGIC = b"shardrow"
 _FOOTER = struct.Struct("=8sQQ")
 _PAIR = struct.Struct("=QQ")
 _BUCKETS = 256
-_BUCKET_SHIFT = 56  # of a 64-bit hash: its first byte is left
+_BUCKET_SHIFT = 56  # of a 64-bit hash, to get its first byte: the number of the bucket
 _ALIGNMENT_BYTES = 8
 
 
@@ -51,9 +51,11 @@ class RowCounts(NamedTuple):
 
 
 def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> RowCounts:
-    """Write a file of rows, each given by its key and as JSON.
+    """Write a file of rows.
 
-    Takes temporary files in `folder`, of the size of its hashes and offsets together.
+    Args:
+        rows: each by its key and as JSON.
+        folder: for temporary files, of the size of the hashes and offsets together.
     """
     with ExitStack() as opened:
         buckets = [
@@ -62,8 +64,8 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
         offset = 0
         count = 0
         for key, row in rows:
-            hashed = _hash_of(key)
-            buckets[hashed >> _BUCKET_SHIFT].write(_PAIR.pack(hashed, offset))
+            key_hash = _hash_of(key)
+            buckets[key_hash >> _BUCKET_SHIFT].write(_PAIR.pack(key_hash, offset))
             line = f"[{json.dumps(key)},{row}]\n".encode("utf-8", "surrogatepass")
             file.write(line)
             offset += len(line)
@@ -74,9 +76,9 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
         offsets = opened.enter_context(tempfile.TemporaryFile(dir=folder))
         repeated = 0
         for bucket in buckets:
-            numbers = _numbers_in(bucket)
-            pairs = sorted(zip(numbers[0::2], numbers[1::2], strict=True))  # hash and offset
-            hashes = array("Q", [hashed for hashed, _ in pairs])
+            numbers = _numbers_in(bucket)  # alternately the hash and the offset of a row
+            pairs = sorted(zip(numbers[0::2], numbers[1::2], strict=True))
+            hashes = array("Q", [key_hash for key_hash, _ in pairs])
             repeated += len(hashes) - len(set(hashes))
             file.write(hashes)
             offsets.write(array("Q", [begin for _, begin in pairs]))
@@ -114,19 +116,22 @@ class RowIndex:
 
     def rows(self, key: str) -> list[dict[str, Any]]:
         """Return the rows with a key: one, none, or several."""
-        hashed = _hash_of(key)
-        found = []
-        place = bisect_left(self._hashes, hashed)
-        while place < len(self) and self._hashes[place] == hashed:
-            own_key, row = self._at(self._offsets[place])
+        key_hash = _hash_of(key)
+        rows = []
+        place = bisect_left(self._hashes, key_hash)
+        while place < len(self) and self._hashes[place] == key_hash:
+            own_key, row = self._row_at(self._offsets[place])
             if own_key == key:
-                found.append(row)
+                rows.append(row)
             place += 1
-        return found
+        return rows
 
     def some_keys(self, count: int) -> list[str]:
         """Return the keys of some rows, for messages."""
-        return [self._at(offset)[0] for offset in sorted(self._offsets[:count])]
+        rows = [self._row_at(offset) for offset in sorted(self._offsets[:count])]
+        return [key for key, _ in rows]
 
-    def _at(self, offset: int) -> Any:
-        return json.loads(self._map[offset : self._map.find(b"\n", offset)])
+    def _row_at(self, offset: int) -> tuple[str, dict[str, Any]]:
+        """Return the key and the row of the line at an offset."""
+        key, row = json.loads(self._map[offset : self._map.find(b"\n", offset)])
+        return key, row

@@ -18,8 +18,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardcache.tarindex.tables import Samples
-from shardcache_client.sharing.buffer import WORTH_IT_BYTES, Buffer, pass_on
-from shardcache_client.sharing.value_forms import Form, Values, forms
+from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, pass_on
+from shardcache_client.sharing.value_forms import Form, ValuesBySize, forms_of
 
 CONTENT = bytes(range(256)) * 64
 
@@ -125,10 +125,10 @@ def test_buffers_equal_what_their_bytes_equal(content: bytes, other: bytes) -> N
 
 def test_small_members_are_bytes(mapped: mmap.mmap) -> None:
     """Members that cost less to copy than to refer to are bytes; only large ones are Buffers."""
-    values = Values(mapped, Buffer.over(mapped))
-    small, large = values[5 : 5 + WORTH_IT_BYTES - 1], values[5 : 5 + WORTH_IT_BYTES]
+    values = ValuesBySize(mapped, Buffer.over(mapped))
+    small, large = values[5 : 5 + MIN_BUFFER_BYTES - 1], values[5 : 5 + MIN_BUFFER_BYTES]
     assert (type(small), type(large)) == (bytes, Buffer)
-    assert large == CONTENT[5 : 5 + WORTH_IT_BYTES]
+    assert large == CONTENT[5 : 5 + MIN_BUFFER_BYTES]
     assert large.startswith(small)  # type: ignore[union-attr]
     assert values[7:7] == b""
 
@@ -144,12 +144,19 @@ def test_small_members_are_bytes(mapped: mmap.mmap) -> None:
 def test_extensions_are_judged_once_per_shard(extensions: set[str] | None, expected: list[Form]) -> None:
     """Only an extension with members of both kinds is decided member by member; others, and one without any, never."""
     tables = Samples(extensions=["jpg", "cls", "json", "txt"])
-    for extension, size_bytes in [(0, WORTH_IT_BYTES), (1, WORTH_IT_BYTES - 1), (2, 9000), (0, 0), (1, 4), (2, 7000)]:
+    for extension, size_bytes in [
+        (0, MIN_BUFFER_BYTES),
+        (1, MIN_BUFFER_BYTES - 1),
+        (2, 9000),
+        (0, 0),
+        (1, 4),
+        (2, 7000),
+    ]:
         tables.extension_ids.append(extension)
         tables.starts.append(512)
         tables.ends.append(512 + size_bytes)
-    assert forms(tables, extensions) == expected
-    assert forms(Samples(extensions=["jpg"]), extensions) == [Form.BYTES]
+    assert forms_of(tables, extensions) == expected
+    assert forms_of(Samples(extensions=["jpg"]), extensions) == [Form.BYTES]
 
 
 def test_buffers_are_read_only(value: Buffer) -> None:

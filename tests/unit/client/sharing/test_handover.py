@@ -324,12 +324,12 @@ def test_freed_place_starts_over() -> None:
     for _ in range(100):
         ack = acks.expect()
         ack.hand_in()
-        assert acks.came(ack)
+        assert acks.has_arrived(ack)
         cells.add(ack.cell)
     assert len(cells) == 1
     newer = acks.expect()
     ack.hand_in()
-    assert not acks.came(newer)
+    assert not acks.has_arrived(newer)
 
 
 def test_the_places_are_kept_whatever_else_is_closed() -> None:
