@@ -16,7 +16,7 @@ Which: TypeAlias = Literal["auto", "node", "private"]
 Fallback: TypeAlias = Literal["error", "private"]
 
 # Packages without which no daemon can be started.
-_NEEDED = ("aiohttp", "click", "diskcache", "fsspec", "pydantic", "structlog")
+_DAEMON_PACKAGES = ("aiohttp", "click", "diskcache", "fsspec", "pydantic", "structlog")
 _HEALTH_TIMEOUT_S = 2.0
 
 
@@ -81,7 +81,7 @@ def status_at(socket: Path) -> str | None:
 
 def _check_installed() -> None:
     """Raise ConfigError if a package of the daemon is not installed."""
-    for name in _NEEDED:
+    for name in _DAEMON_PACKAGES:
         if find_spec(name) is None:
             raise errors.ConfigError(
                 "no daemon is set up on this node, and this environment cannot start one: "

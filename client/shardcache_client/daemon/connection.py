@@ -1,4 +1,4 @@
-"""One connection to the daemon, in the words of `shardcache.shared.protocol`.
+"""One connection to the daemon, which speaks `shardcache.shared.protocol`.
 
 Requests are answered in any order: answers are matched by `id`. A connection does not recover: once
 broken, every method raises NoDaemonError, and the owner opens another (see `session`).
@@ -24,9 +24,9 @@ from shardcache_client.order.sequences.rounds import Topology
 
 log = logging.getLogger("shardcache")
 
-# For messages that nothing waits for. The kernel takes them unless it still has some 200 kB of
-# earlier ones, and the daemon reads its sockets from an event loop that nothing may block: one that
-# has not for this long is frozen.
+# Limit for sending a message. The kernel takes it at once unless it still has some 200 kB of
+# earlier ones, and the daemon reads its sockets from an event loop that nothing may block: a daemon
+# that has read nothing for this long is frozen.
 _SEND_TIMEOUT_S = 1.0
 # The daemon explains a wait immediately, unless it is overloaded.
 _EXPLAIN_TIMEOUT_S = 5.0
@@ -34,10 +34,11 @@ _EXPLAIN_TIMEOUT_S = 5.0
 _FIRST_REPORT_S = 10.0
 _NEXT_REPORT_S = 60.0
 # How often a request that waits for its answer calls `on_wait`.
-_LOOK_UP_S = 1.0
-# How long an answer is looked for after the deadline, which may have passed while this process was
-# stopped.
+_ON_WAIT_INTERVAL_S = 1.0
+# How long an answer is still waited for after the deadline, which may have passed while this
+# process was stopped.
 _LAST_LOOK_S = 1.0
+_SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class DaemonConnection:
             is_private: True if only a daemon of this user may be at the socket.
         """
         self.socket = socket
-        self._requests = 0
+        self._last_id = 0  # of the requests
         self._takes_bundles = False  # True if several messages may be sent as one
         self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
         self._answers: dict[int, Json] = {}
@@ -110,7 +111,11 @@ class DaemonConnection:
         return f"DaemonConnection({str(self.socket)!r})"
 
     def _greet(self, reader: ReaderIdentity, deadline_s: float, credentials: Json) -> None:
-        """Send `hello`, and check the daemon's `welcome`."""
+        """Send `hello`, and check the daemon's `welcome`.
+
+        Args:
+            credentials: for a private daemon; empty for the node's.
+        """
         spoken = versions.SPOKEN
         fields: Json = {
             "protocol": spoken.newest,
@@ -142,40 +147,41 @@ class DaemonConnection:
         versions.agree(daemon=daemon, client=versions.Release(__version__, spoken))
 
     def tell(self, kind: str, deadline_s: float | None = None, **fields: Any) -> None:
-        """Send a message that gets no answer, within a second if there is no deadline."""
+        """Send a message that gets no answer, by the deadline or within a second."""
         if deadline_s is None:
             deadline_s = time.monotonic() + _SEND_TIMEOUT_S
         self._send({"type": kind, **fields}, deadline_s)
 
     def _send(self, message: Json, deadline_s: float) -> None:
-        """Send a message; as a binary one if it has packed shards."""
+        """Send a message, which is a binary one if it has packed shards."""
         is_binary = "packed" in message
         with self._translated():
             self._websocket.send(protocol.written(message), deadline_s, binary=is_binary)
 
     def request(self, kind: str, deadline_s: float | None = None, **fields: Any) -> int:
-        """Send a request, within a second if there is no deadline; return its id, for `answer`."""
-        request = self._next_request(kind)
+        """Send a request, by the deadline or within a second; return its id, for `answer`."""
+        request = self._new_id(kind)
         self.tell(kind, deadline_s, id=request, **fields)
         return request
 
-    def _next_request(self, kind: str) -> int:
-        """Return the id of a new request, whose answer is kept from now on."""
-        self._requests += 1
-        self._kinds[self._requests] = kind
-        return self._requests
+    def _new_id(self, kind: str) -> int:
+        """Return the id of a new request of a kind, whose answer is kept from now on."""
+        self._last_id += 1
+        self._kinds[self._last_id] = kind
+        return self._last_id
 
     def lease_message(self, *, needed: bool, **fields: Any) -> Json:
-        """Return a request of a lease, with an id of its own, for `send_all`."""
-        message: Json = {"type": "lease", "id": self._next_request("lease"), **fields}
+        """Return a request for a lease, with a new id, for `send_all`."""
+        message: Json = {"type": "lease", "id": self._new_id("lease"), **fields}
         if needed:
             message["needed"] = True
         return message
 
     def send_all(self, messages: Sequence[Json]) -> None:
-        """Send messages, within a second; all at once if the daemon takes that.
+        """Send messages within a second, as one bundle if the daemon takes bundles.
 
-        A lease may be `needed`: a daemon of an earlier release gets a `need` for it.
+        A daemon that does not take them does not know the field `needed` of a lease, either: it
+        gets a message `need` for the lease.
         """
         deadline_s = time.monotonic() + _SEND_TIMEOUT_S
         if self._takes_bundles:
@@ -198,13 +204,13 @@ class DaemonConnection:
             message = self._receive(deadline_s)
             if message is None:
                 return None
-            for each in protocol.unbundled(message):
-                self._take(each)
+            for single in protocol.unbundled(message):
+                self._keep_answer(single)
 
         kind = self._kinds.pop(request)
         return self._checked(kind, self._answers.pop(request))
 
-    def _take(self, message: Json) -> None:
+    def _keep_answer(self, message: Json) -> None:
         """Keep the answer to a request. Raises errors that concern the whole connection."""
         if message.get("id") in self._kinds:
             self._answers[message["id"]] = message
@@ -216,13 +222,14 @@ class DaemonConnection:
         """Return a request's answer, if it was received while waiting for another one."""
         return self._answers.get(request)
 
-    def _checked(self, request: str, answer: Json) -> Json:
+    def _checked(self, kind: str, answer: Json) -> Json:
         """Return the answer to a kind of request; raise it if it is an error."""
         if answer["type"] == "error":
             raise errors.from_json(answer["error"])
-        if answer["type"] not in protocol.REQUESTS[request].answers:
+        if answer["type"] not in protocol.REQUESTS[kind].answers:
+            shown = answer["type"][:_SHOWN_CHARS]
             raise errors.ProtocolError(
-                f"the daemon answered {request!r} with {answer['type'][:100]!r}",
+                f"the daemon answered {kind!r} with {shown!r}",
                 url=str(self.socket),
             )
         return answer
@@ -241,19 +248,21 @@ class DaemonConnection:
     ) -> Json:
         """Send a request and return its answer.
 
-        Raises NoDaemonError if none comes by the deadline, or in a last look after it, and what
-        `on_wait` raises, which is called each second.
+        Args:
+            on_wait: is called each second, and may raise to end the wait.
+
+        Raises NoDaemonError if no answer comes by the deadline, or within a second after it.
         """
         begun_s = time.monotonic()
         request = self.request(kind, max(deadline_s, begun_s + _SEND_TIMEOUT_S), **fields)
         report_s = begun_s + _FIRST_REPORT_S
         reason = ""
         while True:
-            looked_s = time.monotonic()
-            is_last = looked_s >= deadline_s
-            until_s = min(deadline_s, report_s, looked_s + _LOOK_UP_S)
+            now_s = time.monotonic()
+            is_last = now_s >= deadline_s
+            until_s = min(deadline_s, report_s, now_s + _ON_WAIT_INTERVAL_S)
             if is_last:
-                until_s = looked_s + _LAST_LOOK_S
+                until_s = now_s + _LAST_LOOK_S
             answer = self.answer(request, until_s)
             if answer is not None:
                 return answer
@@ -267,6 +276,7 @@ class DaemonConnection:
                 log.warning("waiting for %.0f s: %s", time.monotonic() - begun_s, reason)
 
     def _unanswered(self, kind: str, reason: str) -> errors.NoDaemonError:
+        """Return the error for a request without an answer; the reason may be empty."""
         why = f" ({reason})" if reason else ""
         return errors.NoDaemonError(
             f"the daemon did not answer {kind!r} in time{why}",
@@ -275,7 +285,10 @@ class DaemonConnection:
         )
 
     def explain(self, request: int, deadline_s: float) -> tuple[str, int]:
-        """Return why a request is not answered yet, and how many bytes of a shard have arrived."""
+        """Return the reason why a request is not answered yet, and the bytes that have arrived.
+
+        These are of the shard that it is for; 0 if it is for none.
+        """
         until_s = min(deadline_s, time.monotonic() + _EXPLAIN_TIMEOUT_S)
         answer = self.answer(self.request("explain", until_s, of=request), until_s)
         if answer is None:
@@ -299,13 +312,13 @@ class DaemonConnection:
             if data is None:
                 return None
             message = protocol.parse(data)
-            for each in protocol.unbundled(message):
-                _check_answer(each)
+            for single in protocol.unbundled(message):
+                _check_answer(single)
             return message
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise what the websocket raises as errors of Shardcache."""
+        """Turn the errors of the websocket into errors of shardcache."""
         where = str(self.socket)
         try:
             yield
@@ -328,11 +341,11 @@ def _check_answer(message: Json) -> None:
 
 
 def hanging_daemon(socket: str | Path, how: str) -> errors.NoDaemonError:
-    """Return the error for a daemon that hangs: since it listens, no other can be started.
+    """Return the error for a daemon that hangs: as it still listens, no other can be started.
 
     Args:
         socket: path of the daemon's socket.
-        how: to what, or for how long, as a clause of the message.
+        how: a clause about what it does not answer, or since when.
     """
     status = f"shardcache status --socket {shlex.quote(str(socket))}"
     return errors.NoDaemonError(
@@ -361,7 +374,7 @@ def _broken(exn: OSError, where: str) -> errors.ShardcacheError:
         return errors.StoppingError("the daemon is stopping", url=where)
     if isinstance(exn, TimeoutError):
         return hanging_daemon(where, str(exn))
-    # Python's own check of a path's length, before the kernel's, has no number.
+    # Python checks the length of a path before the kernel does, and raises without an errno.
     if exn.errno is None and "too long" in str(exn):
         return errors.ConfigError(
             "a socket's path has at most 107 bytes",

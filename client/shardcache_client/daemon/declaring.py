@@ -1,4 +1,4 @@
-"""Messages by which a daemon learns a plan, and the lists of shards that it does not know."""
+"""Messages that declare a plan to a daemon, with the lists of shards that it does not know."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,14 +9,17 @@ from shardcache_client.order.shards.declared_plan import Plan
 
 
 def send_through(
-    position: int, plan: Plan, messages: Iterator[tuple[str, Json]], call: Callable[..., Json]
+    last_position: int,
+    plan: Plan,
+    messages: Iterator[tuple[str, Json]],
+    call: Callable[..., Json],
 ) -> None:
-    """Send messages of a plan up to the one that has a position, counted from the first sent.
+    """Send messages of a plan, up to the one that declares a position.
 
     The later ones stay in `messages`, to be sent while the shards of these are read.
 
     Args:
-        position: must be known to the daemon before it is requested.
+        last_position: to be declared, counted from the first position that is sent.
         plan: has the shards, for a daemon that does not know them.
         messages: each a type and its fields; see `Plan.messages`.
         call: sends a message, and returns its answer.
@@ -32,14 +35,14 @@ def send_through(
             _send_shards(lists, call)
             _send_with_shards(lists, kind, fields, call)
         sent += len(fields["order"])
-        if sent > position:
+        if sent > last_position:
             return
 
 
 def _send_shards(lists: Sequence[Shards], call: Callable[..., Json]) -> None:
-    """Send those of the lists of shards that the daemon does not know."""
+    """Send the lists of shards that the daemon does not know."""
     for shards in lists:
-        # By its fingerprint first: a list may be large, and another reader may have sent it.
+        # Its fingerprint first: a list may be large, and another reader may have sent it already.
         if call("shards", fingerprint=shards.fingerprint)["type"] == "unknown":
             call("shards", fingerprint=shards.fingerprint, packed=shards.packed)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from shardcache_client.daemon.choice import DaemonChoice, status_at
 from shardcache_client.daemon.patience import Deadline, Outage, Patience
 
+# Longest pause before the node's daemon is tried again.
 _MAX_RETRY_S = 300.0
 # Failures after which a file counts as unreadable: at the first, it may only have been evicted for
 # a more urgent shard.
@@ -26,17 +27,17 @@ class Failover:
 
     Attributes:
         is_private: True while a private daemon serves.
-        heard_s: time of the daemon's last sign of life during a wait.
+        alive_s: when the daemon last showed a sign of life during a wait, of `time.monotonic`.
     """
 
     def __init__(self, choice: DaemonChoice, patience: Patience) -> None:
         self.is_private = choice.node is None
-        self.heard_s = 0.0
+        self.alive_s = 0.0
         self._choice = choice
         self._patience = patience
         self._has_answered = False
         self._retry_at_s = 0.0  # when the node's is tried again
-        self._pause_s = patience.retry_s  # the next pause until then
+        self._pause_s = patience.retry_s  # the pause after the next replacement
         self._unreadable_position = _NO_POSITION  # that of the last file that could not be read
         self._unreadable_times = 0
 
@@ -49,10 +50,10 @@ class Failover:
         return self._choice.fallback and not self.is_private
 
     def tried_until_s(self, deadline: Deadline, outage: Outage | None) -> float:
-        """Return the time until which a daemon is tried, which may end before the deadline.
+        """Return the time until which a daemon is tried: the deadline, or earlier.
 
-        A daemon that went away gets time to restart, unless another can replace it and it has never
-        answered.
+        A daemon that went away gets time to restart; but not one that has never answered, if the
+        private one can replace it.
         """
         if outage is None:
             return deadline.at_s
@@ -77,19 +78,19 @@ class Failover:
 
     def begin_wait(self) -> None:
         """Begin a wait for an answer, in which the daemon has to show signs of life."""
-        self.heard_s = time.monotonic()
+        self.alive_s = time.monotonic()
 
     def is_frozen(self, socket: Path) -> bool:
-        """Return True if the daemon at a socket is frozen, in a wait that it has not answered.
+        """Return True if the daemon at a socket, which has not answered in a wait, is frozen.
 
-        It is asked for its health only once half of the time that it has is over.
+        It is asked for its health once half of its time limit is over.
         """
         limit_s = self._patience.grace_s if self.can_replace else self._patience.away_s
-        silent_s = time.monotonic() - self.heard_s
+        silent_s = time.monotonic() - self.alive_s
         if silent_s <= limit_s / 2:
             return False
         if status_at(socket) is not None:
-            self.heard_s = time.monotonic()
+            self.alive_s = time.monotonic()
             return False
         return silent_s > limit_s
 
@@ -101,27 +102,27 @@ class Failover:
         self._unreadable_times += 1
 
     def forget_unreadable(self) -> None:
-        """Forget the files that could not be read: the plan or the daemon is another one."""
+        """Forget the files that could not be read, as the plan or the daemon has changed."""
         self._unreadable_position = _NO_POSITION
         self._unreadable_times = 0
 
     def is_unreadable(self, position: int) -> bool:
-        """Return True if a file could not be read repeatedly, and another daemon may help."""
+        """Return True if a file could not be read repeatedly, and the private daemon may help."""
         if not self.can_replace or position != self._unreadable_position:
             return False
-        return self._unreadable_times == _UNREADABLE_TIMES
+        return self._unreadable_times >= _UNREADABLE_TIMES
 
     # Changes from one daemon to the other
 
-    def to_private(self) -> None:
-        """Have the private daemon serve for a while."""
+    def change_to_private(self) -> None:
+        """Let the private daemon serve for a while."""
         self.is_private = True
         self.forget_unreadable()
         self._retry_at_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_RETRY_S)
 
-    def to_node(self) -> bool:
-        """Have the node's daemon serve again, if it is due to be tried and well.
+    def return_to_node(self) -> bool:
+        """Let the node's daemon serve again, if it is due to be tried and healthy.
 
         Return True if it serves again.
         """

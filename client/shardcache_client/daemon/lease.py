@@ -12,16 +12,17 @@ Grant: TypeAlias = Arriving | Leased
 class LeaseRequest:
     """A request for one shard, and the daemon's grant of it.
 
-    Number, request and grant are those on the current connection.
+    `number`, `request` and `grant` are those on the current connection.
 
     Attributes:
         position: of the shard in the plan.
         partial: True if the beginning may be granted before the whole shard has arrived.
         unpublished: True if the checked files may be granted before they are published.
         first: in a plan of ranges, start and end of the bytes that are wanted.
-        ahead_to: where the bytes end of which the reader takes what is there, beyond `first`.
-        needed: True once the daemon was told that the reader has reached the shard, and holds it or
-            waits for it.
+        ahead_to: offset up to which the reader also takes the bytes after `first`, as far as they
+            are cached; 0 for none.
+        needed: True once the daemon knows that the reader has reached the shard: it waits for the
+            shard, or holds it.
         number: of the lease.
         request: id of the last request for it.
         grant: None while waiting for it.
@@ -49,7 +50,7 @@ class LeaseRequest:
         return self.grant is not None and self.grant["type"] != "arriving"
 
     def options(self) -> Json:
-        """Return the fields of the message that say how the shard is wanted."""
+        """Return the optional fields of the message that requests the shard."""
         options: Json = {"partial": self.partial}
         if self.unpublished:
             options["unpublished"] = True

@@ -1,4 +1,4 @@
-"""A way to a daemon that outlasts its connections: the next run of the daemon, or another one."""
+"""A way to a daemon that outlasts a connection: to the daemon's next run, or to another one."""
 
 import logging
 import time
@@ -20,8 +20,8 @@ log = logging.getLogger("shardcache")
 T = TypeVar("T")
 
 # Errors of a cache itself: another daemon may do better. Refusals and errors of the origin would be
-# the same there.
-CACHE_SIDE = (errors.CacheError, errors.NoDaemonError, errors.VersionMismatchError)
+# the same at any daemon.
+CACHE_ERRORS = (errors.CacheError, errors.NoDaemonError, errors.VersionMismatchError)
 # A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its
 # successor.
 _OPEN_TIMEOUT_S = 10.0
@@ -31,8 +31,8 @@ _MIN_OPEN_S = 1.0
 class DaemonLink(ABC):
     """A way to a daemon that outlasts its connections.
 
-    A subclass prepares each new connection. The two are one object: a link that called back to
-    another object would keep it alive until the garbage collector runs, and with it the session.
+    A subclass prepares each new connection. It inherits from the link instead of being called back
+    by one: the two would refer to each other, and live until the garbage collector runs.
 
     Attributes:
         reader: as the daemon lists it.
@@ -46,25 +46,25 @@ class DaemonLink(ABC):
         self._connection: DaemonConnection | None = None
         # From the loss of a connection until a daemon answers.
         self._outage: Outage | None = None
-        # When a connection was last begun, or an answer last looked for in vain.
+        # When a connection was last begun, or an answer was last found missing.
         self._tried_s = 0.0
 
     @abstractmethod
     def _prepare(self, connection: DaemonConnection, deadline: Deadline, *, is_new: bool) -> None:
-        """Make a connection ready for requests; `is_new` is True at its first."""
+        """Make a connection ready for a request; `is_new` is True before its first one."""
 
     @abstractmethod
-    def _move(self) -> None:
-        """Have another daemon serve from now on."""
+    def _keep_pending_leases(self) -> None:
+        """Keep only leases that are not granted yet: another daemon serves from now on."""
 
     # Messages to a daemon that may be lost
 
-    def _tell_if_connected(self, tell: Callable[[DaemonConnection], object]) -> None:
-        """Send a message; if the connection is broken, `_connected` makes up for it later."""
+    def _tell_if_connected(self, send: Callable[[DaemonConnection], object]) -> None:
+        """Send a message; if the connection is broken, `_prepare` makes up for it later."""
         if self._connection is None:
             return
         try:
-            tell(self._connection)
+            send(self._connection)
         except errors.NoDaemonError as exn:
             self._record_outage(exn)
 
@@ -80,7 +80,7 @@ class DaemonLink(ABC):
         while True:
             try:
                 answer = ask(self._connected(deadline))
-            except CACHE_SIDE as exn:
+            except CACHE_ERRORS as exn:
                 self._pause_or_replace(exn, deadline)
             else:
                 self._outage = None
@@ -104,9 +104,9 @@ class DaemonLink(ABC):
             raise errors.NoDaemonError(exn.message) from exn
 
     def _pause_or_replace(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
-        """After an error of a cache, pause before the next try, or replace the daemon.
+        """After an error of a cache, pause before the next try, or change to the private daemon.
 
-        Raises the error if neither helps.
+        Raises the error if the time for tries is over and there is no other daemon.
         """
         if isinstance(exn, errors.NoDaemonError):
             outage = self._record_outage(exn)
@@ -120,12 +120,17 @@ class DaemonLink(ABC):
         self._replace_node(exn, deadline)
 
     def _disconnect(self) -> None:
+        """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _record_outage(self, exn: errors.NoDaemonError, begun_s: float | None = None) -> Outage:
-        """Drop a broken connection; return the outage, which may have begun earlier."""
+        """Close a broken connection; return the outage, which an earlier error may have begun.
+
+        Args:
+            begun_s: when the daemon was last seen alive; None for now.
+        """
         self._disconnect()
         if self._outage is None:
             self._outage = Outage(exn, time.monotonic() if begun_s is None else begun_s)
@@ -143,47 +148,53 @@ class DaemonLink(ABC):
         return connection.call(kind, deadline.at_s, self._check_silence, **fields)
 
     def _check_silence(self) -> None:
-        """Note that no answer has come. Raise NoDaemonError if the daemon is frozen.
+        """Note that no answer has come yet. Raise NoDaemonError if the daemon is frozen.
 
-        The outage has then lasted since its last sign of life.
+        The outage then counts from the daemon's last sign of life.
         """
         self._tried_s = time.monotonic()
         if self._connection is None or not self._failover.is_frozen(self._connection.socket):
             return
-        heard_s = self._failover.heard_s
-        silent_s = time.monotonic() - heard_s
+        alive_s = self._failover.alive_s
+        silent_s = time.monotonic() - alive_s
         exn = hanging_daemon(self._connection.socket, f"it has not answered for {silent_s:.0f} s")
-        self._record_outage(exn, heard_s)
+        self._record_outage(exn, alive_s)
         raise exn
 
     # From one daemon to another
 
     def _replace_node(self, exn: errors.ShardcacheError, deadline: Deadline | None = None) -> None:
-        """Go on with the private daemon for a while; a wait begins again with it."""
-        self._failover.to_private()
+        """Change from the node's daemon to the private one for a while.
+
+        Args:
+            exn: the reason.
+            deadline: of the present wait, which begins again; None if nothing waits.
+        """
+        self._failover.change_to_private()
         self._change_daemon()
         if deadline is not None:
             deadline.restart()
         where = f" ({exn.url})" if exn.url else ""
-        text = "%s%s; reading through a private daemon until the node's recovers"
-        log.warning(text, exn.message, where)
+        log.warning(
+            "%s%s; reading through a private daemon until the node's recovers", exn.message, where
+        )
 
     def _return_to_node(self) -> None:
         """Return to the node's daemon if it is due to be tried again, and works."""
-        if self._failover.to_node():
+        if self._failover.return_to_node():
             self._change_daemon()
-            text = "the daemon at %s has recovered; shards come from it again"
-            log.info(text, self._choice.node)
+            log.info("the daemon at %s has recovered; shards come from it again", self._choice.node)
 
     def _change_daemon(self) -> None:
+        """Leave the present daemon, after the failover has chosen another."""
         self._disconnect()
         self._outage = None
-        self._move()
+        self._keep_pending_leases()
 
     # Connections
 
     def _connected(self, deadline: Deadline) -> DaemonConnection:
-        """Return a connection that is prepared."""
+        """Return a connection that is ready for a request; open one if there is none."""
         is_new = self._connection is None
         if self._connection is None:
             self._connection = self._open(deadline)
@@ -191,16 +202,16 @@ class DaemonLink(ABC):
         return self._connection
 
     def _open(self, deadline: Deadline) -> DaemonConnection:
-        """Return a new connection, for which a private daemon is started if there is none."""
+        """Return a new connection. A private daemon is started first, unless it runs already."""
         is_private = self._failover.is_private
-        where = ensure_started() if is_private else cast(Path, self._choice.node)
+        socket = ensure_started() if is_private else cast(Path, self._choice.node)
         begun_s = time.monotonic()
         self._tried_s = begun_s
         tried_until_s = self._failover.tried_until_s(deadline, self._outage)
         until_s = min(tried_until_s, begun_s + _OPEN_TIMEOUT_S)
         until_s = max(until_s, begun_s + _MIN_OPEN_S)
         try:
-            return DaemonConnection(where, self.reader, until_s, is_private=is_private)
+            return DaemonConnection(socket, self.reader, until_s, is_private=is_private)
         except errors.NoDaemonError as exn:
             self._record_outage(exn, begun_s)
             raise

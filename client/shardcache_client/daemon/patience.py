@@ -16,16 +16,16 @@ log = logging.getLogger("shardcache")
 T = TypeVar("T")
 
 # How often a waiting reader calls `on_wait` and checks that its training process still runs.
-_LOOK_UP_S = 1.0
+_ON_WAIT_INTERVAL_S = 1.0
 # At the deadline, how long to wait for the reason: a daemon that runs gives it immediately.
 _LAST_REASON_S = 1.0
 # After that, how long to wait for the shard: it may have come while this process was stopped.
 _LAST_LOOK_S = 1.0
 
-# The bounds of the pauses between tries.
+# Upper bounds of the pause before the second try, and before any later one.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
-# An announced restart deserves a warning only if it takes longer than restarts usually do.
+# How long an announced restart may take before it is worth a warning.
 _QUIET_S = 10.0
 
 # Not Python's global generator: ranks seed that alike, and training depends on its sequence.
@@ -33,7 +33,7 @@ _random = random.SystemRandom()
 
 
 class Deadline:
-    """End of one wait, shared by all that is done for it: reconnects, greetings and requests.
+    """End of one wait, shared by all steps of it: reconnects, greetings and requests.
 
     Attributes:
         limit_s: how long the wait may last.
@@ -50,7 +50,7 @@ class Deadline:
         return time.monotonic() >= self.at_s
 
     def restart(self) -> None:
-        """Let the limit count from now: the wait makes progress."""
+        """Count the limit from now on, as the wait makes progress."""
         self.at_s = time.monotonic() + self.limit_s
 
 
@@ -59,12 +59,12 @@ class Patience:
     """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
 
     Attributes:
-        limit_s: of a wait for one shard while nothing of it arrives, and of one for a lost daemon.
+        limit_s: for a wait for one shard while nothing of it arrives, and for a lost daemon.
         first_report_s: how long a wait lasts before it is first logged.
         next_report_s: interval between further log lines.
-        away_s: of a wait for a daemon that went away or is frozen, if shorter than `limit_s`.
-        grace_s: of a wait for a node's daemon that a private one can replace; a restart takes 2 s.
-        retry_s: delay before the node's daemon is first tried again after that.
+        away_s: for a wait for a daemon that went away or is frozen, if shorter than `limit_s`.
+        grace_s: for a wait for a node's daemon that a private one can replace; a restart takes 2 s.
+        retry_s: delay before the node's daemon is first tried again once it was replaced.
     """
 
     limit_s: float = 300.0
@@ -85,20 +85,21 @@ class Patience:
         """Wait until `poll` returns the shard, and log the reason of a long wait.
 
         Args:
-            poll: returns the shard; None if it has not come by a time.
-            explain: returns the reason of the wait, and how many bytes have arrived, by a time.
-            on_wait: is called periodically.
+            poll: waits for the shard until a time, and returns it; None if it has not come.
+            explain: returns the reason of the wait and the number of bytes that have arrived, by a
+                time.
+            on_wait: is called each second.
 
-        Raises ShardTimeoutError at the deadline, which restarts whenever the bytes have become
-        more.
+        Raises ShardTimeoutError at the deadline, which restarts whenever more bytes have arrived.
         """
         start_s = time.monotonic()
         report_s = start_s + self.first_report_s
         most_bytes = 0
         while True:
-            arrived = poll(min(report_s, deadline.at_s, time.monotonic() + _LOOK_UP_S))
-            if arrived is not None:
-                return arrived
+            next_call_s = time.monotonic() + _ON_WAIT_INTERVAL_S
+            shard = poll(min(report_s, deadline.at_s, next_call_s))
+            if shard is not None:
+                return shard
 
             check_parent()
             if on_wait is not None:
@@ -112,15 +113,16 @@ class Patience:
                 most_bytes = done_bytes
                 deadline.restart()
             if deadline.is_over:
-                arrived = poll(time.monotonic() + _LAST_LOOK_S)
-                if arrived is not None:
-                    return arrived
+                shard = poll(time.monotonic() + _LAST_LOOK_S)
+                if shard is not None:
+                    return shard
                 raise _timeout(url, deadline.limit_s, most_bytes, reason)
             log.warning("waiting for %s for %.0f s: %s", url, time.monotonic() - start_s, reason)
             report_s = time.monotonic() + self.next_report_s
 
 
 def _timeout(url: str, limit_s: float, done_bytes: int, reason: str) -> errors.ShardTimeoutError:
+    """Return the error for a shard of which nothing, or nothing more, has arrived for too long."""
     what = "no more of it arrived" if done_bytes else "did not arrive"
     return errors.ShardTimeoutError(
         f"{what} within {limit_s:g} s: {reason}",
@@ -141,7 +143,7 @@ class Outage:
         """Begin an outage.
 
         Args:
-            cause: what ended the last connection, or prevented the first.
+            cause: the error that ended the last connection, or prevented the first.
             begun_s: of `time.monotonic`.
         """
         self.begun_s = begun_s
@@ -153,8 +155,8 @@ class Outage:
     def pause(self, deadline_s: float, tried_s: float) -> bool:
         """Wait until the next try is due, at the latest at the deadline.
 
-        Return False if a daemon was tried after the deadline. An earlier try may have failed for no
-        other reason than that this process was stopped meanwhile.
+        Return False, without a wait, if a daemon was tried after the deadline. An earlier try may
+        have failed only because this process was stopped for a while.
 
         Args:
             deadline_s: of `time.monotonic`.
@@ -170,15 +172,20 @@ class Outage:
             self._is_logged = False
         if not self._is_logged:
             level = logging.INFO if self._is_quiet else logging.WARNING
-            text = "%s (%s); retrying for up to %.0f s"
-            log.log(level, text, self._cause.message, self._cause.url, left_s)
+            log.log(
+                level,
+                "%s (%s); retrying for up to %.0f s",
+                self._cause.message,
+                self._cause.url,
+                left_s,
+            )
             self._is_logged = True
 
         time.sleep(min(self.draw_s(), left_s))
         return True
 
     def given_up(self, last: errors.NoDaemonError) -> errors.NoDaemonError:
-        """Return the error of the last try, with how long the outage has lasted."""
+        """Return the error of the last try, with the time that the outage has lasted."""
         lasted_s = round(time.monotonic() - self.begun_s, 1)
         message = f"{last.message}; gave up after {lasted_s:g} s"
         return type(last)(message, url=last.url, remedy=last.remedy)
@@ -191,10 +198,7 @@ class Outage:
 
 
 def check_parent() -> None:
-    """Raise DaemonError in a worker whose training process has ended.
-
-    It would wait for minutes in vain.
-    """
+    """Raise DaemonError in a worker whose training process has ended, so that it stops waiting."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         raise errors.DaemonError("the training process that this worker reads for has ended")

@@ -14,15 +14,16 @@ from shardcache.shared.private import PrivatePlace, is_listening, locked
 
 log = logging.getLogger("shardcache")
 
-# On a node under load, the packages of a daemon take seconds to import.
-_START_S = 120.0
+# Long, as a daemon's packages may take many seconds to import on a node under load.
+_START_TIMEOUT_S = 120.0
+_SHOWN_CHARS = 1_000  # of the command's last messages
 _SHARING_HINT = (
     "to share one among users: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
 )
 
-# A process that another thread forks in the middle of `Popen`, such as a worker of a DataLoader,
-# would inherit the pipe by whose end Popen notices that the command runs, and keep it open: Popen
-# would wait for that process's end.
+# No thread may fork in the middle of `Popen`: the forked process, such as a worker of a DataLoader,
+# would inherit the pipe whose end tells Popen that the command runs, and Popen would wait for that
+# process to end.
 _spawning = threading.RLock()
 os.register_at_fork(
     before=_spawning.acquire,
@@ -34,14 +35,15 @@ os.register_at_fork(
 def ensure_started() -> Path:
     """Return the socket of the private daemon with this process's credentials; start it if needed.
 
-    Of many processes that need it at once, one starts it, and the others wait. Raises DaemonError
-    if its folder could be another user's, and the errors of `shardcache serve`; NoDaemonError if it
-    was killed while it started, which another try mends.
+    Of many processes that need it at once, one starts it, and the others wait.
+
+    Raises DaemonError if its folder could be another user's, and the errors of `shardcache serve`;
+    NoDaemonError if it was killed while it started, so that another try may succeed.
     """
     place = PrivatePlace.find()
     if is_listening(place.socket):
         return place.socket
-    with locked(place.turn, _START_S):
+    with locked(place.turn, _START_TIMEOUT_S):
         place = PrivatePlace.find()  # another process may have started one since
         if is_listening(place.socket):
             return place.socket
@@ -49,7 +51,8 @@ def ensure_started() -> Path:
 
 
 def _start() -> Path:
-    outcome = _outcome(_spawned())
+    """Start the private daemon, and return its socket."""
+    outcome = _outcome(_spawn())
     if "error" in outcome:
         raise errors.from_json(outcome["error"])
     if outcome["started"]:
@@ -63,7 +66,8 @@ def _start() -> Path:
     return Path(outcome["socket"])
 
 
-def _spawned() -> "subprocess.Popen[str]":
+def _spawn() -> "subprocess.Popen[str]":
+    """Begin the command that starts the private daemon, and then ends."""
     command = [sys.executable, "-P", "-m", "shardcache", "serve", "--private", "--json"]
     with _spawning:
         return subprocess.Popen(
@@ -78,17 +82,17 @@ def _spawned() -> "subprocess.Popen[str]":
 
 
 def _outcome(process: "subprocess.Popen[str]") -> Any:
-    """Return what a start reports: the daemon that it has started or found, or an error."""
+    """Return the report of a start: the daemon that it has started or found, or an error."""
     try:
         with process:
             try:
-                out, err = process.communicate(timeout=_START_S)
+                out, err = process.communicate(timeout=_START_TIMEOUT_S)
             finally:
                 process.kill()  # unless it has ended
         return json.loads(out)
     except subprocess.TimeoutExpired:
         raise errors.DaemonError(
-            f"the private daemon did not start within {_START_S:g} s",
+            f"the private daemon did not start within {_START_TIMEOUT_S:g} s",
         ) from None
     except ValueError:
         if process.returncode < 0:
@@ -96,6 +100,6 @@ def _outcome(process: "subprocess.Popen[str]") -> Any:
                 f"the start of the private daemon was killed (signal {-process.returncode})",
             ) from None
         raise errors.DaemonError(
-            f"the private daemon did not start: {err.strip()[-1000:]}",
+            f"the private daemon did not start: {err.strip()[-_SHOWN_CHARS:]}",
             remedy="shardcache serve --private",
         ) from None

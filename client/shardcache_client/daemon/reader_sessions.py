@@ -12,7 +12,12 @@ from shardcache_client.daemon.session_pool import SessionPool
 
 @dataclass(frozen=True, slots=True)
 class ReaderSessions:
-    """The sessions of a reader with its daemon: of its dataset's pool, under its own identity."""
+    """Opens sessions of a reader with its daemon.
+
+    Attributes:
+        pool: of the reader's dataset.
+        identity: under which the daemon lists the sessions.
+    """
 
     pool: SessionPool
     identity: ReaderIdentity
@@ -22,5 +27,5 @@ class ReaderSessions:
         return self.pool.borrow(self.identity)
 
     def open(self) -> Session:
-        """Return a session of its own, to be closed by the caller."""
+        """Return a new session, to be closed by the caller."""
         return self.pool.open(self.identity)

@@ -16,15 +16,15 @@ from shardcache_client.daemon.choice import DaemonChoice
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.declaring import send_through
 from shardcache_client.daemon.lease import Grant, LeaseRequest
-from shardcache_client.daemon.link import CACHE_SIDE, DaemonLink
+from shardcache_client.daemon.link import CACHE_ERRORS, DaemonLink
 from shardcache_client.daemon.patience import Deadline, Patience
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.order.shards.manifest import Manifest
 
 log = logging.getLogger("shardcache")
 
-# A daemon is started again within seconds; one that is gone for good leaves the same traces as one
-# that restarts.
+# How long to wait for a daemon that was at the socket a moment ago. One that restarts is back
+# within seconds, but one that is gone for good leaves the same traces.
 _RESTART_S = 30.0
 
 
@@ -32,9 +32,9 @@ class Session(DaemonLink):
     """One reader's plan and leases at a daemon; after a broken connection, at the next daemon.
 
     Positions of a plan mean the same to every daemon, so no sample is lost or repeated when reading
-    goes on at another one. Every method that needs an answer raises NoDaemonError if no daemon
-    gives one within the session's patience, and DaemonError if this user may not use the daemon or
-    it speaks another protocol.
+    continues at another one. Every method that needs an answer raises NoDaemonError if no daemon
+    gives one within the session's patience, DaemonError if this user may not use the daemon, and
+    VersionMismatchError if it speaks another protocol.
 
     With a fallback, an error of the node's cache leads to the private daemon until the node's works
     again; errors of the origin and refusals reach the reader as usual. See `failover`.
@@ -42,7 +42,7 @@ class Session(DaemonLink):
     Attributes:
         reader: as the daemon lists it.
         on_wait: called periodically while waiting for a shard.
-        waited_s: time that its borrower has waited for daemon and shards.
+        waited_s: time spent waiting for daemon and shards since the session was last lent.
     """
 
     def __init__(
@@ -64,18 +64,20 @@ class Session(DaemonLink):
         self._partial_reads = partial_reads
         self._plan: Plan | None = None
         self._leases: list[LeaseRequest] = []
-        self._ended: list[LeaseRequest] = []  # whose release is sent with the next requests
+        # Leases that have ended, whose release is sent with the next requests.
+        self._to_release: list[LeaseRequest] = []
 
         # Of the current connection:
         self._declared: Plan | None = None
         # The daemon's position 0: a plan declared again begins at the reader's position.
-        self._start = 0
+        self._first_position = 0
         self._unsent: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent
-        self._piece = 0  # id of the request with its last piece, until the daemon has accepted it
+        # Id of the request with the plan's last piece, until the daemon has accepted it; 0 then.
+        self._piece_request = 0
 
     def __repr__(self) -> str:
-        which = f"{self._failover!r}, leases={len(self._leases)}"
-        return f"Session({self.reader!r}, {which}, {self._connection!r})"
+        facts = f"{self._failover!r}, leases={len(self._leases)}"
+        return f"Session({self.reader!r}, {facts}, {self._connection!r})"
 
     # Manifests and plans
 
@@ -92,15 +94,18 @@ class Session(DaemonLink):
         immediately. Raises NotFoundError, and any other error of the origin.
 
         Args:
-            wanted: what the urls are wanted for; see the protocol.
-            max_age_s: what the daemon found out longer ago is not used.
+            wanted: use of the urls; see the protocol.
+            max_age_s: age up to which an answer that the daemon has kept may be used; None for the
+                daemon's own limit.
         """
         deadline = Deadline(self._patience.limit_s)
         try:
             self._connected(deadline)
-        except CACHE_SIDE as exn:
-            is_handled = self._failover.is_private or self._failover.can_replace
-            if not (is_handled or isinstance(exn, errors.StoppingError)):
+        except CACHE_ERRORS as exn:
+            # In the other cases, the request below deals with the loss.
+            has_private = self._failover.is_private or self._failover.can_replace
+            is_announced = isinstance(exn, errors.StoppingError)
+            if not has_private and not is_announced:
                 self._await_restart(exn, deadline)
 
         fields: Json = {"urls": list(urls), "wanted": wanted}
@@ -114,20 +119,21 @@ class Session(DaemonLink):
         return Manifest.from_answer(answer, urls)
 
     def _await_restart(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
-        """Wait for the next daemon at the socket, if the traces of one are there.
+        """Wait for the next daemon at the socket, if one was there a moment ago.
 
-        Raises the error if not.
+        Raises the error if none was, or if it is not for want of a daemon.
         """
-        was_there = served_lately(cast(Path, self._choice.node), _RESTART_S)
-        if not (isinstance(exn, errors.NoDaemonError) and was_there):
+        if not isinstance(exn, errors.NoDaemonError):
+            raise exn
+        if not served_lately(cast(Path, self._choice.node), _RESTART_S):
             raise exn
         left_s = deadline.at_s - time.monotonic()
         restart = Deadline(min(left_s, _RESTART_S))
         self._pause_or_replace(exn, restart)
-        self._ask_until_answered(restart, lambda connection: None)
+        self._ask_until_answered(restart, _nothing)
 
     def declare(self, plan: Plan) -> None:
-        """Declare the plan, of a long one the first piece.
+        """Declare a plan; of a long one, only the first piece.
 
         All leases of an earlier plan must have ended.
         """
@@ -135,8 +141,8 @@ class Session(DaemonLink):
         self._plan = plan
         self._failover.forget_unreadable()
         with self._timed():
-            deadline = Deadline(self._patience.limit_s)
-            self._ask_until_answered(deadline, lambda connection: None)
+            # Any connection is prepared, by which it declares the plan.
+            self._ask_until_answered(Deadline(self._patience.limit_s), _nothing)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -151,19 +157,20 @@ class Session(DaemonLink):
         """Send the next piece of the plan, if the daemon has accepted the one before.
 
         Called once per shard, this keeps the declared part far ahead of the reader, and the first
-        sample does not wait until a plan of a million positions is sent. A daemon that takes its
-        time with a piece holds up no reader.
+        sample does not wait until a plan of a million positions is sent. A daemon that is slow to
+        accept a piece does not delay the reader.
         """
         self._tell_if_connected(self._send_piece)
 
     def _send_piece(self, connection: DaemonConnection) -> None:
-        if self._piece and connection.answer(self._piece, time.monotonic()) is None:
+        """Send the next piece; see `extend`."""
+        if self._piece_request and connection.answer(self._piece_request, time.monotonic()) is None:
             return
-        self._piece = 0
+        self._piece_request = 0
         message = next(self._unsent, None)
         if message is not None:
             kind, fields = message
-            self._piece = connection.request(kind, **fields)
+            self._piece_request = connection.request(kind, **fields)
 
     # Leases
 
@@ -184,13 +191,20 @@ class Session(DaemonLink):
             unpublished: True if its files may be granted before they have their final paths, to
                 this process alone.
             first: in a plan of ranges, start and end of the bytes that are wanted.
-            latest: True if it may have been replaced.
+            latest: True if the present version will do, whatever the plan says.
             named: True if a path that ends with the object's name is wanted as well.
         """
         self._choose_daemon([position])
         if partial is None:
             partial = self._partial_reads
-        lease = LeaseRequest(position, partial, unpublished, first, latest=latest, named=named)
+        lease = LeaseRequest(
+            position,
+            partial=partial,
+            unpublished=unpublished,
+            first=first,
+            latest=latest,
+            named=named,
+        )
         self._leases.append(lease)
         self._tell_if_connected(lambda connection: self._request(connection, [lease]))
         return lease
@@ -206,10 +220,10 @@ class Session(DaemonLink):
 
         Args:
             ranges: position in the plan, and start and end of the bytes, of each.
-            needed: True if the reader has nothing else to do than to wait for the first of them. It
-                must have released all that it needed before.
-            ahead_to: with `needed`, where the bytes end of which the reader takes what is cached,
-                beyond the first range.
+            needed: True if the reader can only wait for the first of them now. It must have
+                released all leases that it needed before.
+            ahead_to: with `needed`, offset up to which the reader also takes the bytes after the
+                first range, as far as they are cached; 0 for none.
         """
         self._choose_daemon([position for position, _ in ranges])
         leases = [LeaseRequest(position, partial=True, first=span) for position, span in ranges]
@@ -220,9 +234,9 @@ class Session(DaemonLink):
         return leases
 
     def _choose_daemon(self, positions: Sequence[int]) -> None:
-        """Have another daemon serve if this process cannot read the files of the present one.
+        """Change to the private daemon if this process cannot read the files of the node's.
 
-        Also return from a private daemon to the node's, once that works again.
+        Change back from it to the node's once that works again.
         """
         assert self._plan is not None
         unreadable = next(filter(self._failover.is_unreadable, positions), None)
@@ -251,7 +265,7 @@ class Session(DaemonLink):
         return lease.grant
 
     def _send_before_wait(self, lease: LeaseRequest) -> None:
-        """Send what may keep a lease from being granted, unless it is granted already."""
+        """Send releases and the need of a lease: without them, the daemon may not grant it."""
         if self._connection is None:
             lease.needed = True
             return
@@ -259,15 +273,15 @@ class Session(DaemonLink):
         if answer is None:
             self.flush()
         elif lease.first is not None:
-            return  # a range that was granted before it is needed is read at once
+            return  # a range that was granted ahead is read at once: its need makes no difference
         if not lease.needed:
             lease.needed = True
             self._tell_if_connected(lambda connection: connection.tell("need", of=lease.request))
 
     def more(self, lease: LeaseRequest, beyond: int) -> Grant | None:
-        """Return a new grant of an arriving shard, once more of it has arrived than `beyond` bytes.
+        """Return a new grant of an arriving shard, once more than `beyond` bytes have arrived.
 
-        If all of it was granted, but is not published yet, wait for that.
+        If all of the shard was granted, but is not published yet, wait until it is.
 
         Waits as `wait` does. Returns None if the connection broke: the earlier grant has ended and
         must not be read any further; `wait` returns a new one.
@@ -291,23 +305,25 @@ class Session(DaemonLink):
         self,
         lease: LeaseRequest,
         deadline: Deadline,
-        through: Callable[[Deadline, Callable[[DaemonConnection], Any]], Any],
+        send: Callable[[Deadline, Callable[[DaemonConnection], Any]], Any],
     ) -> Grant:
-        """Wait for a lease's last answer. Any error but a lost connection ends the lease.
+        """Wait for the answer to a lease's last request.
+
+        Any error but a lost connection ends the lease.
 
         Args:
-            through: `_ask_until_answered` or `_ask_once`.
+            send: the way to a daemon: `_ask_until_answered` or `_ask_once`.
         """
         assert self._plan is not None
         url = self._plan.shard(lease.position).url
 
         def poll(until_s: float) -> Json | None:
             ask = partial(self._poll, lease=lease, until_s=until_s)
-            return cast("Json | None", through(deadline, ask))
+            return cast("Json | None", send(deadline, ask))
 
         def explain(until_s: float) -> tuple[str, int]:
             ask = partial(DaemonConnection.explain, request=lease.request, deadline_s=until_s)
-            return cast("tuple[str, int]", through(deadline, ask))
+            return cast("tuple[str, int]", send(deadline, ask))
 
         try:
             with self._timed():
@@ -329,7 +345,7 @@ class Session(DaemonLink):
         lease: LeaseRequest,
         until_s: float,
     ) -> Json | None:
-        """Return the answer to a lease's last request; None if none has come.
+        """Return the answer to a lease's last request; None if there is none by a time.
 
         Raises as `_check_silence` does.
         """
@@ -367,21 +383,21 @@ class Session(DaemonLink):
         self._tell_if_connected(tell)
 
     def release_later(self, lease: LeaseRequest) -> None:
-        """Release what was read, with the next ranges that are requested; `flush` sends it now."""
+        """Release a shard that was read, by a message with the next requests or by `flush`."""
         if lease in self._leases:
             self._leases.remove(lease)
-            self._ended.append(lease)
+            self._to_release.append(lease)
 
     def flush(self) -> None:
-        """Send the releases that were to be sent later."""
-        if self._ended:
+        """Send the releases that `release_later` put off."""
+        if self._to_release:
             self._tell_if_connected(lambda connection: self._request(connection, []))
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and leases."""
         self._plan = None
         self._leases.clear()
-        self._ended.clear()
+        self._to_release.clear()
         self._disconnect()
 
     # Each new connection, and each new daemon
@@ -395,40 +411,40 @@ class Session(DaemonLink):
         self._declare(connection, self._plan, deadline)
         self._declared = self._plan
 
-    def _move(self) -> None:
-        """Have another daemon serve what is not granted yet.
+    def _keep_pending_leases(self) -> None:
+        """Keep the leases that are not granted yet, for another daemon to serve.
 
-        Mapped files stay, which the previous daemon respects.
+        Granted files are mapped by this process, so the previous daemon does not evict them.
         """
         self._leases = [lease for lease in self._leases if not lease.is_granted_whole]
 
     def _declare(self, connection: DaemonConnection, plan: Plan, deadline: Deadline) -> None:
         """Declare the plan from the first lease on, and request all leases again."""
-        # Newest first: earlier positions then count as read, and the burst of requests does not
-        # distort the pace.
+        # The furthest position first: the daemon then takes the earlier ones for read, and the
+        # burst of requests does not distort its measure of the reader's pace.
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
-        self._start = leases[-1].position if leases else 0
+        self._first_position = leases[-1].position if leases else 0
         furthest = leases[0].position if leases else 0
-        if plan.wanted == "ranges":  # in any order
-            self._start = 0
+        if plan.wanted == "ranges":  # which are read in any order: all of the plan is declared
+            self._first_position = 0
             furthest = plan.reads - 1
-        self._unsent = plan.messages(self._start)
-        self._piece = 0
+        self._unsent = plan.messages(self._first_position)
+        self._piece_request = 0
 
         def call(kind: str, **fields: Any) -> Json:
             return self._call(connection, kind, deadline, **fields)
 
-        send_through(furthest - self._start, plan, self._unsent, call)
-        self._ended.clear()  # the daemon knows nothing of them
+        send_through(furthest - self._first_position, plan, self._unsent, call)
+        self._to_release.clear()  # these leases were of an earlier connection
         self._request(connection, leases)
 
     def _request(self, connection: DaemonConnection, leases: Sequence[LeaseRequest]) -> None:
-        """Send requests of leases, after the releases that were to be sent with them."""
-        messages: list[Json] = [_release_of(lease) for lease in self._ended]
-        self._ended.clear()
+        """Send requests for leases, after the releases that were put off."""
+        messages: list[Json] = [_release_of(lease) for lease in self._to_release]
+        self._to_release.clear()
         for lease in leases:
             message = connection.lease_message(
-                position=lease.position - self._start,
+                position=lease.position - self._first_position,
                 needed=lease.needed,
                 **lease.options(),
             )
@@ -440,14 +456,19 @@ class Session(DaemonLink):
             connection.send_all(messages)
 
 
+def _nothing(connection: DaemonConnection) -> None:
+    """Ask a daemon for nothing: the connection to it is all that is wanted."""
+
+
 def _release_of(lease: LeaseRequest) -> Json:
+    """Return the message that releases a lease."""
     return {"type": "release", "lease": lease.number}
 
 
 def _log_damage(answer: Json) -> None:
-    """Warn of damage in shards that this process reads, which the daemon has found."""
-    for each in answer.get("damaged", ()):
-        damage = errors.from_json(each)
+    """Warn of damage that the daemon has found in shards which this process reads."""
+    for error in answer.get("damaged", ()):
+        damage = errors.from_json(error)
         log.warning(
             "%s: %s; samples that this process read from it may be wrong; the next reader gets a "
             "fresh copy",

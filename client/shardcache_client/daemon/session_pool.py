@@ -19,7 +19,7 @@ class SessionPool:
     between epochs.
 
     Attributes:
-        settings: equal for interchangeable pools.
+        settings: the arguments; two pools with the same ones are interchangeable.
     """
 
     def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
@@ -46,6 +46,7 @@ class SessionPool:
             self._kept.append(session)
 
     def _take(self, reader: ReaderIdentity) -> Session:
+        """Return the kept session if it is of this reader, or else a new one."""
         while self._kept:
             session = self._kept.pop()
             if session.reader == reader:
@@ -54,7 +55,7 @@ class SessionPool:
         return self.open(reader)
 
     def open(self, reader: ReaderIdentity) -> Session:
-        """Return a session of its own, to be closed by the caller."""
+        """Return a new session, to be closed by the caller."""
         choice, patience, partial_reads = self.settings
         return Session(choice, reader, patience, partial_reads=partial_reads)
 

@@ -24,9 +24,9 @@ from shardcache.shared import protocol
 from shardcache.shared.unix_socket import credentials
 
 _READ_BYTES = 256 * 1024
-# Frames that parts of messages come in; all others are of the protocol itself.
-_OF_MESSAGES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
-# An answer to a ping cannot be taken back, so it gets some time even if the wait is over.
+# Opcodes of frames with parts of messages; all others are of the protocol itself.
+_MESSAGE_OPCODES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+# A pong that was begun has to be sent to its end, so it gets some time even if the wait is over.
 _PONG_TIMEOUT_S = 1.0
 
 
@@ -63,10 +63,13 @@ class WebSocket:
         _open_sockets.add(self._socket)
         weakref.finalize(self, self._socket.close)
         try:
-            # Only a connect that blocks in the kernel waits for a place in a full backlog.
-            timeout_s = _left_s(deadline_s)
-            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            # A connect with Python's timeout fails at once if the backlog is full. One that blocks
+            # in the kernel waits for a place in it, for as long as this option says.
+            timeout_s = _timeout_s(deadline_s)
+            seconds = int(timeout_s)
+            microseconds = int((timeout_s - seconds) * 1e6)
+            timeval = struct.pack("ll", seconds, microseconds)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
             self._socket.connect(str(path))
             self._shake_hands(deadline_s)
         except BaseException:
@@ -97,7 +100,7 @@ class WebSocket:
             raise ConnectionResetError(f"WebSocket handshake failed: {exn}") from exn
 
     def send(self, message: bytes, deadline_s: float, *, binary: bool = False) -> None:
-        """Send one message. One that is not sent by the deadline breaks the connection."""
+        """Send one message. If that takes longer than the deadline, the connection is broken."""
         self._check_open()
         if binary:
             self._protocol.send_binary(message)
@@ -107,7 +110,7 @@ class WebSocket:
             self._flush(deadline_s)
         except OSError:
             with suppress(OSError):
-                self._pump(time.monotonic())  # the reason for the close may still be unread
+                self._pump(time.monotonic())  # a close frame with the reason may still be unread
             self._check_open()
             raise
 
@@ -147,27 +150,28 @@ class WebSocket:
 
     def _flush(self, deadline_s: float) -> None:
         """Send all that the protocol has to send. Raises TimeoutError at the deadline."""
-        for data in filter(None, self._protocol.data_to_send()):
+        for data in self._protocol.data_to_send():
+            # Empty data asks to close the sending side, which `close` does for both.
             unsent = memoryview(data)
             while unsent:
                 self._wait_to_send(deadline_s)
                 unsent = unsent[self._socket.send(unsent) :]
 
     def _wait_to_send(self, deadline_s: float) -> None:
-        """Receive until something can be sent.
+        """Receive until something can be sent. Raises TimeoutError at the deadline.
 
-        The other side may take no more requests before somebody reads its answers. Raises
-        TimeoutError at the deadline.
+        Without receiving, both sides could wait for ever: the other one may take no more requests
+        until its answers are read.
         """
         changes = select.poll()
         changes.register(self._socket, select.POLLIN | select.POLLOUT)
         while True:
-            self._socket.settimeout(_left_s(deadline_s))
-            found = changes.poll(_left_s(deadline_s) * 1000)
-            if not found:
+            self._socket.settimeout(_timeout_s(deadline_s))
+            ready = changes.poll(_timeout_s(deadline_s) * 1000)
+            if not ready:
                 raise TimeoutError("timed out")
-            [(_descriptor, events)] = found
-            # A broken connection counts as one that can be sent to: sending says what is wrong.
+            [(_descriptor, events)] = ready
+            # Also if the connection is broken: sending then raises the error.
             if events & ~select.POLLIN:
                 return
             data = self._socket.recv(_READ_BYTES)
@@ -176,8 +180,8 @@ class WebSocket:
             self._collect_received(data)
 
     def _pump(self, deadline_s: float) -> bool:
-        """Process received data; return False if none arrives by the deadline."""
-        self._socket.settimeout(_left_s(deadline_s))
+        """Receive and process some data; return False if none arrives by the deadline."""
+        self._socket.settimeout(_timeout_s(deadline_s))
         try:
             data = self._socket.recv(_READ_BYTES)
         except TimeoutError:
@@ -191,16 +195,16 @@ class WebSocket:
         return True
 
     def _collect_received(self, data: bytes) -> None:
-        """Take received bytes, which are empty once the other side has closed; keep messages."""
+        """Process received bytes, and keep the messages in them; no bytes mean the end."""
         if data:
             self._protocol.receive_data(data)
         else:
             self._protocol.receive_eof()
         for event in self._protocol.events_received():
-            if isinstance(event, Frame) and event.opcode in _OF_MESSAGES:
-                self._collect(event)
+            if isinstance(event, Frame) and event.opcode in _MESSAGE_OPCODES:
+                self._add_to_message(event)
 
-    def _collect(self, frame: Frame) -> None:
+    def _add_to_message(self, frame: Frame) -> None:
         """Add a frame to its message, which is complete with the last one."""
         self._fragments.append(bytes(frame.data))
         if frame.fin:
@@ -208,8 +212,11 @@ class WebSocket:
             self._fragments.clear()
 
 
-def _left_s(deadline_s: float) -> float:
-    """Return the time until a deadline as a socket's timeout, of which 0 means another thing."""
+def _timeout_s(deadline_s: float) -> float:
+    """Return the time until a deadline as a timeout of a socket.
+
+    It is never 0, which would mean that the socket does not wait at all.
+    """
     return max(deadline_s - time.monotonic(), 0.001)
 
 
