@@ -1,14 +1,15 @@
 """Batches of samples of similar length, the same number on every rank.
 
 A reader's epoch goes in rounds: one buffer of samples per round, and an agreed number of batches
-for it. Ranks cannot deadlock. Readers with the same worker id on all ranks agree, round by round,
-on the greatest number of batches that any of them needs. Suppose that ranks train in step and all
-are stuck after the same number of batches. A DataLoader takes batches from its workers in turn, and
-the numbers agreed on so far are the same everywhere, so every rank waits for the same round of the
-same worker. All batches of that worker's earlier rounds have been taken, so each of these readers
-has filled its buffer, which depends on no other rank, and has sent its number. Then they agree, and
-are not stuck. The numbers of buffers may differ: a reader without samples keeps agreeing until none
-needs a batch.
+for it. In each round, the readers with the same worker id on all ranks agree on the greatest number
+of batches that any of them needs. A reader without samples keeps agreeing until none needs a batch,
+so the numbers of buffers may differ.
+
+Ranks cannot deadlock. Suppose that ranks train in step, and all are stuck after the same number of
+batches. A DataLoader takes batches from its workers in turn, and the numbers agreed on so far are
+the same everywhere, so every rank waits for the same round of the same worker. All batches of that
+worker's earlier rounds have been taken, so each of these readers has filled its buffer, which
+depends on no other rank, and has sent its number. Then they agree, and are not stuck.
 
 The agreed numbers are determined by manifest, seed, epoch and topology, since a sample always has
 the same length. A run resumed from a state therefore reproduces the batches at which it was
@@ -33,7 +34,7 @@ from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
 
 log = logging.getLogger("shardcache")
 
-_END = Placed(-1, None)  # stands for the end of the samples
+_END = Placed(-1, None)  # in place of a sample: there are no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class ByLength:
     """The stage of `batch_by_length`, which describes the attributes.
 
     Attributes:
-        agreement: returns how a reader agrees with those of the same worker of all other ranks, for
-            one iteration.
+        agreement: returns the function by which a reader agrees with the same worker of all other
+            ranks, for one iteration.
     """
 
     max_tokens: int
@@ -97,9 +98,9 @@ class _Rounds:
     def _rounds(self) -> Iterator[tuple[Any, Mark]]:
         """Yield each batch with the mark after it, round by round, until no rank needs more."""
         start = self._facts.start
-        skip = start.given  # batches of the first round that were given before the state was taken
-        before = self._before(start)
-        spare = before.shortest if before else None
+        given_before = start.given  # batches of the first round given before the state was taken
+        previous = self._read_previous(start)
+        spare = previous.shortest if previous else None
         buffer = SampleBuffer(start.group, start.first, spare)
         self._fill(buffer, self._stage.sort_buffer)
         while True:
@@ -108,36 +109,42 @@ class _Rounds:
             if not count:
                 break
 
-            # A batch has a sample at least: this rank repeats some if others need more batches.
+            # Each batch has at least one sample, so this rank repeats some if others need more.
             self._repeated += max(0, count - len(buffer.samples))
             if not buffer.samples:
-                buffer.borrow(before)
+                buffer.borrow(previous)
             following = SampleBuffer(buffer.number + 1, self._read_until, buffer.shortest)
-            yield from self._round(buffer, count, following, skip)
-            skip = 0
-            before = buffer
+            yield from self._batches_of(buffer, count, following, given_before)
+            given_before = 0
+            previous = buffer
             buffer = following
 
-    def _before(self, start: Mark) -> SampleBuffer | None:
-        """Return what was given before the first group, and may be repeated; it is read again."""
+    def _read_previous(self, start: Mark) -> SampleBuffer | None:
+        """Return the samples given before the first group, read again, as one may be repeated.
+
+        None if the state says that this is not needed, or if there are none.
+        """
         if not start.again:
             return None
-        before = SampleBuffer(start.group - 1, start.place)
+        previous = SampleBuffer(start.group - 1, start.place)
         for placed in self._samples:
             if placed.place >= start.first:
                 self._samples = chain([placed], self._samples)
                 break
-            self._put(placed, before)
-        return before if before.samples else None
+            self._add_or_refuse(placed, previous)
+        return previous if previous.samples else None
 
-    def _round(
+    def _batches_of(
         self,
         buffer: SampleBuffer,
         count: int,
         following: SampleBuffer,
-        skip: int,
+        given_before: int,
     ) -> Iterator[tuple[Any, Mark]]:
-        """Yield the batches of a buffer but the first `skip`, while the following one fills up."""
+        """Yield the batches of a buffer, without the first `given_before`.
+
+        Meanwhile, the following buffer is filled.
+        """
         made = batches(buffer.lengths, self._stage.max_tokens, count)
         facts = self._facts
         # The same on all ranks, so that they get batches of similar length at the same time.
@@ -145,18 +152,18 @@ class _Rounds:
         order = permutation(count, key)
         for given, number in enumerate(order, 1):
             batch = buffer.take(made[number])
-            if given > skip:
+            if given > given_before:
                 mark = buffer.mark(given) if given < count else following.mark(0)
                 yield self._stage.collate(batch), mark
-            # As many samples as have been taken from the one: no batch waits for a whole buffer,
-            # and memory never holds two.
+            # Read as many samples as this buffer has given away: no batch waits for a whole buffer
+            # to be read, and memory never holds two.
             self._fill(following, min(buffer.gone, self._stage.sort_buffer))
 
     def _fill(self, buffer: SampleBuffer, size: int) -> None:
         """Read on until the buffer has received `size` samples, or the epoch ends.
 
-        One that has refused all of them reads on until it has a sample: an empty buffer means the
-        end of the epoch.
+        If all were refused, read on until it has one sample: an empty buffer means the end of the
+        epoch.
         """
         while not self._is_over:
             is_only_refused = buffer.refused > 0 and not buffer.samples
@@ -167,10 +174,10 @@ class _Rounds:
                 self._is_over = True
                 return
             self._read_until = placed.place + 1
-            self._put(placed, buffer)
+            self._add_or_refuse(placed, buffer)
 
-    def _put(self, placed: Placed, buffer: SampleBuffer) -> None:
-        """Add a sample to a buffer, unless it is too long, as `on_error` decides."""
+    def _add_or_refuse(self, placed: Placed, buffer: SampleBuffer) -> None:
+        """Add a sample to a buffer; if it is too long, refuse it as `on_error` decides."""
         place, sample = placed
         try:
             length = length_of(sample, self._stage.length(sample), self._stage.max_tokens)

@@ -1,4 +1,4 @@
-"""The stage of `decode`, `members` and `missing`: a sample's members, and what is made of each."""
+"""The stage of `decode`, `members` and `missing`: chooses and decodes a sample's members."""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -23,12 +23,12 @@ class Decode:
 
     Attributes:
         required: members that each sample must have.
-        missing: for those that one lacks: raise, skip the sample, or take the value from this
-            mapping.
+        missing: for required members that a sample lacks: raise, skip the sample, or take the value
+            from this mapping.
         decoder_of: returns the decoder of a member; None to leave all members as they are.
         members: the members to read; None for all.
         blocks: the blocks of tokens that are samples; None for the samples of the tars.
-        prefix: of the extensions of members, but for those that are joined.
+        prefix: of the extensions of a joined dataset's first source.
         url_of: see `Manifest.url_of`.
     """
 
@@ -49,32 +49,33 @@ class Decode:
         blocks: TokenBlocks | None = None,
     ) -> Self:
         """Build from the arguments of a dataset. Raises ConfigError if they are invalid."""
-        if blocks is not None and (decode is not None or members is not None or missing != "error"):
+        has_member_options = decode is not None or members is not None or missing != "error"
+        if blocks is not None and has_member_options:
             raise ConfigError(
                 "blocks of tokens have no members to choose or decode by name",
                 remedy="omit members and missing; pass a function as decode",
             )
-        chosen = _chosen_members(members)
-        required = () if chosen is None else chosen.names
+        selected = _members_of(members)
+        required = () if selected is None else selected.names
 
         decoder_of: DecoderOf | None = None
         if isinstance(decode, str):
             decoder_of = by_extension(decode)
         elif decode is not None:
-            named = Members(decode, others=True)
+            decoded = Members(decode, others=True)
             decoder_of = by_table(decode)
-            if chosen is not None:
-                _check_none_left_out(named, required)
-            required = required or named.names
-            chosen = chosen or named
+            if selected is not None:
+                _check_none_left_out(decoded, required)
+            required = required or decoded.names
+            selected = selected or decoded
 
         if isinstance(missing, Mapping):
             _check_values(missing, required)
-        return cls(required, missing, decoder_of, members=chosen, blocks=blocks)
+        return cls(required, missing, decoder_of, members=selected, blocks=blocks)
 
     @cached_property
     def is_needed(self) -> bool:
-        """True if samples have to go through this stage."""
+        """True if this stage does anything with samples."""
         return bool(self.required or self.decoder_of)
 
     @property
@@ -83,21 +84,28 @@ class Decode:
         return self.missing == "skip"
 
     def view(self, column: str | None = None) -> View:
-        """Return the form in which samples, or those beside them in a column, are read."""
+        """Return the form in which samples are read.
+
+        Args:
+            column: prefix of the source whose samples are joined with these; None for the samples
+                themselves.
+        """
         prefix = self.prefix if column is None else column
         reads = None if self.members is None else self.members.reads
         decodes = None if self.decoder_of is None else self._decodes
         return View(reads, self.blocks, prefix, decodes, self._unmatched(prefix))
 
-    def _decodes(self, name: str) -> bool:
-        """Return True if members of a name are decoded here."""
-        name_in_sample = name
+    def _decodes(self, extension: str) -> bool:
+        """Return True if members with an extension are decoded here."""
+        if self.decoder_of is None:
+            return False
+        name_in_sample = extension
         if self.members is not None:
-            name_in_sample = self.members.name_of(name)
-        return self.decoder_of is not None and self.decoder_of(name_in_sample, name) is not None
+            name_in_sample = self.members.name_of(extension)
+        return self.decoder_of(name_in_sample, extension) is not None
 
     def _unmatched(self, prefix: str) -> Literal["error", "skip", "fill"]:
-        """Return what becomes of samples without a partner in the column of a prefix."""
+        """Return the treatment of samples without a partner in the column of a prefix."""
         if isinstance(self.missing, str):
             return self.missing
         if any(name.startswith(prefix) for name in self.missing):
@@ -105,7 +113,7 @@ class Decode:
         return "error"
 
     def apply(self, sample: Sample) -> Sample | Dropped:
-        """Return a sample with its members decoded, or that it is left out.
+        """Return a sample with its members decoded, or a `Dropped` if it is left out.
 
         Raises MissingMemberError, and DecodeError with the member's name.
         """
@@ -115,7 +123,7 @@ class Decode:
 
         absent = [name for name in self.required if name not in sample]
         if absent:
-            # Names are required in lower case, and columns of some formats have capital letters.
+            # Required names are in lower case, but columns of some formats have capital letters.
             lower = {name.lower() for name in sample}
             absent = [name for name in absent if name not in lower]
         if absent and self.missing == "skip":
@@ -135,7 +143,7 @@ class Decode:
                 if decoder is not None:
                     self._decode(sample, name, decoder)
 
-        # Only now, as default values are not decoded.
+        # Added only now, as default values are not decoded.
         if absent:
             sample |= {name: deepcopy(defaults[name]) for name in absent}
         return sample
@@ -156,7 +164,8 @@ class Decode:
             ) from exn
 
 
-def _chosen_members(members: Iterable[str] | None) -> Members | None:
+def _members_of(members: Iterable[str] | None) -> Members | None:
+    """Return the choice that the argument `members` describes; None for all members."""
     if members is None:
         return None
     if isinstance(members, str):
@@ -164,9 +173,9 @@ def _chosen_members(members: Iterable[str] | None) -> Members | None:
     return Members(members)
 
 
-def _check_none_left_out(named: Members, required: Iterable[str]) -> None:
+def _check_none_left_out(decoded: Members, required: Iterable[str]) -> None:
     """Raise ConfigError if `decode` names a member that `members` does not."""
-    left_out = set(named.names) - set(required)
+    left_out = set(decoded.names) - set(required)
     if left_out:
         raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
 

@@ -16,5 +16,5 @@ class Filter:
     leaves_out: ClassVar[bool] = True
 
     def apply(self, item: Any) -> Any:
-        """Return the item, or that it is left out."""
+        """Return the item, or a `Dropped` if it is left out."""
         return item if self.function(item) else Dropped.FILTERED

@@ -6,11 +6,11 @@ from enum import Enum
 from typing import Any, Protocol
 
 ENDS = (StopIteration, GeneratorExit, CancelledError)
-"""Exceptions of a user's function that would silently end what runs it: the epoch, or a worker."""
+"""Exceptions by which a user's function would silently end the epoch, or its worker."""
 
 
 class Dropped(Enum):
-    """Results of a stage that are not yielded."""
+    """Results of a stage in place of an item that is left out, each with the reason."""
 
     FILTERED = "filter() rejected the sample"
     INCOMPLETE = "a member is missing, and missing='skip'"
@@ -19,8 +19,9 @@ class Dropped(Enum):
 class ItemStage(Protocol):
     """A stage that makes at most one item of each. Can be pickled if its functions can.
 
-    It knows one item at a time: no position, no rank. So samples keep their numbers, whoever runs
-    it, unless it leaves some out. A stage that makes groups of several samples is a `Stage`.
+    It knows one item at a time, and neither position nor rank. So samples keep their numbers in any
+    process that runs it, unless it leaves some out. A stage that makes groups of several samples is
+    a `Stage`.
     """
 
     @property
@@ -29,4 +30,4 @@ class ItemStage(Protocol):
 
     @property
     def apply(self) -> Callable[[Any], Any]:
-        """Returns what becomes of an item, or a `Dropped`; may raise anything."""
+        """Function from an item to the one made of it, or to a `Dropped`; it may raise anything."""

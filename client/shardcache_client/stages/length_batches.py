@@ -40,24 +40,27 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
     bound = bisect_left(range(max_tokens), True, lo=longest_first[0], key=is_enough)
     runs = _runs(longest_first, bound)
 
-    def padded_size(at: int) -> tuple[bool, int]:
+    # Halve the largest batch until there are enough of them.
+    def priority(at: int) -> tuple[bool, int]:
         run = runs[at]
         can_be_halved = len(run) > 1
-        return can_be_halved, len(run) * longest_first[run.start]
+        padded_size = len(run) * longest_first[run.start]
+        return can_be_halved, padded_size
 
     while len(runs) < min(count, len(lengths)):
-        largest = max(range(len(runs)), key=padded_size)
+        largest = max(range(len(runs)), key=priority)
         run = runs[largest]
         half = len(run) // 2
         runs[largest : largest + 1] = [run[:half], run[half:]]
 
+    # Repeat the last sample, which is the shortest, if there are fewer samples than batches.
     shortest = range(len(lengths) - 1, len(lengths))
     runs += [shortest] * (count - len(runs))
     return [[numbers[place] for place in run] for run in runs]
 
 
 def _runs(longest_first: Sequence[int], bound: int) -> list[range]:
-    """Return the runs of samples whose padded size is at most `bound`."""
+    """Divide samples into the fewest runs whose padded size is at most `bound`."""
     runs = []
     start = 0
     while start < len(longest_first):

@@ -10,7 +10,7 @@ class Map:
     """Makes one item of each; see `ItemStage`.
 
     Attributes:
-        apply: the user's function, which is called without a detour: it is called for each sample.
+        apply: the user's function itself, as a method would be one more call for each sample.
     """
 
     apply: Callable[[Any], Any]

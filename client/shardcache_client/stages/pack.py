@@ -1,16 +1,17 @@
 """Whole samples packed into blocks of at most `max_tokens`, the same number on every rank.
 
-A reader's epoch goes in groups of blocks; see `order.packing`, which also tells how many blocks
-ranks agree on. Ranks cannot deadlock, for the reason that `by_length` gives: a reader agrees on a
-group when it has `window` samples waiting, or all that are left, and these depend on no other rank.
+A reader's epoch goes in groups of blocks; `order.packing` explains these, and the number of blocks
+that ranks agree on. Ranks cannot deadlock, for the reason that `by_length` gives: a reader agrees
+on a group when it has `window` samples waiting, or all that are left, which depends on no other
+rank.
 
 The samples of a group are a run of places, without those that were left out. So a reader resumes
-from its own mark alone: it reads on from the first place of a group, packs it again, and passes
-over the blocks that it has given. Ranks are at different places, as those with short samples get
-ahead; so it takes the marks of all ranks to resume them.
+from its own mark alone: it reads on from the first place of the group, packs the group again, and
+skips the blocks that it has given. Ranks are at different places, as those with short samples get
+ahead: another number of ranks needs the marks of all of them.
 
-A rank that has given all of its samples, while others need more blocks, repeats its last one, in a
-block of its own. For this, its mark stays at that sample, which is read again.
+A rank that has given all of its samples, while others need more blocks, repeats its last sample, in
+a block by itself. For this, its mark stays at that sample, which is read again.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from shardcache_client.arguments.values import shown
 from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.packing import Blocks, cu_seqlens, next_group, positions
 from shardcache_client.order.sequences.rounds import Topology
-from shardcache_client.stages.sample_length import length_of, unfit, warn_of_refused
+from shardcache_client.stages.sample_length import length_error, length_of, warn_of_refused
 from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
 
 log = logging.getLogger("shardcache")
 
 T = TypeVar("T")
 
-_END = Placed(-1, None)  # stands for the end of the samples
+_END = Placed(-1, None)  # in place of a sample: there are no more
 
-# Stands for the samples left of an epoch without a known end. It is more than any rank has left, so
-# that no rank waits for this one.
-_MANY = 2**40
+# Number of samples left of an epoch without a known end: more than any rank has left, so that no
+# rank waits for this one.
+_UNKNOWN_SAMPLES = 2**40
 
 
 class Block(TypedDict, Generic[T]):
@@ -46,7 +47,7 @@ class Block(TypedDict, Generic[T]):
     sequences of different lengths take them as they are.
 
     Attributes:
-        samples: in order, as the dataset yields them.
+        samples: in the order of the block, as the dataset yields them.
         cu_seqlens: (samples + 1,): where each sample begins in the block, from 0, and where the
             last one ends.
         positions: (tokens,): the position of each token in its sample, from 0.
@@ -110,12 +111,12 @@ def numpy_block(samples: Sequence[Fitted]) -> Block[Any]:
 class Pack:
     """The stage of `ShardReader.pack`, which describes the attributes.
 
-    `length` or `tokens` is None.
+    Either `length` or `tokens` is None.
 
     Attributes:
         block_of: makes a block of its samples.
-        agreement: returns how a reader agrees with those of the same worker of all other ranks, for
-            one iteration.
+        agreement: returns the function by which a reader agrees with the same worker of all other
+            ranks, for one iteration.
         per_source: True if a block has samples of one source of a mixture only.
     """
 
@@ -142,15 +143,15 @@ class Pack:
         tokens = None
         if self.tokens is not None:
             tokens = _array_of(item, self.tokens(item))
-            given: Any = len(tokens)
+            stated_length: Any = len(tokens)
         else:
             assert self.length is not None
-            given = self.length(item)
+            stated_length = self.length(item)
 
-        length = length_of(item, given, self.max_tokens)
+        length = length_of(item, stated_length, self.max_tokens)
         if length < 1:
             remedy = "leave it out by filter(), or let on_error skip it"
-            raise unfit(item, f"length {length}, and a block needs tokens", remedy)
+            raise length_error(item, f"length {length}, and a block needs tokens", remedy)
         source = _source_of(item) if self.per_source else None
         return Fitted(place, item, length, tokens, source)
 
@@ -180,7 +181,7 @@ def _array_of(item: Any, tokens: Any) -> Any:
     Raises SampleError if they cannot be one.
 
     Args:
-        tokens: what the user's function has returned for the sample.
+        tokens: the value of the user's function for the sample.
     """
     import numpy
 
@@ -188,21 +189,22 @@ def _array_of(item: Any, tokens: Any) -> Any:
         try:
             tokens = numpy.asarray(tokens)
         except ValueError:  # lists of different lengths
-            raise _no_array(item, tokens) from None
+            raise _not_an_array(item, tokens) from None
         if tokens.size and tokens.dtype.kind not in "biuf":
-            raise _no_array(item, tokens)
+            raise _not_an_array(item, tokens)
     if len(tokens.shape) != 1:
-        raise _no_array(item, tokens)
+        raise _not_an_array(item, tokens)
     return tokens
 
 
-def _no_array(item: Any, tokens: Any) -> SampleError:
+def _not_an_array(item: Any, tokens: Any) -> SampleError:
+    """Return the error for a sample whose tokens cannot be an array of one dimension."""
     what = f"tokens that are not numbers in one dimension: {shown(tokens)}"
-    return unfit(item, what, "let the function return a tensor or array of one dimension")
+    return length_error(item, what, "let the function return a tensor or array of one dimension")
 
 
 class _Groups:
-    """The groups of one reader's epoch, or of what is left of it. Iterable once."""
+    """The groups of one reader's epoch, or of its rest. Iterable once."""
 
     def __init__(
         self, stage: Pack, samples: Iterator[Placed], facts: EpochFacts, agree: Agree
@@ -226,7 +228,7 @@ class _Groups:
             self._read_again()
             self._read(self._stage.window)
             while blocks := self._next_blocks(number):
-                yield from self._group(number, blocks, given_before)
+                yield from self._blocks_of(number, blocks, given_before)
                 number += 1
                 given_before = 0
         finally:  # also of an epoch that is left early
@@ -249,9 +251,9 @@ class _Groups:
                 self._waiting.append(fitted)
 
     def _read_again(self) -> None:
-        """Read the epoch's last sample again, if it was given before the run was interrupted.
+        """Read the epoch's last sample again if it was given before the run was interrupted.
 
-        It may be repeated.
+        Other ranks may need blocks, for which this one repeats it.
         """
         if not self._facts.start.again:
             return
@@ -260,60 +262,67 @@ class _Groups:
             self._last_given = self._waiting.pop()
 
     def _next_blocks(self, number: int) -> Blocks:
-        """Return the blocks of a group: each lists waiting samples by their numbers.
+        """Return the blocks of a group, each as a list of numbers of waiting samples.
 
         There are no blocks if no rank has samples left.
         """
         facts = self._facts
         name = f"epoch {facts.epoch}, group {number}"
+        sources: Sequence[str | None] = ()
+        if self._stage.per_source:
+            sources = [sample.source for sample in self._waiting]
         return next_group(
             [sample.length for sample in self._waiting],
-            self._unread(),
-            self._stage.max_tokens,
-            f"{facts.seed}/{facts.epoch}/{facts.reader.worker}/{number}",
-            lambda value: self._agree(name, value),
-            [sample.source for sample in self._waiting] if self._stage.per_source else (),
+            unread=self._unread(),
+            max_tokens=self._stage.max_tokens,
+            key=f"{facts.seed}/{facts.epoch}/{facts.reader.worker}/{number}",
+            greatest=lambda value: self._agree(name, value),
+            sources=sources,
         )
 
     def _unread(self) -> int:
-        """Return the number of samples that are to be read; more than that if it is unknown."""
+        """Return the number of samples still to be read; more than that if it is not known."""
         if self._is_over:
             return 0
         if self._facts.places is None:
-            return _MANY
+            return _UNKNOWN_SAMPLES
         return self._facts.places - self._read_until
 
-    def _group(
+    def _blocks_of(
         self, number: int, blocks: Blocks, given_before: int
     ) -> Iterator[tuple[Block[Any], Mark]]:
         """Yield the blocks of a group, without the first `given_before`.
 
         Samples of the next group are read while these are given.
+
+        Args:
+            number: of the group.
+            blocks: each as a list of numbers of waiting samples.
         """
-        before = self._mark_before(number)
-        beyond = before.beyond  # bits of the places whose samples were given: see `Mark`
-        samples = self._take(sum(map(len, blocks)))
-        left = len(samples)
-        for given, block in enumerate(blocks, 1):
-            left -= len(block)
-            chosen = [samples[at] for at in block] or self._repeatable()
-            for sample in chosen:
-                beyond |= 1 << (sample.place - before.place)
+        start = self._mark_before(number)
+        beyond = start.beyond  # bits of the places whose samples were given: see `Mark`
+        samples = self._take_waiting(sum(map(len, blocks)))
+        samples_left = len(samples)
+        for given, numbers in enumerate(blocks, 1):
+            samples_left -= len(numbers)
+            block_samples = [samples[at] for at in numbers] or self._repeatable()
+            for sample in block_samples:
+                beyond |= 1 << (sample.place - start.place)
             if given <= given_before:
                 continue
 
             # Read as many samples as were given, so that no block has to wait until a whole window
             # is read. Before the last block, this shows whether the epoch has more.
-            self._read(self._stage.window - left)
-            made = self._stage.block_of(chosen)
-            if not block:  # other ranks need it, and this one has no sample left
+            self._read(self._stage.window - samples_left)
+            block = self._stage.block_of(block_samples)
+            if not numbers:  # other ranks need a block, and this one has no sample left
                 self._repeated += 1
             if given < len(blocks):
-                yield made, Mark(before.place, number, given, beyond, before.again)
+                yield block, Mark(start.place, number, given, beyond, start.again)
             else:
-                yield made, self._mark_before(number + 1)
+                yield block, self._mark_before(number + 1)
 
-    def _take(self, count: int) -> list[Fitted]:
+    def _take_waiting(self, count: int) -> list[Fitted]:
         """Take the samples that have waited longest."""
         taken = self._waiting[:count]
         del self._waiting[:count]
@@ -322,7 +331,7 @@ class _Groups:
         return taken
 
     def _repeatable(self) -> list[Fitted]:
-        """Return the last sample given, for a block of its own."""
+        """Return the last sample given, for a block by itself. Raises ConfigError without one."""
         if self._last_given is None:
             raise ConfigError(
                 "this reader has no sample for a block, but the same worker of another rank does",
@@ -332,7 +341,7 @@ class _Groups:
         return [self._last_given]
 
     def _mark_before(self, number: int) -> Mark:
-        """Return where the reader is before a group."""
+        """Return the mark before a group."""
         if self._waiting:
             return Mark(self._waiting[0].place, number)
         is_alone = self._facts.reader.world_size == 1
@@ -342,6 +351,7 @@ class _Groups:
         return Mark(self._last_given.place, number, given=0, beyond=1, again=1)
 
     def _report(self) -> None:
+        """Log how many samples were refused, and how often one was repeated."""
         warn_of_refused(self._facts.epoch, self._refused)
         if self._repeated:
             text = "epoch %d: repeated a sample %d times, to make as many blocks as other ranks"

@@ -1,4 +1,4 @@
-"""From a sample's bytes to what the dataset yields: decoding, and then functions in order."""
+"""The way from a sample's bytes to a dataset's item: decoding, and then functions in order."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ DecodeArgument = Callable[[Sample], Any] | Mapping[str, Spec] | str
 
 @dataclass(frozen=True)
 class Pipeline:
-    """From a sample's bytes to what the dataset yields. Can be pickled if its functions can.
+    """Makes the items of a dataset from samples' bytes. Can be pickled if its functions can.
 
     Attributes:
-        decode: what is done with the members.
-        stages: what is made of the sample then, in order.
+        decode: chooses and decodes the members.
+        stages: further stages, in their order.
     """
 
     decode: Decode = field(default_factory=Decode)
@@ -43,7 +43,7 @@ class Pipeline:
         return cls(Decode.of(None, members, missing, blocks), (Map(decode),))
 
     def __bool__(self) -> bool:
-        """Return True if samples have to go through this pipeline."""
+        """Return True if this pipeline does anything with samples."""
         return self.decode.is_needed or bool(self.stages)
 
     @property
@@ -53,22 +53,16 @@ class Pipeline:
 
     @property
     def leaves_out(self) -> bool:
-        """True if samples may be left out without an error.
-
-        They are filtered out, or skipped for want of a member.
-        """
+        """True if samples may be left out without an error, by a filter or for a missing member."""
         return self.filters or self.decode.leaves_out
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
-        """The names of a mixture's sources, and the number of each one's first shard.
-
-        It is the number in the manifest.
-        """
+        """The names of a mixture's sources, and the number in the manifest of each first shard."""
         return (), ()
 
     def view(self, shard: int, column: str | None = None) -> View:
-        """Return the form in which a shard's samples, or those beside it in a column, are read."""
+        """Return the form in which a shard's samples are read, or their partners in a column."""
         return self.decode.view(column)
 
     def then(self, stage: ItemStage) -> "Pipeline":
@@ -76,7 +70,7 @@ class Pipeline:
         return replace(self, stages=(*self.stages, stage))
 
     def __call__(self, sample: Sample) -> Any:
-        """Return what becomes of a sample, or a `Dropped`.
+        """Return the item made of a sample, or a `Dropped`.
 
         Raises MissingMemberError, DecodeError.
         """
@@ -87,21 +81,26 @@ class Pipeline:
                 return item
         if not self.stages:
             return item
-        return self._staged(item, sample.get("__key__"), sample.get("__url__"))
+        return self._apply_stages(item, sample.get("__key__"), sample.get("__url__"))
 
-    def _staged(self, item: Any, key: object, url: str | None) -> Any:
-        """Return what the stages make of the sample with this key."""
+    def _apply_stages(self, item: Any, key: object, url: str | None) -> Any:
+        """Return the item that the stages make of one, or a `Dropped`.
+
+        Args:
+            key: of the sample, for messages.
+            url: of the sample's shard, for messages.
+        """
         try:
             for stage in self.stages:
                 item = stage.apply(item)
                 if item.__class__ is Dropped:
                     return item
         except (UnmatchedKeyError, MissingMemberError):
-            raise  # by a stage that joins rows of a table: already an error of ours
+            raise  # already an error of shardcache: of a stage that joins rows of a table
         except (Exception, *ENDS) as exn:  # it is the user's code, and may raise anything
             raise DecodeError(
                 f"the sample {key!r} could not be decoded "
-                f"({type(exn).__name__}: {exn}{_raised_at(exn)}{_members_of(item, exn)})",
+                f"({type(exn).__name__}: {exn}{_place_hint(exn)}{_members_hint(item, exn)})",
                 url=url,
                 remedy="fix the sample or the function",
             ) from exn
@@ -110,9 +109,9 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class PipelineBySource(Pipeline):
-    """The pipelines of several sources; a sample's `__source__` chooses its own.
+    """The pipelines of several sources; a sample's `__source__` chooses one.
 
-    Has stages of its own after these, and decodes nothing by itself.
+    Its own stages come after these, and it decodes nothing itself.
 
     Attributes:
         sources: by name, in the order of the manifest.
@@ -123,7 +122,7 @@ class PipelineBySource(Pipeline):
     firsts: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """Return True if samples have to go through these pipelines."""
+        """Return True if any of these pipelines does anything with samples."""
         return bool(self.stages) or any(self.sources.values())
 
     @property
@@ -138,7 +137,7 @@ class PipelineBySource(Pipeline):
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
-        """The names of the sources, and the number in the manifest of each one's first shard."""
+        """The names of the sources, and the number in the manifest of each first shard."""
         return tuple(self.sources), self.firsts
 
     def view(self, shard: int, column: str | None = None) -> View:
@@ -148,27 +147,27 @@ class PipelineBySource(Pipeline):
         return pipelines[source].view(shard, column)
 
     def __call__(self, sample: Sample) -> Any:
-        """Return what becomes of a sample, or a `Dropped`. Raises what the pipelines raise."""
+        """Return the item made of a sample, or a `Dropped`. Raises what the pipelines raise."""
         key = sample.get("__key__")
         url = sample.get("__url__")
         item = self.sources[sample["__source__"]](sample)
         if item.__class__ is Dropped:
             return item
-        return self._staged(item, key, url)
+        return self._apply_stages(item, key, url)
 
 
-def _members_of(item: object, exn: BaseException) -> str:
-    """Return the names of a sample's members, if the user's function wanted another one."""
+def _members_hint(item: object, exn: BaseException) -> str:
+    """Return a clause with the names of a sample's members, after a KeyError of a function."""
     if not isinstance(exn, KeyError) or not isinstance(item, dict) or "__key__" not in item:
         return ""
     members = [name for name in item if not name.startswith("__")]
     return f"; it has: {', '.join(members)}"
 
 
-def _raised_at(exn: BaseException) -> str:
-    """Return the line of the user's function that raised an exception.
+def _place_hint(exn: BaseException) -> str:
+    """Return a clause with the line of the user's function that raised an exception.
 
-    A DataLoader does not show the original traceback.
+    It is in the message because a DataLoader does not show the original traceback.
     """
     trace = exn.__traceback__
     # The frames of the pipeline and of the stage come before the function's.

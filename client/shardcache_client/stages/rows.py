@@ -25,7 +25,7 @@ class Rows:
         required: members of this table that each sample must get.
         missing: for samples without a row, or with one that lacks a required column: raise, skip
             the sample, or take values from this mapping.
-        key_of: from a sample's key to that of its row; None if they are the same.
+        key_of: returns the key of a sample's row, from that of the sample; None if they are equal.
     """
 
     table: NodeTable = field(compare=False)
@@ -35,11 +35,11 @@ class Rows:
     missing: Missing = "error"
     key_of: Callable[[str], str] | None = None
 
-    # Where `missing` has samples left out, it says so for the whole pipeline.
+    # If `missing` leaves out samples, `Decode` says so for the pipeline: it has the same `missing`.
     leaves_out: ClassVar[bool] = False
 
     def apply(self, sample: Sample) -> Sample | Dropped:
-        """Return a sample with its row's columns, or that it is left out.
+        """Return a sample with its row's columns, or a `Dropped` if it is left out.
 
         Raises UnmatchedKeyError for one without a row, or with several; MissingMemberError for a
         row that lacks a required column.
@@ -75,14 +75,14 @@ class Rows:
         """Return the key of a sample's row. Raises ConfigError if `key_of` returns no text."""
         if self.key_of is None:
             return key
-        found = self.key_of(key)
-        if not isinstance(found, str):
+        row_key = self.key_of(key)
+        if not isinstance(row_key, str):
             raise ConfigError(
-                f"key_of({key!r}) is {found!r}, which is not text",
+                f"key_of({key!r}) is {row_key!r}, which is not text",
                 url=self.url,
                 remedy="return the value that the table has in its column of keys, as text",
             )
-        return found
+        return row_key
 
     def _unmatched(self, sample: Sample) -> UnmatchedKeyError:
         """Return the error for a sample that has no row, or several."""
@@ -91,14 +91,14 @@ class Rows:
         row_count = len(self.table.index.rows(row_key))
         examples = ", ".join(map(repr, self.table.index.some_keys(_SHOWN_KEYS)))
         if row_count:
-            found = f"{row_count} rows have its key"
+            reason = f"{row_count} rows have its key"
         elif examples:
-            found = f"no row has its key; some are of {examples}"
+            reason = f"no row has its key; some are of {examples}"
         else:
-            found = "it has no rows"
+            reason = "it has no rows"
         looked_up = "" if row_key == key else f", looked up as {row_key!r},"
         return UnmatchedKeyError(
-            f"the sample {key!r}{looked_up} cannot be joined with the table {self.url}: {found}",
+            f"the sample {key!r}{looked_up} cannot be joined with the table {self.url}: {reason}",
             url=sample["__url__"],
             remedy="if the table's keys are written differently, give Table a pattern or "
             "key_of; else give Joined missing='skip', or default values of the "

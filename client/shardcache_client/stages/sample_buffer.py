@@ -17,8 +17,8 @@ class SampleBuffer:
     Attributes:
         number: number of buffers before this one.
         first: place from which the samples were read.
-        spare: place of the sample, given before, that is repeated if this buffer has none.
-        samples: None in place of those already yielded.
+        spare: place of a sample, given earlier, that is repeated if this buffer gets none.
+        samples: the samples, with None in place of those already yielded.
         lengths: of the samples, in tokens.
         places: of the samples, among those of the epoch.
         refused: number of samples that were too long to be added.
@@ -31,7 +31,8 @@ class SampleBuffer:
     lengths: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     refused: int = 0
-    _shortest: int = 0  # the last of the shortest: the one that `batches` repeats
+    # Number of the last of the shortest samples: the one that `batches` repeats.
+    _shortest: int = 0
     _passed: int = 0  # bit n: the sample at place `first + n` was yielded or refused
 
     def add(self, sample: Any, length: int, place: int) -> None:
@@ -45,26 +46,26 @@ class SampleBuffer:
     def refuse(self, place: int) -> None:
         """Note that the sample at this place is too long."""
         self.refused += 1
-        self._pass(place)
+        self._mark_passed(place)
 
-    def borrow(self, before: SampleBuffer | None) -> None:
+    def borrow(self, previous: SampleBuffer | None) -> None:
         """Take over the shortest sample of the previous buffer, to be repeated.
 
         Raises ConfigError without one.
         """
-        if before is None:
+        if previous is None:
             raise ConfigError(
                 "this reader has no sample for a batch, but the same worker of another rank does",
                 remedy="use fewer workers or ranks, so that each has at least one sample; "
                 "or begin the next epoch",
             )
-        self.add(*before.shortest_sample)
+        self.add(*previous.shortest_sample)
 
     def take(self, numbers: Sequence[int]) -> list[Any]:
         """Return samples by number, and keep none of them except the one that may be repeated."""
         taken = [self.samples[number] for number in numbers]
         for number in numbers:
-            self._pass(self.places[number])
+            self._mark_passed(self.places[number])
             if number != self._shortest:
                 self.samples[number] = None
         return taken
@@ -87,8 +88,8 @@ class SampleBuffer:
         """Number of samples that were yielded or refused."""
         return self._passed.bit_count()
 
-    def _pass(self, place: int) -> None:
-        # A place before the first is that of a sample that was borrowed.
+    def _mark_passed(self, place: int) -> None:
+        # A place before the first is that of a borrowed sample.
         if place >= self.first:
             self._passed |= 1 << (place - self.first)
 

@@ -1,7 +1,4 @@
-"""Lengths of samples, as a user's function gives them.
-
-They are for stages that bound the tokens of what they make.
-"""
+"""Lengths of samples, from a user's function, for stages that limit a batch's or block's tokens."""
 
 from __future__ import annotations
 
@@ -14,34 +11,38 @@ from shardcache_client.arguments.values import plain, shown, whole
 log = logging.getLogger("shardcache")
 
 
-def length_of(sample: Any, given: Any, max_tokens: int) -> int:
+def length_of(sample: Any, value: Any, max_tokens: int) -> int:
     """Return the length of a sample as an int.
 
     Raises SampleError if it is too long, or not a whole number.
 
     Args:
-        given: what the user's function has returned for the sample.
+        value: the value of the user's function for the sample.
     """
     try:
-        length: int = whole().converted(plain(given))
+        length: int = whole().converted(plain(value))
     except (TypeError, ValueError):
-        what = f"length {shown(given)}, which is not a whole number"
-        raise unfit(sample, what, "let the function return one") from None
+        what = f"length {shown(value)}, which is not a whole number"
+        raise length_error(sample, what, "let the function return one") from None
     if length > max_tokens:
         what = f"length {shown(length)}, more than max_tokens={max_tokens}"
-        raise unfit(sample, what, "raise max_tokens")
+        raise length_error(sample, what, "raise max_tokens")
     return length
 
 
-def unfit(sample: Any, what: str, remedy: str) -> SampleError:
-    """Return the error of a sample that has a length with which nothing can be made of it."""
+def length_error(sample: Any, what: str, remedy: str) -> SampleError:
+    """Return the error for a sample whose length or tokens are unfit.
+
+    Args:
+        what: the length or tokens, and why they are unfit.
+    """
     fields = sample if isinstance(sample, dict) else {}
     name = fields.get("__key__", "")
     return SampleError(f"sample {name!r} has {what}", url=fields.get("__url__"), remedy=remedy)
 
 
 def warn_of_refused(epoch: int, refused: int) -> None:
-    """Log the number of samples that an epoch lacks for their lengths, if there are any."""
+    """Log the number of samples that were skipped in an epoch for their lengths, if any were."""
     if refused:
         text = (
             "epoch %d: skipped %d samples longer than max_tokens, or of no length, as on_error "

@@ -1,4 +1,4 @@
-"""The stages' interface: regroups a rank's samples, and says after each group where to read on."""
+"""The interface of stages that regroup a rank's samples, and mark the position after each item."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ class Placed(NamedTuple):
 class Mark(NamedTuple):
     """A reader's position in its epoch, between two items that a stage gives.
 
-    The same reader resumes at `place`, makes the group again and leaves out the items that were
-    given of it. Other readers, among whom the rest is divided, leave out single places.
+    The same reader resumes at `place`, makes the group again, and leaves out the items of the group
+    that were given. Other readers, among whom the rest is divided, leave out single places.
 
     Attributes:
-        place: the first place of the group of samples that is being given, or of the next.
-        group: number of groups before it.
-        given: number of items that were given of it.
-        beyond: bits: the nth says that the sample at `place + n` was given, or refused.
+        place: the first place of the group of samples that is being given, or of the next one; with
+            `again`, an earlier place.
+        group: number of groups before this one.
+        given: number of items of the group that were given.
+        beyond: bit n is set if the sample at `place + n` was given, or refused.
         again: number of places, from `place` on, that were given before the group: a sample of them
             is repeated if the group has none.
     """
@@ -66,7 +67,7 @@ class EpochFacts:
 
 
 class Stage(Protocol):
-    """A stage of a dataset. Can be pickled if its functions can."""
+    """A stage of a dataset that regroups samples. Can be pickled if its functions can."""
 
     @property
     def name(self) -> str:
@@ -74,12 +75,13 @@ class Stage(Protocol):
 
     @property
     def is_in_step(self) -> bool:
-        """True if readers of all ranks pass the same places: one's state tells where all are."""
+        """True if the readers of all ranks pass the same places: one's state is that of all."""
 
     def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
-        """Yield what the stage makes of samples, each with the mark after it.
+        """Yield the items that the stage makes of samples, each with the mark after it.
 
-        Ranks that train together are given equally many. Raises what the stage's functions raise.
+        Ranks that train together get equal numbers of items. Raises what the stage's functions
+        raise.
 
         Args:
             samples: those from `facts.start` on.
