@@ -25,7 +25,7 @@ from shardcache_client.arguments.values import (
     whole,
 )
 from shardcache_client.joining import JoinedReader
-from shardcache_client.loading.loader import OF_ORDER, ShardLoader
+from shardcache_client.loading.loader import ORDER_OPTIONS, ShardLoader
 from shardcache_client.loading.torch_runtime import TorchRuntime
 from shardcache_client.mixing import MixtureReader
 from shardcache_client.parts.dataset_arguments import ARGUMENTS
@@ -33,12 +33,18 @@ from shardcache_client.parts.epoch_reader import EpochReader
 from shardcache_client.reader import ShardReader
 from shardcache_client.stages.pack import Block
 
-_TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
-_OF_A_DATALOADER = [name for name in inspect.signature(DataLoader).parameters if name != "dataset"]
+# Remedies for arguments of a dataset that are given to its loader.
+_DATASET_REMEDIES = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
+_DATALOADER_ARGUMENTS = [
+    name for name in inspect.signature(DataLoader).parameters if name != "dataset"
+]
 
 
-def _batch_size(value: Any) -> Any:
-    return value if value in ("dataset", None) else whole(1, MAX_BATCH).converted(value)
+def _converted_batch_size(value: Any) -> Any:
+    """Return a loader's batch size as it is kept. Raises TypeError or ValueError for any other."""
+    if value in ("dataset", None):
+        return value
+    return whole(1, MAX_BATCH).converted(value)
 
 
 if TYPE_CHECKING:
@@ -55,9 +61,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     """A PyTorch dataset of tar shards, read from the disk cache that the node's daemon fills.
 
     Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension.
-    An epoch is one sequence of samples, determined by manifest, seed and epoch number; ranks take
-    equal spans of it, to the sample, whatever the number of shards, and their DataLoader's workers
-    give the batches of these in turn.
+    An epoch is one sequence of samples, determined by manifest, seed and epoch number. Ranks take
+    spans of it that are equal to the sample, whatever the number of shards; the workers of a rank's
+    DataLoader make its batches in turn.
 
     Without `set_epoch`, each iteration reads the next epoch; ranks that share a key-value store
     read the same one. The current epoch and a loaded state are shared by one trainer process and
@@ -177,11 +183,11 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         return super().state_dict()
 
     @checked(
-        _TO_THE_DATASET,
-        _OF_A_DATALOADER,
-        OF_ORDER,
+        _DATASET_REMEDIES,
+        _DATALOADER_ARGUMENTS,
+        ORDER_OPTIONS,
         batch_size=Accepts(
-            "a whole number, 1 or more; or None for samples one by one", _batch_size
+            "a whole number, 1 or more; or None for samples one by one", _converted_batch_size
         ),
         num_workers=whole(0, MAX_WORKERS).or_none("None for a share of the CPUs"),
         workers=one_of("processes", "threads", "auto"),
@@ -247,12 +253,17 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             # A dataset's batch_size counts samples, and not the groups that a stage makes of them.
             batch_size = self.batch_size if self.parts.stage is None else None
         reader = self._reader_in_batches_of(batch_size)
-        options |= {"batch_size": batch_size, "num_workers": num_workers, "workers": workers}
-        options |= {"pin_memory": pin_memory, "persistent_workers": persistent_workers}
+        options |= {
+            "batch_size": batch_size,
+            "num_workers": num_workers,
+            "workers": workers,
+            "pin_memory": pin_memory,
+            "persistent_workers": persistent_workers,
+        }
         return ShardLoader(self, reader, collate_fn, options)
 
     def _reader_in_batches_of(self, batch_size: int | None) -> EpochReader:
-        """Return a reader for a loader of batches of this size, with a position of its own."""
+        """Return a reader for a loader's batches of this size, with a position of its own."""
         size = self.batch_size if batch_size is None else batch_size
         samples = self.parts.samples
         if not self.parts.fixes_batch_size:
@@ -263,7 +274,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 f"the loader's batch_size is {size}, each rank's {kind} {self.batch_size}",
                 remedy="omit it; another size of batches needs another dataset",
             )
-        return self.epoch_reader.derived(f"{size}", samples=samples)
+        return self.epoch_reader.derived(name=str(size), samples=samples)
 
 
 class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
@@ -291,7 +302,7 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     another: if an epoch takes more than all of its samples, they come again in another order; if
     fewer, the next epoch continues after them. The daemon gets one plan for all sources.
 
-    A state tells of each source, under "sources", where in the sequence of its rounds the epoch
+    A state has, under "sources", for each source where in the sequence of its rounds the epoch
     starts ("start"), and how many of its samples the epoch has ("samples").
 
     A state may be loaded into a mixture of other weights, `samples_per_epoch`, `batches` or

@@ -51,6 +51,7 @@ def warn_and_stop(exn: Exception) -> bool:
 
 
 def _warn(exn: Exception, further: str = "") -> None:
+    """Issue a warning with the error's text, and further text after it."""
     # Only our own errors are sentences; the text of a KeyError is just a key, that of an
     # AssertionError often empty.
     text = str(exn) if isinstance(exn, ShardcacheError) else repr(exn)
@@ -82,7 +83,7 @@ class _FirstWarnings:
 def for_epoch(handler: Handler) -> Handler:
     """Return the handler of one reader's epoch.
 
-    At the end of it, the number of skipped shards and samples is logged.
+    It is the same handler, except that "warn_and_continue" warns only of the first errors.
     """
     if handler is warn_and_continue:
         return _FirstWarnings()

@@ -30,22 +30,23 @@ from shardcache_client.stages.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A sample that is asked for.
+class _SampleQuery:
+    """A request for one sample, by its number or its key.
 
     Attributes:
-        key: that it must have; empty if it is asked for by its number.
-        numbers: of the samples that it may be, as keys are alike in what is kept of them.
+        key: that the sample must have; empty if it is asked for by its number.
+        numbers: those of the samples that it may be. A key may have several, as only a check of
+            each key is kept.
     """
 
     key: str
     numbers: Sequence[int]
 
-    def is_key_of(self, sample: Sample) -> bool:
-        """Return whether a sample is the one that is asked for."""
+    def matches(self, sample: Sample) -> bool:
+        """Return whether a sample with one of the numbers is the one that is asked for."""
         return not self.key or sample["__key__"] == self.key
 
-    def repeated(self) -> SampleKeyError:
+    def repeated_error(self) -> SampleKeyError:
         """Return the error for a key that several samples have."""
         numbers = ", ".join(map(str, self.numbers))
         return SampleKeyError(
@@ -78,8 +79,8 @@ class IndexedShards(Divisible, Generic[T_co]):
     of a list, or of a DataLoader's batch, at the same time. The daemon keeps them as parts of the
     shard, and fetches all of it once much of it was read (`--whole-from-percent`). A shard whose
     samples are read in order, or that is cached, is mapped instead, and held until `window` others
-    have been asked for since: such samples cost what they cost a ShardDataset. A sample whose place
-    is not in the table is read with its whole shard, which is not prefetched. So are all samples of
+    have been asked for since: its samples are read as fast as by a ShardDataset. A sample without a
+    place in the table is read with its whole shard, which is not prefetched. So are all samples of
     compressed shards, of a table of an earlier release, of blocks of tokens, of Joined, and of urls
     that are not index files. With `partial_reads`, such a sample is read as soon as its shard has
     arrived up to the sample's end.
@@ -116,19 +117,19 @@ class IndexedShards(Divisible, Generic[T_co]):
         self._tables = tables
         # Number of samples up to the end of each shard.
         self._ends = list(accumulate(counts_of(manifest)))
-        # Numbers in the tar of a shard's samples that were selected.
-        self._chosen: dict[int, array[int]] = {}
+        # By shard, the numbers in the tar of the samples that were selected.
+        self._selected_numbers: dict[int, array[int]] = {}
         self._keys: SampleKeys | None = None  # read once a sample is asked for by its key
         self._places = SamplePlaces(manifest, tables, sessions, pipeline)
-        self._open_none()
+        self._hold_nothing()
 
-    def _open_none(self) -> None:
-        """Begin without sessions."""
+    def _hold_nothing(self) -> None:
+        """Begin without sessions, shards and ranges."""
         self._held = HeldShards(self._manifest, self._pipeline, self._sessions, self._window)
         self._recent = RecentRanges(self._window)
         self._scattered = ScatteredSamples(self._manifest, self._pipeline, self._sessions)
         self._pid = os.getpid()
-        # On what is held: one thread must not close the shard that another reads.
+        # Guards the held shards and the tables: no thread may close a shard that another one reads.
         self._lock = Lock()
 
     @property
@@ -160,7 +161,7 @@ class IndexedShards(Divisible, Generic[T_co]):
     def __getitem__(
         self, number: SupportsIndex | str | Iterable[SupportsIndex | str]
     ) -> T_co | list[T_co]:
-        """Return a sample by its number or key; a list of some for a list of these."""
+        """Return the sample with a number or key, or a list of samples for several of these."""
         if isinstance(number, list | tuple) or not isinstance(number, str | SupportsIndex):
             return self.__getitems__(list(number))
         (item,) = self.__getitems__([number])
@@ -168,29 +169,28 @@ class IndexedShards(Divisible, Generic[T_co]):
 
     def __getitems__(self, numbers: Sequence[SupportsIndex | str]) -> list[T_co]:
         """Return several samples, in the order asked for, as a DataLoader asks for a batch."""
-        self._leave_parent()
-        asked = [self._asked(number) for number in numbers]
+        self._forget_if_forked()
+        queries = [self._query(number) for number in numbers]
         # All samples that may have a key are read. A sample that is asked for twice is read twice.
-        owners = [nth for nth, each in enumerate(asked) for _ in each.numbers]
-        places = [self._place_of(number) for each in asked for number in each.numbers]
-        items: dict[int, T_co] = {}
-        for nth, sample in self._read(places):
-            owner = owners[nth]
-            if not asked[owner].is_key_of(sample):
-                continue
-            if owner in items:
-                raise asked[owner].repeated()
-            items[owner] = self._decoded(sample)
-        for nth, each in enumerate(asked):
-            if nth not in items:
-                raise self._unknown(each.key)
-        return [items[nth] for nth in range(len(asked))]
+        places: list[tuple[int, int]] = []
+        query_of_place: list[int] = []
+        for nth, query in enumerate(queries):
+            for number in query.numbers:
+                places.append(self._place_of(number))
+                query_of_place.append(nth)
 
-    def _selected(self, choices: Choices) -> Self:
-        chosen = self._manifest.select(choices)
-        return type(self)(
-            chosen, self._pipeline, self._sessions, self._window, self._mesh, self._tables
-        )
+        items: dict[int, T_co] = {}  # by number of the query
+        for place, sample in self._read(places):
+            nth = query_of_place[place]
+            if not queries[nth].matches(sample):
+                continue
+            if nth in items:
+                raise queries[nth].repeated_error()
+            items[nth] = self._decoded(sample)
+        for nth, query in enumerate(queries):
+            if nth not in items:
+                raise self._unknown_key(query.key)
+        return [items[nth] for nth in range(len(queries))]
 
     def __iter__(self) -> Iterator[T_co]:
         return map(self.__getitem__, range(len(self)))
@@ -203,51 +203,61 @@ class IndexedShards(Divisible, Generic[T_co]):
 
     def close(self) -> None:
         """Release all shards and tables. Asking for a sample fetches its shard again."""
-        self._leave_parent()
+        self._forget_if_forked()
         with self._lock:
             self._held.close()
             self._scattered.close()
             self._places.close()
 
-    def _asked(self, number: SupportsIndex | str) -> _Asked:
-        """Return what a number or key asks for. Raises IndexError, and what the tables raise."""
+    def _selected(self, choices: Choices) -> Self:
+        chosen = self._manifest.select(choices)
+        return type(self)(
+            chosen, self._pipeline, self._sessions, self._window, self._mesh, self._tables
+        )
+
+    def _query(self, number: SupportsIndex | str) -> _SampleQuery:
+        """Return the query for a number or key. Raises IndexError, and what the tables raise."""
         if isinstance(number, str):
             with self._lock:
                 if self._keys is None:
                     self._keys = SampleKeys(self._key_checks(), self._ends[-1])
-            return _Asked(number, self._keys.numbers(number))
+            return _SampleQuery(number, self._keys.numbers(number))
         index = operator.index(number)
         samples = self._ends[-1]
         if not -samples <= index < samples:
             raise IndexError(f"sample {shown(index)} of a dataset with {samples} samples")
-        return _Asked("", [index % samples])
+        return _SampleQuery("", [index % samples])
 
     def _place_of(self, number: int) -> tuple[int, int]:
         """Return the shard of a sample, and its number in the tar."""
         shard = bisect_right(self._ends, number)
         first = self._ends[shard - 1] if shard else 0
-        chosen = self._numbers_in(shard)
-        in_tar = number - first
-        if chosen is not None:
-            in_tar = chosen[in_tar]
-        return shard, in_tar
+        selected = self._selected_in(shard)
+        number_in_tar = number - first
+        if selected is not None:
+            number_in_tar = selected[number_in_tar]
+        return shard, number_in_tar
 
-    def _numbers_in(self, shard: int) -> array[int] | None:
-        """Return the numbers in the tar of a shard's samples; None for all of them."""
+    def _selected_in(self, shard: int) -> array[int] | None:
+        """Return the numbers, in the tar, of a shard's selected samples; None if all are."""
         if self._manifest.choices is None or self._manifest.choices[shard] is None:
             return None
-        if shard not in self._chosen:
-            self._chosen[shard] = array("I", self._manifest.chosen(shard) or ())
-        return self._chosen[shard]
+        if shard not in self._selected_numbers:
+            self._selected_numbers[shard] = array("I", self._manifest.chosen(shard) or ())
+        return self._selected_numbers[shard]
 
     def _key_checks(self) -> Iterator[int]:
-        """Yield what is kept of each sample's key, by its number."""
+        """Yield the check of each sample's key, in the order of the samples' numbers."""
         for shard in range(len(self._manifest)):
             checks = self._places.checks(shard)
-            chosen = self._numbers_in(shard)
-            yield from checks if chosen is None else map(checks.__getitem__, chosen)
+            selected = self._selected_in(shard)
+            if selected is None:
+                yield from checks
+            else:
+                yield from map(checks.__getitem__, selected)
 
-    def _unknown(self, key: str) -> SampleKeyError:
+    def _unknown_key(self, key: str) -> SampleKeyError:
+        """Return the error for a key that no sample has."""
         with self._lock:
             near = near_keys(key, self._places.keys())
         message = f"no sample has the key {shown(key)}"
@@ -258,19 +268,22 @@ class IndexedShards(Divisible, Generic[T_co]):
         )
 
     def _decoded(self, sample: Sample) -> T_co:
+        """Return what the pipeline makes of a sample."""
         item: Any = sample
         if self._pipeline:
             item = self._pipeline(item)
-        assert item.__class__ is not Dropped
+        assert item.__class__ is not Dropped  # a pipeline that leaves out samples is refused
         return cast(T_co, item)
 
     def _read(self, places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Sample]]:
-        """Yield samples, each with its number in `places`, as they are best read.
+        """Yield samples in the order in which they are best read.
+
+        Each comes with the number of its place among `places`.
 
         Args:
-            places: shards, and numbers in their tars.
+            places: for each sample, its shard and its number in the tar.
         """
-        # 1. Those that are best read by their ranges, all at the same time.
+        # 1. Samples that are best read by their ranges, all at the same time.
         ranged: dict[int, SamplePlace] = {}
         by_shard = sorted(range(len(places)), key=places.__getitem__)
         with self._lock:
@@ -280,7 +293,7 @@ class IndexedShards(Divisible, Generic[T_co]):
                     ranged[nth] = place
         yield from self._read_ranges(ranged)
 
-        # 2. The others from their shards, one shard after another.
+        # 2. The others, from their shards, one shard after another.
         unheld: dict[int, SamplePlace] = {}
         for nth in by_shard:
             if nth in ranged:
@@ -294,19 +307,22 @@ class IndexedShards(Divisible, Generic[T_co]):
             else:
                 unheld[nth] = place
 
-        # 3. By their ranges after all: the cache had no space for their shards.
+        # 3. Samples whose shards the cache had no space for: by their ranges after all.
         yield from self._read_ranges(unheld)
 
     def _read_ranges(self, ranged: dict[int, SamplePlace]) -> Iterator[tuple[int, Sample]]:
-        """Yield samples that are read by their ranges, each with its number."""
-        found = self._scattered.read(list(ranged.values()))
-        for nth, (sample, is_cached) in zip(ranged, found, strict=True):
+        """Yield samples that are read by their ranges, each with its key in `ranged`."""
+        samples = self._scattered.read(list(ranged.values()))
+        for nth, (sample, is_cached) in zip(ranged, samples, strict=True):
             if is_cached:
-                self._recent.found_cached(ranged[nth].shard)
+                self._recent.note_cached(ranged[nth].shard)
             yield nth, sample
 
     def _hold(self, shard: int, number: int) -> SamplePlace | None:
-        """Hold a shard; return the place of its sample if the cache has no space for all of it."""
+        """Hold a shard. If the cache has no space for all of it, return the sample's place instead.
+
+        Raises CapacityError if the place is not known, either.
+        """
         if shard in self._held:
             return None
         place = None if self._manifest.columns else self._places.place(shard, number)
@@ -317,28 +333,30 @@ class IndexedShards(Divisible, Generic[T_co]):
         except CapacityError:
             if place is None:
                 raise
-            self._recent.cannot_hold(shard)
+            self._recent.note_too_large(shard)
             return place
         return None
 
     def _range_of(self, shard: int, number: int) -> SamplePlace | None:
-        """Return the place of a sample that is read by its range; None if its shard is held."""
+        """Return a sample's place if it is to be read by its range; None if its shard is held."""
         if shard in self._held or self._manifest.columns:
             return None
         place = self._places.place(shard, number)
-        if place is None or self._recent.is_better_held(shard, number):
+        if place is None:
             return None
-        return place
+        is_better_held = self._recent.note_request(shard, number)
+        return None if is_better_held else place
 
-    def _leave_parent(self) -> None:
-        """Hold nothing after a fork.
+    def _forget_if_forked(self) -> None:
+        """In a forked process, leave all that is held to its parent.
 
-        The sessions are the parent's, and its threads may have held the lock.
+        The lock is replaced, too, as a thread of the parent may have held it.
         """
         if self._pid != os.getpid():
-            self._parents = (self._held, self._scattered)  # not to be closed here
+            # Kept, so that they are not closed here.
+            self._of_parent = (self._held, self._scattered)
             self._places.forget()
-            self._open_none()
+            self._hold_nothing()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (

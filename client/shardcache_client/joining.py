@@ -20,7 +20,7 @@ from shardcache_client.order.shards.manifest import JoinedManifest
 from shardcache_client.parts.dataset_arguments import ARGUMENTS
 from shardcache_client.parts.dataset_parts import DatasetParts
 from shardcache_client.parts.epoch_reader import EpochReader
-from shardcache_client.parts.sample_tables import rows_by_shard, select, table_rows
+from shardcache_client.parts.sample_tables import entries_by_shard, rows_by_shard, table_rows
 from shardcache_client.reader import ShardReader
 from shardcache_client.samples.decoders import Spec
 from shardcache_client.samples.slicing import Sample
@@ -31,7 +31,7 @@ from shardcache_client.table import Table, TableAccess, row_stages
 _WORDS = OTHER_WORDS | dict.fromkeys(
     ARGUMENTS, "give it to the first source: ShardDataset(urls, {}=...)"
 )
-# Errors of a missing table: S3 denies what is missing to those who may not list.
+# Errors of a missing table: S3 denies missing objects to those who may not list the bucket.
 _NO_TABLE = (ConfigError, AccessDeniedError, NotAllowedError)
 # Options of `shared_options` that all sources must have alike.
 _ALIKE = ("zero_copy", "socket, daemon, fallback, timeout_s or partial_reads")
@@ -39,7 +39,7 @@ _ALIKE = ("zero_copy", "socket, daemon, fallback, timeout_s or partial_reads")
 Source = ShardReader[Any] | Table
 
 
-def _sources(value: Any) -> dict[str, Source]:
+def _checked_sources(value: Any) -> dict[str, Source]:
     """Return the sources by name. Raises TypeError for anything else."""
     if not isinstance(value, Mapping) or not value:
         raise TypeError
@@ -62,7 +62,7 @@ class JoinedReader(ShardReader[T_co]):
         sources=arguments.Accepts(
             'datasets by prefix, {"": ShardDataset(...), "cap": ShardDataset(...)}, the others of '
             "which may be Tables",
-            _sources,
+            _checked_sources,
         ),
         **{name: ARGUMENTS[name] for name in ("decode", "members", "missing")},
     )
@@ -75,12 +75,11 @@ class JoinedReader(ShardReader[T_co]):
         missing: Missing = "error",
     ) -> None:
         _check_prefixes(sources)
-        tables = {f"{name}.": each for name, each in sources.items() if isinstance(each, Table)}
-        readers = {name: each for name, each in sources.items() if isinstance(each, ShardReader)}
+        tables, readers = _tables_and_readers(sources)
         parts = {name: reader.parts for name, reader in readers.items()}
         (first_name, first), *others = parts.items()
         for name, source in parts.items():
-            _check(name, source, first)
+            _check_source(name, source, first)
         if first.places is not None:
             raise ConfigError(
                 'shuffle="global" reads samples one by one, and a join reads the shards of all '
@@ -96,7 +95,7 @@ class JoinedReader(ShardReader[T_co]):
         columns = tuple(
             _column(f"{prefix}.", first, source, pipeline)
             for prefix, source in others
-            if members is None or _are_any_of(f"{prefix}.", members)
+            if members is None or _may_name_members(members, f"{prefix}.")
         )
         manifest = replace(first.manifest, columns=columns)
 
@@ -124,7 +123,9 @@ class JoinedReader(ShardReader[T_co]):
         Entries have the sizes of all sources' members, which need tables of samples; and of each
         `Table`, under its prefix, the sample's row: `entry.rows["row"]["duration"]`.
         """
-        partners = {f"{name}.": _sizes(self.parts, other) for name, other in self._others.items()}
+        partners = {
+            f"{name}.": _partner_sizes(self.parts, other) for name, other in self._others.items()
+        }
         own_prefix = self.parts.pipeline.decode.prefix
 
         def chosen(entry: IndexEntry) -> object:
@@ -139,46 +140,61 @@ class JoinedReader(ShardReader[T_co]):
         return super().select(chosen)
 
 
-def _are_any_of(prefix: str, members: Iterable[str]) -> bool:
-    """Return True if some of the members may have the prefix of a source."""
+def _tables_and_readers(
+    sources: Mapping[str, Source],
+) -> tuple[dict[str, Table], dict[str, ShardReader[Any]]]:
+    """Return the tables by their members' prefix, and the readers by their names."""
+    tables: dict[str, Table] = {}
+    readers: dict[str, ShardReader[Any]] = {}
+    for name, source in sources.items():
+        if isinstance(source, Table):
+            tables[f"{name}."] = source
+        else:
+            readers[name] = source
+    return tables, readers
+
+
+def _may_name_members(members: Iterable[str], prefix: str) -> bool:
+    """Return True if `members` may name some of the source with a prefix."""
     named = ";".join(members).split(";")
     return any(member.startswith((prefix, "*.")) for member in named)
 
 
 def _prefixed(prefix: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes by extension, with a prefix to each."""
+    """Return sizes by extension, with a prefix before each extension."""
     return {prefix + name: size_bytes for name, size_bytes in sizes.items()}
 
 
-def _sizes(first: DatasetParts, other: DatasetParts) -> Callable[[IndexEntry], Mapping[str, int]]:
+def _partner_sizes(
+    first: DatasetParts, other: DatasetParts
+) -> Callable[[IndexEntry], Mapping[str, int]]:
     """Return a function from a sample to the sizes of its partner's members; {} if it has none."""
     column = _column("", first, other, Pipeline())
     numbers = {url: number for number, url in enumerate(first.manifest.shards.urls)}
-    others = list(other.manifest.shards.urls)
-    found: dict[tuple[str, str], Mapping[str, int]] = {}
-
-    def note(entry: IndexEntry) -> None:
-        place = (entry.url, entry.key)
-        is_repeated = place in found  # then none of the samples with this key is a partner
-        found[place] = {} if is_repeated else entry.sizes
-
-    select(other.manifest, table_rows(other), note)
+    other_urls = list(other.manifest.shards.urls)
+    sizes_by_place: dict[tuple[str, str], Mapping[str, int]] = {}  # by url of the shard, and key
+    for _, entries in entries_by_shard(other.manifest, table_rows(other)):
+        for entry in entries:
+            place = (entry.url, entry.key)
+            # Samples with the same key in one shard are nobody's partners.
+            is_repeated = place in sizes_by_place
+            sizes_by_place[place] = {} if is_repeated else entry.sizes
 
     def sizes_of(entry: IndexEntry) -> Mapping[str, int]:
         shard = numbers[entry.url]
         if entry.key.encode("utf-8", "surrogateescape") in column.repeated_in(shard):
             return {}
-        places = [(others[number], entry.key) for number in column.beside(shard)]
-        some = [found[place] for place in places if place in found]
-        return some[0] if len(some) == 1 else {}
+        places = [(other_urls[number], entry.key) for number in column.beside(shard)]
+        candidates = [sizes_by_place[place] for place in places if place in sizes_by_place]
+        return candidates[0] if len(candidates) == 1 else {}
 
     return sizes_of
 
 
 def _check_prefixes(sources: Mapping[str, Source]) -> None:
-    """Raise ConfigError if a source's name cannot come before the names of its members.
+    """Raise ConfigError if a source's name cannot be the prefix of its members' names.
 
-    Also if the first has no samples.
+    Also raises it if the first source has no samples.
     """
     names = list(sources)
     if isinstance(sources[names[0]], Table):
@@ -201,10 +217,10 @@ def _check_prefixes(sources: Mapping[str, Source]) -> None:
         )
 
 
-def _check(name: str, source: DatasetParts, first: DatasetParts) -> None:
+def _check_source(name: str, source: DatasetParts, first: DatasetParts) -> None:
     """Raise ConfigError if a source cannot be joined with the first.
 
-    Also if it has options that would be ignored.
+    Also raises it for options of the source that would be ignored.
     """
     options = source.shared_options()
     options_of_first = first.shared_options()
@@ -233,23 +249,25 @@ def _check(name: str, source: DatasetParts, first: DatasetParts) -> None:
 def _column(
     prefix: str, first: DatasetParts, other: DatasetParts, pipeline: Pipeline
 ) -> JoinedManifest:
-    """Return another source's shards as they are read beside the first's, by their keys.
+    """Return another source's shards as they are joined with the first's, by their keys.
 
-    Without tables, the nth shards are paired if there are as many, as long as a sample without a
-    partner raises there. Raises ConfigError if the tables are needed and missing, or are those of
-    other shards.
+    Without tables, the nth shards are paired with each other if both have the same number, and a
+    sample without a partner is an error. Raises ConfigError if the tables are needed and missing,
+    or are those of other shards.
     """
     try:
         return _by_tables(prefix, first, other)
     except _NO_TABLE as exn:
-        own = len(first.manifest)
-        others = len(other.manifest)
-        was_found = isinstance(exn, ConfigError) and not isinstance(exn.__cause__, NotFoundError)
+        own_shards = len(first.manifest)
+        other_shards = len(other.manifest)
+        # A ConfigError has NotFoundError as its cause if the table is missing; otherwise it is
+        # about a table that does not fit, or urls that are not index files.
+        is_missing = not isinstance(exn, ConfigError) or isinstance(exn.__cause__, NotFoundError)
         are_indexes = all(map(is_index, (*first.urls, *other.urls)))
-        are_tables_missing = not was_found or not are_indexes
+        are_tables_missing = is_missing or not are_indexes
         would_raise = pipeline.view(0, prefix).unmatched == "error"
-        reason = f"{own} shards are joined with {others} by the tables of their keys"
-        if are_tables_missing and own == others:
+        reason = f"{own_shards} shards are joined with {other_shards} by the tables of their keys"
+        if are_tables_missing and own_shards == other_shards:
             if would_raise:  # reading shows if the nth shards do not belong together
                 return JoinedManifest(prefix, other.manifest)
             reason = (
@@ -265,45 +283,46 @@ def _column(
 
 
 def _by_tables(prefix: str, first: DatasetParts, other: DatasetParts) -> JoinedManifest:
-    """Return another source's shards as its table and the first's show; see `_column`."""
+    """Return another source's shards as the tables of both sources pair them; see `_column`."""
     if len(first.manifest) == len(other.manifest) and _are_paired(first, other):
         return JoinedManifest(prefix, other.manifest)
 
-    # Keys that only one shard has share its tuple.
-    alone = {url: (number,) for number, url in enumerate(other.manifest.shards.urls)}
-    shards_of: dict[str, tuple[int, ...]] = {}  # of the other source, with samples of a key
+    # 1. By key, the numbers of the other source's shards that have it. Most keys are in one shard,
+    # and share its tuple, which saves memory. A shard that is listed twice has one number.
+    tuple_of = {url: (number,) for number, url in enumerate(other.manifest.shards.urls)}
+    shards_of: dict[str, tuple[int, ...]] = {}
+    for _, entries in entries_by_shard(other.manifest, table_rows(other)):
+        for entry in entries:
+            shard = tuple_of[entry.url]
+            earlier = shards_of.get(entry.key)
+            shards_of[entry.key] = shard if earlier is None else earlier + shard
 
-    def note_other(entry: IndexEntry) -> None:
-        shard = alone[entry.url]
-        earlier = shards_of.get(entry.key)
-        shards_of[entry.key] = shard if earlier is None else earlier + shard
-
+    # 2. By url of the first source's shards, the other's shards with partners of their samples, and
+    # the keys that another shard of the first source has as well.
     urls = first.manifest.shards.urls
     beside: dict[str, set[int]] = {url: set() for url in urls}
     repeated: dict[str, set[bytes]] = {url: set() for url in urls}
-    url_of: dict[str, str] = {}  # of the first source's first shard with a key that has a partner
-
-    def note_own(entry: IndexEntry) -> None:
-        shards = shards_of.get(entry.key)
-        if shards is None:
-            return
-        beside[entry.url].update(shards)
-        earlier = url_of.setdefault(entry.key, entry.url)
-        if earlier != entry.url:
-            key = entry.key.encode("utf-8", "surrogateescape")
-            repeated[earlier].add(key)
-            repeated[entry.url].add(key)
-
-    select(other.manifest, table_rows(other), note_other)
-    select(first.manifest, table_rows(first), note_own)
-    pairs = tuple(tuple(sorted(beside[url])) for url in urls)
+    first_url_of: dict[str, str] = {}  # by key
+    for _, entries in entries_by_shard(first.manifest, table_rows(first)):
+        for entry in entries:
+            if entry.key not in shards_of:
+                continue
+            beside[entry.url].update(shards_of[entry.key])
+            first_url = first_url_of.setdefault(entry.key, entry.url)
+            if first_url != entry.url:
+                key = entry.key.encode("utf-8", "surrogateescape")
+                repeated[first_url].add(key)
+                repeated[entry.url].add(key)
     return JoinedManifest(
-        prefix, other.manifest, pairs, repeated=tuple(frozenset(repeated[url]) for url in urls)
+        prefix,
+        other.manifest,
+        tuple(tuple(sorted(beside[url])) for url in urls),
+        repeated=tuple(frozenset(repeated[url]) for url in urls),
     )
 
 
 def _are_paired(first: DatasetParts, other: DatasetParts) -> bool:
-    """Return True if the nth shards of both have the same keys in order, and none comes twice.
+    """Return True if the nth shards of both have the same keys in the same order, each key once.
 
     That is the usual case, and takes a fraction of the time and memory of a table of all keys.
     """
@@ -314,13 +333,13 @@ def _are_paired(first: DatasetParts, other: DatasetParts) -> bool:
         closing(rows_by_shard(first.manifest, table_rows(first))) as own,
         closing(rows_by_shard(other.manifest, table_rows(other))) as others,
     ):
-        for theirs, mine in zip_longest(others, own):
-            if mine is None or theirs is None:
+        for others_row, own_row in zip_longest(others, own):
+            if own_row is None or others_row is None:
                 return False
-            shard, row, _ = mine
-            other_shard, other_row, _ = theirs
+            other_shard, other_row, _ = others_row
+            shard, row, _ = own_row
             if shard != other_shard or row["keys"] != other_row["keys"]:
                 return False
             hashes.extend(map(hash, row["keys"]))
-    ordered = sorted(hashes)
-    return all(one != another for one, another in pairwise(ordered))
+    # Equal keys have equal hashes, which are neighbours when sorted.
+    return all(one != another for one, another in pairwise(sorted(hashes)))

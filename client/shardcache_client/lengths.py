@@ -25,7 +25,7 @@ from shardcache_client.ranks.agreement import agreement_of
 from shardcache_client.ranks.key_value_store import MeetingPlace
 from shardcache_client.stages.by_length import ByLength
 
-_made: Counter[str] = Counter()  # calls of `batch_by_length` by this process, by its arguments
+_calls: Counter[str] = Counter()  # number of calls of `batch_by_length`, by their arguments
 
 
 @checked(
@@ -87,9 +87,9 @@ def batch_by_length(
             remedy="omit global_batch_size",
         )
     kind = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
-    _made[kind] += 1
+    _calls[kind] += 1
     # The same name on all ranks, as they create these objects in the same order.
-    agreement = partial(agreement_of, f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
+    agreement = partial(agreement_of, f"batches/{kind}/{_calls[kind]}", timeout_s, MeetingPlace())
     stage = ByLength(
         max_tokens, length, sort_buffer, collate or list, handler_of(on_error), agreement
     )
@@ -115,22 +115,22 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
             "the number of batches by length is unknown until the samples have been read"
         )
 
-    def _followed(self) -> ShardDataset[Any]:
-        """Return what reads the batches, where the dataset was set to."""
+    def _batches_at_position(self) -> ShardDataset[Any]:
+        """Return the dataset of batches, at the epoch or state last set for the samples."""
         self._batches.follow(self._dataset)
         return self._batches
 
     def __iter__(self) -> Iterator[B_co]:
-        return iter(self._followed())
+        return iter(self._batches_at_position())
 
     @property
     def epoch(self) -> int:
         """The epoch that this process is reading, or else the next one that it would read."""
-        return self._followed().epoch
+        return self._batches_at_position().epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads, also in running DataLoader workers."""
-        self._followed().set_epoch(epoch)
+        self._batches_at_position().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch: a few numbers, and no samples.
@@ -138,26 +138,26 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
         These are the place at which the current buffer begins, the number of batches given from it,
         and one bit for each of its samples that was in them.
         """
-        return self._followed().state_dict()
+        return self._batches_at_position().state_dict()
 
     def load_state_dict(self, state: Any) -> None:
         """Resume the next iteration from a state, or any structure that contains states.
 
         The same ranks and workers read their buffers again and continue with exactly the next
         batch; one rank's state is enough for that. Other ranks or workers resume with exactly those
-        samples that were in no batch yet, from the states of all ranks; from one rank's alone if
-        it was taken between two buffers, or else the next iteration raises a ConfigError. Where a
-        handler, `missing="skip"` or a filter may leave out samples before they are batched, one
-        rank's state says nothing of the others. Uncounted shards stay with their ranks.
+        samples that were in no batch yet, from the states of all ranks. One rank's state suffices
+        if it was taken between two buffers; otherwise the next iteration raises a ConfigError. It
+        does not suffice where a handler, `missing="skip"` or a filter may leave out samples before
+        they are batched. Uncounted shards stay with their ranks.
         """
-        self._followed().load_state_dict(state)
+        self._batches_at_position().load_state_dict(state)
 
     def loader(self, **options: Any) -> ShardLoader[B_co]:
         """Return a loader of these batches; `ShardDataset.loader` describes the arguments.
 
         Its workers decode samples; this process sorts and collates them. So the batches are the
-        same for any number and kind of workers. It takes no `batch_size` and no `collate_fn`: the
-        batches are made already.
+        same for any number and kind of workers. It takes no `batch_size` and no `collate_fn`, as
+        the batches are made before.
         """
         for name in ("batch_size", "collate_fn", "drop_last"):
             if options.get(name) is not None:
@@ -165,8 +165,8 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
                     f"loader() of batches by length does not take {name}: they are batches already",
                     remedy="omit it; give collate to batch_by_length",
                 )
-        return self._followed().loader(batch_size=None, collate_fn=_as_it_is, **options)
+        return self._batches_at_position().loader(batch_size=None, collate_fn=_unchanged, **options)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

@@ -27,14 +27,15 @@ from shardcache_client.reading.single.scattered_places import ScatteredPlaces
 from shardcache_client.stages.pipeline import PipelineBySource
 
 
-def _named(sources: Any) -> dict[str, ShardReader[Any]]:
-    """Return datasets by name; those of a list by their numbers. Raises TypeError for any other."""
-    named = sources.items() if isinstance(sources, Mapping) else enumerate(sources)
-    found = arguments.by_name(named, "sources")
-    are_readers = all(isinstance(source, ShardReader) for source in found.values())
-    if isinstance(sources, ShardReader) or not are_readers:
+def _sources_by_name(sources: Any) -> dict[str, ShardReader[Any]]:
+    """Return datasets by name, those of a list by their numbers. Raises TypeError for others."""
+    if isinstance(sources, ShardReader):  # iterable, but over samples
         raise TypeError
-    return found
+    pairs = sources.items() if isinstance(sources, Mapping) else enumerate(sources)
+    by_name = arguments.by_name(pairs, "sources")
+    if not all(isinstance(source, ShardReader) for source in by_name.values()):
+        raise TypeError
+    return by_name
 
 
 _WORDS = OTHER_WORDS | {
@@ -57,7 +58,7 @@ class MixtureReader(ShardReader[T_co]):
     @arguments.checked(
         _WORDS,
         sources=arguments.Accepts(
-            'datasets by name, {"web": ShardDataset(...)}, or a list of them', _named
+            'datasets by name, {"web": ShardDataset(...)}, or a list of them', _sources_by_name
         ),
         samples_per_epoch=arguments.whole(1).or_none(),
         batches=arguments.one_of("mixed", "source", "rank-source"),
@@ -70,14 +71,19 @@ class MixtureReader(ShardReader[T_co]):
         samples_per_epoch: int | None = None,
         batches: Grouping = "mixed",
     ) -> None:
-        parts = {name: reader.parts for name, reader in _named(sources).items()}
+        parts = {name: reader.parts for name, reader in _sources_by_name(sources).items()}
         first = _first_of_alike(parts)
-        manifest = Manifest.joined([each.manifest for each in parts.values()])
+        manifest = Manifest.joined([source.manifest for source in parts.values()])
+        drawn_seeds = {
+            name: source.samples.seed
+            for name, source in parts.items()
+            if source.samples.drawn_seeds
+        }
         samples = DealtSamples.of(
             manifest,
             _assignment(parts, weights, samples_per_epoch, batches),
             first.samples.seed,
-            {name: each.samples.seed for name, each in parts.items() if each.samples.drawn_seeds},
+            drawn_seeds,
         )
         group = self._runtime.rank_group(first.group.given, list(parts), first.sessions.timeout_s)
         mixed = replace(
@@ -100,7 +106,7 @@ class MixtureReader(ShardReader[T_co]):
     def samples_of(self, epoch: int) -> dict[str, int]:
         """Return the number of samples of each source in an epoch, over all ranks.
 
-        If the mixture has changed in the middle of that epoch: in what was left of it.
+        If the mixture was changed in the middle of that epoch, return the numbers in its rest.
         """
         deal = self.epoch_reader.epochs.deal
         assert isinstance(deal, SpanDeal)
@@ -120,7 +126,7 @@ class MixtureReader(ShardReader[T_co]):
         )
 
     def _rows_of_tables(self) -> NoReturn:
-        self._selected(())
+        self._selected(())  # its error is that of a selection by tables, too
 
 
 def _assignment(
@@ -130,7 +136,7 @@ def _assignment(
     batches: Grouping,
 ) -> MixtureAssignment:
     """Return the options of the order of a mixture of datasets with these parts."""
-    sources = tuple(_mixed(name, each.samples) for name, each in parts.items())
+    sources = tuple(_mixed(name, source.samples) for name, source in parts.items())
     samples = samples_per_epoch or sum(source.samples for source in sources)
     first = next(iter(parts.values())).samples.dealing
     _check_batches(batches, first)
@@ -170,22 +176,22 @@ def _mixed(name: str, samples: DealtSamples) -> MixedSource:
 
 
 def _pipeline(parts: Mapping[str, DatasetParts]) -> PipelineBySource:
-    """Return what the samples of a mixture go through: each those of its source."""
-    shards = [len(each.manifest) for each in parts.values()]
+    """Return the pipeline of a mixture, in which a sample goes through that of its source."""
+    shards = [len(source.manifest) for source in parts.values()]
     first_shards = tuple(accumulate(shards[:-1], initial=0))
-    pipelines = {name: each.pipeline for name, each in parts.items()}
+    pipelines = {name: source.pipeline for name, source in parts.items()}
     return PipelineBySource(sources=pipelines, firsts=first_shards)
 
 
 def _places(parts: Mapping[str, DatasetParts]) -> ScatteredPlaces | None:
     """Return the places of samples that are read one by one; None if no source has any."""
-    found = []
+    sources = []
     first_shard = 0
-    for each in parts.values():
-        if each.places is not None:
-            found += each.places.moved(first_shard)
-        first_shard += len(each.manifest)
-    return ScatteredPlaces(found) if found else None
+    for source in parts.values():
+        if source.places is not None:
+            sources += source.places.moved(first_shard)
+        first_shard += len(source.manifest)
+    return ScatteredPlaces(sources) if sources else None
 
 
 def _first_of_alike(sources: Mapping[str, DatasetParts]) -> DatasetParts:
@@ -199,20 +205,20 @@ def _first_of_alike(sources: Mapping[str, DatasetParts]) -> DatasetParts:
             remedy='give at least one: Mixture({"name": ShardDataset(...)})',
         )
     for name, parts in sources.items():
-        _check(name, parts)
-    (name, first), *others = sources.items()
-    for other, parts in others:
+        _check_mixable(name, parts)
+    (first_name, first), *others = sources.items()
+    for name, parts in others:
         options = parts.shared_options()
         for option, value in first.shared_options().items():
             if options[option] != value:
                 raise ConfigError(
-                    f"sources {name!r} and {other!r} differ in {option}",
+                    f"sources {first_name!r} and {name!r} differ in {option}",
                     remedy="give the same to all sources",
                 )
     return first
 
 
-def _check(name: str, parts: DatasetParts) -> None:
+def _check_mixable(name: str, parts: DatasetParts) -> None:
     """Raise ConfigError if a source cannot be mixed."""
     manifest = parts.manifest
     dealing = parts.samples.dealing

@@ -78,17 +78,17 @@ def read_shards(
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
     """
     patterns = patterns_from_here(urls)
-    manifest, cached = _look(patterns, fallback, timeout_s)
-    read = partial(_read, on_error=on_error, fallback=fallback, timeout_s=timeout_s)
+    manifest, cached = _resolve_and_locate(patterns, fallback, timeout_s)
+    read = partial(_read_tables, on_error=on_error, fallback=fallback, timeout_s=timeout_s)
     parts = []
     for node, shards in assign(manifest, cached).items():
         tasks: int | None = None
         if override_num_blocks:
             share = len(shards) / len(manifest)
             tasks = max(1, round(override_num_blocks * share))
-        # On this node; if it is lost, anywhere. A label with a fallback, which is to replace this
-        # in Ray 2.64, also falls back while the node is merely busy: shards would then be fetched
-        # by one node after the other.
+        # On this node; if it is lost, anywhere. Ray warns that a label with a fallback will replace
+        # this strategy in 2.64. But that also falls back while the node is merely busy: shards
+        # would then be fetched by one node after the other.
         placement = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RayDeprecationWarning)
@@ -111,21 +111,24 @@ def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[st
 
     Nodes that read none are left out.
     """
-    load = dict.fromkeys(cached, 0)
-    shares: dict[str, list[int]] = {node: [] for node in cached}
-    known = {node: frozenset(urls) for node, urls in cached.items()}
-    # Nodes that have each shard cached.
-    homes = [[node for node in known if shard.url in known[node]] for shard in manifest]
+    nodes = list(cached)
+    cached_sets = {node: frozenset(urls) for node, urls in cached.items()}
+    # For each shard, the nodes that have it cached.
+    homes = [[node for node in nodes if shard.url in cached_sets[node]] for shard in manifest]
 
-    def choices(number: int) -> int:
-        return len(homes[number]) or len(known) + 1
+    def number_of_choices(shard: int) -> int:
+        if not homes[shard]:  # any node may read it: it comes last
+            return len(nodes) + 1
+        return len(homes[shard])
 
     # Shards with the least choice first: the others can make up for uneven shares.
-    for number in sorted(range(len(manifest)), key=choices):
-        node = min(homes[number] or load, key=lambda node: load[node])
-        load[node] += manifest[number].size_bytes or 1
-        shares[node].append(number)
-    return {node: manifest.of_some(sorted(numbers)) for node, numbers in shares.items() if numbers}
+    load_bytes = dict.fromkeys(nodes, 0)
+    shares: dict[str, list[int]] = {node: [] for node in nodes}
+    for shard in sorted(range(len(manifest)), key=number_of_choices):
+        node = min(homes[shard] or nodes, key=load_bytes.__getitem__)
+        load_bytes[node] += manifest[shard].size_bytes or 1  # without sizes, count shards
+        shares[node].append(shard)
+    return {node: manifest.of_some(sorted(shards)) for node, shards in shares.items() if shards}
 
 
 class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types where it is not installed
@@ -136,7 +139,7 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
     ) -> None:
         super().__init__()
         self._manifest = manifest
-        self._read = read
+        self._read_tables = read
 
     def get_name(self) -> str:
         """Return the name of the reading stage in Ray's progress bars and dashboard."""
@@ -156,7 +159,7 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
         parts = [self._manifest.of_some(range(*cut)) for cut in pairwise(cuts)]
         return [
             ReadTask(
-                partial(self._read, part),
+                partial(self._read_tables, part),
                 BlockMetadata(
                     part.samples,
                     _size_bytes(part),
@@ -170,11 +173,12 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
 
 
 def _size_bytes(manifest: Manifest) -> int | None:
+    """Return the size of all shards in bytes; None unless all sizes are known."""
     sizes = [shard.size_bytes for shard in manifest if shard.size_bytes is not None]
     return sum(sizes) if len(sizes) == len(manifest) else None
 
 
-def _look(
+def _resolve_and_locate(
     patterns: list[str], fallback: Fallback, timeout_s: float
 ) -> tuple[Manifest, dict[str, Collection[str]]]:
     """Return the shards that the patterns name, and those cached on each node that has a daemon.
@@ -182,11 +186,11 @@ def _look(
     With a fallback, nodes without a daemon count as nodes that have cached nothing.
     """
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    asked = {node: _on(node, _cached_here).remote() for node in nodes}
+    results = {node: _task_on(node, _cached_here).remote() for node in nodes}
     cached: dict[str, Collection[str]] = {}
-    for node, answer in asked.items():
+    for node, result in results.items():
         try:
-            cached[node] = ray.get(answer)
+            cached[node] = ray.get(result)
         except NoDaemonError:
             if fallback == "private":
                 cached[node] = ()
@@ -198,24 +202,24 @@ def _look(
             f"none of the {len(nodes)} nodes of the Ray cluster has a daemon", remedy=remedy
         )
     manifest: Manifest = ray.get(
-        _on(next(iter(cached)), _resolve_here).remote(patterns, fallback, timeout_s)
+        _task_on(next(iter(cached)), _resolve_here).remote(patterns, fallback, timeout_s)
     )
     return manifest, cached
 
 
-def _on(node: str, function: Any) -> Any:
-    """Return a function as Ray's task that runs on a node, or fails."""
+def _task_on(node: str, function: Any) -> Any:
+    """Return a function as a task of Ray's that runs on this node, or fails."""
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy)
 
 
 def _cached_here() -> Collection[str]:
     """Return the urls that this node has cached. Raises NoDaemonError."""
-    where = DaemonChoice.of().node or ensure_started()
+    socket = DaemonChoice.of().node or ensure_started()
     try:
-        return frozenset(cached_urls(where, _STATUS_TIMEOUT_S))
+        return frozenset(cached_urls(socket, _STATUS_TIMEOUT_S))
     except (OSError, ValueError) as exn:
-        raise NoDaemonError("no daemon answers on this Ray node", url=str(where)) from exn
+        raise NoDaemonError("no daemon answers on this Ray node", url=str(socket)) from exn
 
 
 def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> Manifest:
@@ -225,15 +229,15 @@ def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> 
     )
 
 
-def _read(
+def _read_tables(
     manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_s: float
 ) -> Iterator[pyarrow.Table]:
     """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
     sessions = SessionPool(
         DaemonChoice.of(fallback=fallback), Patience(timeout_s), partial_reads=True
     )
-    # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is
-    # not replaced.
+    # Whole shards, and every sample once (even=None): no other reader has to keep in step with this
+    # one, and a skipped sample is not replaced.
     deal = Assignment(even=None).deal(manifest, counted=False)
     reader = ReaderSessions(sessions, ReaderIdentity(job_name()))
     reading = Reading(deal, SampleForm(manifest), Pipeline(), reader, on_error, epochs=1)
@@ -243,7 +247,7 @@ def _read(
 
 
 def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield lists of samples, each of which has just enough bytes for a block."""
+    """Yield lists of samples, each of just enough bytes for one of Ray's blocks."""
     batch: list[dict[str, Any]] = []
     size_bytes = 0
     for sample in samples:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shardcache")
 
-MAX_TOKENS = 2**31 - 1  # offsets in blocks are int32
+MAX_TOKENS = 2**31 - 1  # of a block, whose offsets are int32
 
 
 class ShardReader(Selecting, Generic[T_co]):
@@ -80,7 +80,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
     _runtime: ClassVar[Runtime] = Runtime()
 
-    epoch_reader: EpochReader  # what reads; loaders, mixtures and joins are made of it
+    epoch_reader: EpochReader  # from which loaders, mixtures and joins are derived, too
 
     @arguments.checked(OTHER_WORDS, **ARGUMENTS)
     def __init__(
@@ -142,9 +142,13 @@ class ShardReader(Selecting, Generic[T_co]):
         ranks = given_ranks(mesh, rank, world_size)
         group = self._runtime.rank_group(ranks, source.urls, timeout_s)
         samples = deal_samples(source.manifest(group, tokens), dealing, seed, group)
-        parts = source.parts(samples, group)
-        parts = replace(parts, pipeline=pipeline, on_error=handler_of(on_error), epochs=epochs)
-        parts = replace(parts, handover=_handover(zero_copy))
+        parts = replace(
+            source.parts(samples, group),
+            pipeline=pipeline,
+            on_error=handler_of(on_error),
+            epochs=epochs,
+            handover=_handover(zero_copy),
+        )
         self.epoch_reader = EpochReader(with_places(parts, dealing), self._runtime)
 
     def __repr__(self) -> str:
@@ -286,16 +290,6 @@ class ShardReader(Selecting, Generic[T_co]):
         self._check_yields_samples("filter()")
         return self._derived(pipeline=self.parts.pipeline.then(Filter(function)))
 
-    def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
-        return table_rows(self.parts)
-
-    def _selected(self, choices: Choices) -> Self:
-        self._check_yields_samples("choosing some of them")
-        derived = self._derived(samples=self.parts.samples.selected(choices))
-        # The states that were loaded are of the dataset that this one is selected from.
-        derived.epoch_reader.bookmark.forget_states()
-        return derived
-
     @arguments.checked(window=arguments.whole(1))
     def indexed(self, window: int = 4) -> IndexedShards[T_co]:
         """Return the same samples as a map-style dataset: by number or key, in the order of `urls`.
@@ -310,8 +304,8 @@ class ShardReader(Selecting, Generic[T_co]):
         self._check_yields_samples("indexed()")
         parts = self.parts
         # Its samples are divided among ranks by a sampler, which is compared with the mesh.
-        given = parts.group.given
-        mesh = given if isinstance(given, MeshRanks) else None
+        ranks = parts.group.given
+        mesh = ranks if isinstance(ranks, MeshRanks) else None
         sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
         tables = tables_beside(parts)
         return IndexedShards(self.manifest, parts.pipeline, sessions, window, mesh, tables)
@@ -383,19 +377,19 @@ class ShardReader(Selecting, Generic[T_co]):
         group = self.parts.group
         agreement = group.agreements(f"blocks/{max_tokens}/{window}/{per_source}", timeout_s)
         stage = Pack(
-            max_tokens,
-            window,
-            length,
-            tokens,
-            handler_of(on_error),
-            self._runtime.block_of,
-            agreement,
-            per_source,
+            max_tokens=max_tokens,
+            window=window,
+            length=length,
+            tokens=tokens,
+            on_error=handler_of(on_error),
+            block_of=self._runtime.block_of,
+            agreement=agreement,
+            per_source=per_source,
         )
         return cast("ShardReader[Block[T_co]]", self.regrouped(stage))
 
     def regrouped(self, stage: Stage) -> Self:
-        """Return a dataset that yields what a stage makes of the samples.
+        """Return a dataset of the groups that a stage makes of the samples.
 
         It has epochs and states of its own.
 
@@ -404,8 +398,24 @@ class ShardReader(Selecting, Generic[T_co]):
         self._check_yields_samples("pack() or batch_by_length()")
         return self._derived(stage=stage)
 
+    # For `Selecting`
+
+    def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
+        return table_rows(self.parts)
+
+    def _selected(self, choices: Choices) -> Self:
+        self._check_yields_samples("choosing some of them")
+        derived = self._derived(samples=self.parts.samples.selected(choices))
+        # The states that were loaded are of the dataset that this one is selected from.
+        derived.epoch_reader.bookmark.forget_states()
+        return derived
+
+    # Checks and copies
+
     def _check_can_pack(self, length: object, tokens: object) -> None:
-        if (length is None) == (tokens is None):
+        """Raise ConfigError if samples cannot be packed, or without a way to their lengths."""
+        has_one_function = (length is None) != (tokens is None)
+        if not has_one_function:
             raise ConfigError(
                 "pack() needs the lengths of samples",
                 remedy="give it length=, a function that returns one; or tokens=, one that returns "
@@ -422,7 +432,7 @@ class ShardReader(Selecting, Generic[T_co]):
             raise ConfigError("blocks of samples need numpy", remedy="pip install numpy") from exn
 
     def _check_yields_samples(self, what: str) -> None:
-        """Raise ConfigError if a stage regroups the samples: `what` has to come before it."""
+        """Raise ConfigError if a stage groups the samples: the call `what` has to come before."""
         if self.parts.stage is not None:
             raise ConfigError(
                 f"{what} is for samples, and this dataset yields groups of them",
@@ -444,7 +454,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
 
 def _handover(zero_copy: bool | str | Collection[str]) -> Handover | None:
-    """Return what passes members on without a copy, as the argument says; None to copy all."""
+    """Return the handover that the argument describes; None if all members are copied."""
     if not zero_copy:
         return None
     from shardcache_client.sharing.handover import Handover  # needs numpy

@@ -26,10 +26,9 @@ from shardcache_client.tables.node_tables import NodeTable
 _LAYOUT = "1"
 """Changes when the same file gives other rows than an earlier release's."""
 
-# Age of what the daemon may know of the files: a run reads those that were replaced before it, and
-# its ranks ask within seconds of each other.
+# Age up to which the daemon's listing of the files is used: short, so that a run sees files that
+# were replaced before it began; and long enough for its ranks, which ask at nearly the same time.
 _MAX_AGE_S = 2.0
-
 
 Decoding = Callable[[Sample], Any] | Mapping[str, Spec] | str | None
 
@@ -99,21 +98,22 @@ class Table:
         return f"Table({self.urls!r}, key={self.key!r})"
 
     def open(self, access: TableAccess) -> NodeTable:
-        """Return the rows; read them if no process of this user on this node has.
+        """Return the rows, which are read unless a process of this user on this node has done so.
 
         Raises what resolving and reading the files raises, and what `row_files.rows_of` does.
         """
         reader = ReaderIdentity(access.job)
         manifest = resolve(access.choice, reader, self.urls, access.timeout_s, "files", _MAX_AGE_S)
         pattern = "" if self.pattern is None else self.pattern.pattern
-        facts = (_LAYOUT, manifest.fingerprint, self.key, repr(self.columns), pattern)
+        # All that the rows depend on.
+        identity = (_LAYOUT, manifest.fingerprint, self.key, repr(self.columns), pattern)
 
         def rows() -> Iterator[tuple[str, str]]:
-            return self._rows(manifest, access)
+            return self._all_rows(manifest, access)
 
-        return node_tables.shared(facts, rows, self.urls[0])
+        return node_tables.shared(identity, rows, self.urls[0])
 
-    def _rows(self, manifest: Manifest, access: TableAccess) -> Iterator[tuple[str, str]]:
+    def _all_rows(self, manifest: Manifest, access: TableAccess) -> Iterator[tuple[str, str]]:
         """Yield the rows of all files, each by its key and as JSON."""
         reader = ReaderIdentity(access.job)
         patience = Patience(access.timeout_s)
@@ -123,7 +123,7 @@ class Table:
                 with closing(CachedFile(session, number)) as file:
                     for row in row_files.rows_of(ref.url, file.wait_whole(), wanted):
                         key = self._key_in(row, ref.url)
-                        yield key, row_files.as_json(self._chosen(row), ref.url)
+                        yield key, row_files.as_json(self._columns_for_samples(row), ref.url)
 
     def _key_in(self, row: dict[str, Any], url: str) -> str:
         """Return the key of the sample that a row belongs to. Raises MetadataError."""
@@ -148,15 +148,15 @@ class Table:
             )
         return str(match[1])
 
-    def _chosen(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns of a row that samples get."""
+    def _columns_for_samples(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return those columns of a row that samples get."""
         if self.columns is None:
             return {name: value for name, value in row.items() if name != self.key}
         return {name: row[name] for name in self.columns if name in row}
 
 
 def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
-    """Return a regular expression. Raises ConfigError unless it is one of text, with a group."""
+    """Return a regular expression. Raises ConfigError unless it is for text, and has a group."""
     try:
         compiled = re.compile(pattern)
     except re.error as exn:
@@ -176,12 +176,12 @@ def row_stages(
     missing: Missing,
     access: TableAccess,
 ) -> tuple[tuple[Rows, ...], Iterable[str] | None, Missing]:
-    """Return a stage for each table, and `members` and `missing` without what is said of tables.
+    """Return a stage for each table, and `members` and `missing` without columns of tables.
 
     Args:
         tables: by prefix, with the dot.
         decode: of the `Joined`.
-        members: of the `Joined`; of a table of which it names no column, nothing is read.
+        members: of the `Joined`; a table is not read if they name none of its columns.
         missing: of the `Joined`.
         access: to the tables' files.
 

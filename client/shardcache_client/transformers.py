@@ -7,6 +7,7 @@
 Needs the package transformers, which shardcache itself does not depend on.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,8 +63,8 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         """Return the loader for `train`."""
-        # Trainer calls this again for an attempt with smaller batches: the last one's workers end
-        # with its batches.
+        # Trainer calls this again to try smaller batches: the workers of the last attempt end with
+        # its batches.
         self._batches: Iterator[Any] = iter(())
         self._loader = self._loader_of(self.train_dataset, self._train_batch_size)
         self._epoch: int | None = None
@@ -74,10 +75,10 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the loader for `evaluate`."""
-        found = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(found, str):
-            found = self.eval_dataset[found]
-        loader = self._loader_of(found, self.args.eval_batch_size, persistent_workers=False)
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        loader = self._loader_of(dataset, self.args.eval_batch_size, persistent_workers=False)
         if loader is None:
             return super().get_eval_dataloader(eval_dataset)
         return loader
@@ -95,13 +96,14 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
         batch_size: int,
         **options: Any,
     ) -> ShardLoader[Any] | None:
-        """Return the loader of a dataset with Trainer's arguments; None for another's dataset."""
+        """Return the loader of a ShardDataset with Trainer's arguments; None for other datasets."""
         if not isinstance(dataset, ShardDataset):
             return None
         return dataset.loader(
             batch_size=batch_size,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
+            # None: if there is a CUDA device.
             pin_memory=None if self.args.dataloader_pin_memory else False,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             drop_last=self.args.dataloader_drop_last,
@@ -112,8 +114,8 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
         """Return the loader's next batches, for one step.
 
         Args:
-            epoch_iterator: Trainer's own; in a resumed epoch, it would drop the first batches that
-                are left.
+            epoch_iterator: Trainer's own, which is not read: in a resumed epoch, it would drop the
+                first batches of the rest.
         """
         if self._loader is None:
             return super().get_batch_samples(epoch_iterator, *args)
@@ -150,10 +152,10 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._loader = train_dataloader if isinstance(train_dataloader, ShardLoader) else None
         if self._loader is None:
             return
-        self._steps = _steps(train_dataloader, args.gradient_accumulation_steps)
-        # Trainer saves the state of the callbacks that it finds there.
-        own = state.stateful_callbacks.setdefault(type(self).__name__, {})
-        saved = own.get("attributes", {})
+        self._steps = _step_counts(train_dataloader, args.gradient_accumulation_steps)
+        # Trainer saves the states of the callbacks that have an entry here.
+        entry = state.stateful_callbacks.setdefault(type(self).__name__, {})
+        saved = entry.get("attributes", {})
         if not state.global_step:
             return
         # From now on, Trainer's number of steps does not say where an epoch ends.
@@ -177,20 +179,23 @@ class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
         return {"args": {}, "attributes": attributes}
 
 
-def _steps(loader: Any, accumulated: int) -> dict[str, int]:
+def _step_counts(loader: Any, accumulated: int) -> dict[str, int]:
     """Return the number of samples in a step of all processes, and of steps in an epoch.
 
     The latter is left out if it is not known.
+
+    Args:
+        accumulated: number of batches whose gradients are accumulated in a step.
     """
     processes = loader.dataset.topology().world_size
-    found = {"samples per step": loader.batch_size * accumulated * processes}
+    counts = {"samples per step": loader.batch_size * accumulated * processes}
     if has_length(loader):
-        found["steps per epoch"] = -(-len(loader) // accumulated)
-    return found
+        counts["steps per epoch"] = math.ceil(len(loader) / accumulated)
+    return counts
 
 
 def _check_same_steps(saved: dict[str, int], now: dict[str, int]) -> None:
-    """Raise ConfigError if Trainer would count other steps than the run of the checkpoint."""
+    """Raise ConfigError if Trainer would count steps otherwise than in the checkpoint's run."""
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:
             raise ConfigError(

@@ -36,9 +36,9 @@ from shardcache_client.samples.slicing import Sample
 
 try:
     import webdataset as wds
-    from webdataset import (
-        WebDataset as Theirs,  # still the original if the drop-in is patched over it
-    )
+
+    # Still the original if the drop-in is patched over it.
+    from webdataset import WebDataset as OriginalWebDataset
     from webdataset.shardlists import envsubst
 except ImportError as exn:
     raise ImportError(
@@ -49,7 +49,7 @@ log = logging.getLogger("shardcache")
 
 Splitter = Callable[..., Any] | None
 
-_NAMES = ("__key__", "__url__", "__local_path__")  # keys of a sample that are not members
+_RESERVED_NAMES = ("__key__", "__url__", "__local_path__")  # keys of a sample that are not members
 _ITEM_BY_ITEM = (
     "associate",
     "decode",
@@ -69,21 +69,15 @@ _ITEM_BY_ITEM = (
 )
 """webdataset's stages that yield at most one item per item taken, before they take the next."""
 
-# ShardDataset does to samples what these do to shards.
-_OURS = (wds.single_node_only, wds.split_by_node)
+# Splitters that divide shards evenly among ranks, as ShardDataset divides samples.
+_NODE_SPLITTERS = (wds.single_node_only, wds.split_by_node)
 
-# Arguments of ShardDataset, and what to write in place of each here.
-_WORDS = {
+# Arguments of ShardDataset that have other names here, with the remedy for each.
+_REMEDIES = {
     "shuffle": "write shardshuffle=True",
     "on_error": "write handler=...",
     "transform": "write .map(function) after it",
 }
-
-
-def _parts_or_urls(value: Any) -> Any:
-    """Return urls as they are kept; a mixture in a dict as it is, for an error of its own."""
-    return value if isinstance(value, Mapping) else URLS.converted(value)
-
 
 # ShardDataset's further arguments.
 _OPTIONS = {
@@ -91,7 +85,14 @@ _OPTIONS = {
 }
 
 
-class WebDataset(Theirs):  # type: ignore[misc]
+def _parts_or_urls(value: Any) -> Any:
+    """Return urls as they are kept; a mixture in a dict as it is, for `_patterns` to refuse."""
+    if isinstance(value, Mapping):
+        return value
+    return URLS.converted(value)
+
+
+class WebDataset(OriginalWebDataset):  # type: ignore[misc]
     """A webdataset pipeline whose first stage is a ShardDataset, its attribute `source`.
 
     Stages that process samples are webdataset's own code: `.decode()`, `.to_tuple()`, `.map()`,
@@ -131,7 +132,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
     """
 
     @checked(
-        OTHER_WORDS | _WORDS,
+        OTHER_WORDS | _REMEDIES,
         _OPTIONS,
         urls=Accepts(URLS.what, _parts_or_urls),
         handler=ARGUMENTS["on_error"],
@@ -162,36 +163,38 @@ class WebDataset(Theirs):  # type: ignore[misc]
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        endless = resampled or mode == "resampled"
+        is_endless = resampled or mode == "resampled"
         _check_unsupported(mode, rename_files)
         if cache_dir is not None or cache_size > 0:
             log.warning(
                 "WebDataset: cache_dir and cache_size are ignored; the daemon does the caching"
             )
-        options = {"shuffle_window": 0} | _deal(nodesplitter, workersplitter, endless) | options
+        division = _division(nodesplitter, workersplitter, is_endless=is_endless)
+        options = {"shuffle_window": 0} | division | options
         patterns = _patterns(urls)
         if seed is None:
             seed = int(os.environ.get("WDS_SEED", "0"))
-        dataset_class = _Endless if endless else ShardDataset
+        dataset_class = _Endless if is_endless else ShardDataset
         self.source = dataset_class(
             patterns,
-            shuffle=bool(shardshuffle) or endless,
+            shuffle=bool(shardshuffle) or is_endless,
             seed=seed,
             on_error=handler,
             **options,
         )
+        self._source_stage = _SourceStage(self.source)
+        stages: list[Any] = [self._source_stage]
+        if any(local_path(pattern) for pattern in patterns):
+            stages.append(_add_local_paths)
+        if select_files is not None:
+            stages.append(functools.partial(_keep_members, keep=select_files))
         # Skips webdataset's own __init__, which builds the stages that the source replaces.
-        self._begin = _Begin(self.source)
-        super(Theirs, self).__init__(
-            self._begin,
-            _locate if any(local_path(pattern) for pattern in patterns) else None,
-            None if select_files is None else functools.partial(_select, keep=select_files),
-        )
-        if endless:
+        super(OriginalWebDataset, self).__init__(*stages)
+        if is_endless:
             self.repeat()
 
     def __iter__(self) -> Iterator[Any]:
-        self._begin.now()
+        self._source_stage.begin()
         return iter(super().__iter__())
 
     def set_epoch(self, epoch: int) -> None:
@@ -209,17 +212,17 @@ class WebDataset(Theirs):  # type: ignore[misc]
         return self.source.state_dict()
 
     def _check_stages(self) -> None:
-        """Raise ConfigError if the source's position does not tell what the last stage yields."""
+        """Raise ConfigError if a stage may yield several items for a position of the source."""
         for stage in self.pipeline:
-            is_source = isinstance(stage, _Begin)
+            is_source = isinstance(stage, _SourceStage)
             is_exact = is_source or _is_item_by_item(stage) or _holds_samples(stage)
-            _refuse(
-                not is_exact,
-                f"a state with the stage {_named(stage)}, which may yield several items per sample",
-                "write a stage that yields one item per sample as .map() or .select(); split "
-                "samples after the "
-                "loader, or let .map() return all items of a sample together",
-            )
+            if not is_exact:
+                name = _name_of(stage)
+                raise _unsupported(
+                    f"a state with the stage {name}, which may yield several items per sample",
+                    "write a stage that yields one item per sample as .map() or .select(); split "
+                    "samples after the loader, or let .map() return all items of a sample together",
+                )
 
     def load_state_dict(self, state: object) -> None:
         """Resume where the state was taken; see ShardDataset.
@@ -230,9 +233,8 @@ class WebDataset(Theirs):  # type: ignore[misc]
         if any(_holds_samples(stage) for stage in self.pipeline):
             log.warning(
                 "WebDataset: samples that .shuffle() or .batched() held when the state was saved "
-                "are skipped; "
-                "to skip none, use shuffle_window instead of .shuffle(), and let the DataLoader "
-                "batch"
+                "are skipped; to skip none, use shuffle_window instead of .shuffle(), and let the "
+                "DataLoader batch"
             )
         self.source.load_state_dict(state)
 
@@ -251,84 +253,91 @@ class _Endless(ShardDataset[Any]):
     _runtime = _EndlessRuntime()
 
 
-class _Begin:
-    """The first stage: begins a pass over the source, shared by all pipelines derived from one.
+class _SourceStage:
+    """The first stage: a pass over the source, shared by all pipelines derived from one.
 
-    webdataset would begin it at the first sample, but the source's state may be requested before
-    that.
+    webdataset would begin the pass at the first sample, but the source's state may be requested
+    before that.
     """
 
     def __init__(self, source: ShardDataset) -> None:
         self._source = source
-        self._begun: list[Iterator[Sample]] = []
+        self._begun: Iterator[Sample] | None = None  # a pass that is not read yet
 
-    def now(self) -> None:
+    def begin(self) -> None:
         """Begin the next pass, to be read later."""
-        self._begun = [iter(self._source)]
+        self._begun = iter(self._source)
 
     def __call__(self) -> Iterator[Sample]:
-        return self._begun.pop() if self._begun else iter(self._source)
+        begun = self._begun
+        self._begun = None
+        return iter(self._source) if begun is None else begun
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Begin, (self._source,)
+        return _SourceStage, (self._source,)
 
 
-def _refuse(condition: bool, what: str, remedy: str) -> None:
-    if condition:
-        raise ConfigError(f"WebDataset over shardcache does not support {what}", remedy=remedy)
+def _unsupported(what: str, remedy: str) -> ConfigError:
+    """Return the error for an argument or a call that the drop-in does not have."""
+    return ConfigError(f"WebDataset over shardcache does not support {what}", remedy=remedy)
 
 
 def _check_unsupported(mode: str | None, rename_files: object) -> None:
-    _refuse(
-        mode not in (None, "resampled"),
-        f"mode={mode!r}",
-        "omit it; urls that end in / need no mode",
-    )
-    _refuse(
-        rename_files is not None,
-        "rename_files",
-        "rename with the stages .rename(), .rename_keys() or .map(); samples are grouped when "
-        "a shard is indexed",
-    )
+    """Raise ConfigError for arguments of webdataset's that are not supported."""
+    if mode not in (None, "resampled"):
+        raise _unsupported(f"mode={mode!r}", "omit it; urls that end in / need no mode")
+    if rename_files is not None:
+        raise _unsupported(
+            "rename_files",
+            "rename with the stages .rename(), .rename_keys() or .map(); samples are grouped when "
+            "a shard is indexed",
+        )
 
 
 def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """Convert urls as webdataset takes them to those of ShardDataset."""
-    _refuse(
-        isinstance(urls, dict) or (isinstance(urls, str) and urls.endswith((".yaml", ".yml"))),
-        "a mixture in yaml",
-        "make a WebDataset of each part and mix them with webdataset.RandomMix",
-    )
+    is_yaml = isinstance(urls, str) and urls.endswith((".yaml", ".yml"))
+    if is_yaml or isinstance(urls, dict):
+        raise _unsupported(
+            "a mixture in yaml",
+            "make a WebDataset of each part and mix them with webdataset.RandomMix",
+        )
     if isinstance(urls, str):
         urls = [envsubst(url) for url in urls.split("::")]
     patterns = patterns_from_here(urls)
     for pattern in patterns:
-        remedy = "pass the url that the command reads; the daemon fetches it itself"
-        _refuse(pattern.startswith("pipe:"), repr(pattern), remedy)
+        if pattern.startswith("pipe:"):
+            raise _unsupported(
+                repr(pattern),
+                "pass the url that the command reads; the daemon fetches it itself",
+            )
     return patterns
 
 
-def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> dict[str, Any]:
+def _division(
+    nodesplitter: Splitter, workersplitter: Splitter, *, is_endless: bool
+) -> dict[str, Any]:
     """Return the arguments of ShardDataset that divide samples as the splitters divide shards."""
-    _refuse(
-        nodesplitter is not None and nodesplitter not in _OURS,
-        "a nodesplitter of your own",
-        "omit it: ranks get equal shares; or pass each rank its own urls, with nodesplitter=None",
-    )
-    # In an endless stream, it makes no difference to the job if workers share the shards.
+    if nodesplitter is not None and nodesplitter not in _NODE_SPLITTERS:
+        raise _unsupported(
+            "a nodesplitter of your own",
+            "omit it: ranks get equal shares; or pass each rank its own urls, with "
+            "nodesplitter=None",
+        )
     is_default = workersplitter is wds.split_by_worker
-    is_harmless = endless and not workersplitter
-    _refuse(
-        not (is_default or is_harmless),
-        "a workersplitter of your own",
-        "omit it: workers get equal shares, divided by samples, however few shards there are",
-    )
-    if nodesplitter is None and not endless:  # each rank reads everything
+    # In an endless stream, it makes no difference to the job if workers share the shards.
+    is_harmless = is_endless and not workersplitter
+    if not (is_default or is_harmless):
+        raise _unsupported(
+            "a workersplitter of your own",
+            "omit it: workers get equal shares, divided by samples, however few shards there are",
+        )
+    if nodesplitter is None and not is_endless:  # each rank reads everything
         return {"rank": 0, "world_size": 1}
     return {}
 
 
-def _locate(samples: Iterable[Any]) -> Iterator[Any]:
+def _add_local_paths(samples: Iterable[Any]) -> Iterator[Any]:
     """Add the paths of local shards, as webdataset does, to samples that are still dicts."""
     for sample in samples:
         path = local_path(sample.get("__url__", "")) if isinstance(sample, dict) else None
@@ -337,17 +346,17 @@ def _locate(samples: Iterable[Any]) -> Iterator[Any]:
         yield sample
 
 
-def _select(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> Iterator[Sample]:
+def _keep_members(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> Iterator[Sample]:
     """Yield the samples with only the members to keep; drop samples that have none."""
     for sample in samples:
-        named = {name: sample[name] for name in _NAMES if name in sample}
-        kept = {
-            ext: value
-            for ext, value in sample.items()
-            if ext not in named and keep(f"{sample['__key__']}.{ext}")
+        reserved = {name: sample[name] for name in _RESERVED_NAMES if name in sample}
+        members = {
+            extension: value
+            for extension, value in sample.items()
+            if extension not in reserved and keep(f"{sample['__key__']}.{extension}")
         }
-        if kept:
-            yield named | kept
+        if members:
+            yield reserved | members
 
 
 def _is_item_by_item(stage: Any) -> bool:
@@ -356,13 +365,14 @@ def _is_item_by_item(stage: Any) -> bool:
     function = getattr(stage, "f", stage)
     if isinstance(stage, functools.partial):
         function = stage.func
-    if function in (_locate, _select):
+    if function in (_add_local_paths, _keep_members):
         return True
-    known = (getattr(wds.filters, name, None) for name in _ITEM_BY_ITEM)
-    return any(function is getattr(each, "f", ()) for each in known)
+    known_stages: list[Any] = [getattr(wds.filters, name, None) for name in _ITEM_BY_ITEM]
+    known_functions = [known.f for known in known_stages if hasattr(known, "f")]
+    return function in known_functions
 
 
-def _named(stage: Any) -> str:
+def _name_of(stage: Any) -> str:
     """Return the name of a stage, for messages."""
     function = getattr(stage, "f", stage)
     return str(getattr(function, "__name__", type(stage).__name__)).lstrip("_")
@@ -370,7 +380,6 @@ def _named(stage: Any) -> str:
 
 def _holds_samples(stage: Any) -> bool:
     """Return whether a stage takes samples that it yields later: it shuffles, or makes batches."""
-    return isinstance(stage, wds.detshuffle) or getattr(stage, "f", None) in (
-        wds.shuffle.f,
-        wds.batched.f,
-    )
+    if isinstance(stage, wds.detshuffle):
+        return True
+    return getattr(stage, "f", None) in (wds.shuffle.f, wds.batched.f)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from shardcache.errors import MissingMemberError, SampleError, ShardcacheError, ShardError
 from shardcache_client.handlers import Handler
 from shardcache_client.order.uncounted import StepPlace
-from shardcache_client.reading.epochs.epoch_plans import Read
-from shardcache_client.reading.epochs.epoch_times import Made
+from shardcache_client.reading.epochs.epoch_plans import ReadResult
+from shardcache_client.reading.epochs.epoch_times import BatchTimes
 from shardcache_client.reading.leased.joined_samples import LeftOutError
 from shardcache_client.stages.item_stage import ENDS, Dropped
 from shardcache_client.stages.pipeline import Pipeline
@@ -41,7 +41,7 @@ class RawBatch(NamedTuple):
     """
 
     first: int
-    reads: Sequence[Read]
+    reads: Sequence[ReadResult]
     reading_s: float = 0.0
     waited_s: float = 0.0
     steps: tuple[StepPlace, ...] = ()
@@ -66,7 +66,7 @@ class MadeBatch(NamedTuple):
     is_last: bool
     skipped: int
     lost: frozenset[str]
-    times: Made
+    times: BatchTimes
 
 
 class StoppedError(Exception):
@@ -133,11 +133,11 @@ class ItemMaker:
 
     pipeline: Pipeline
     skips: Skips
-    substitutes: Callable[[int], Iterator[Read]] | None
+    substitutes: Callable[[int], Iterator[ReadResult]] | None
     rank: int
     epoch: int
 
-    def items(self, first: int, reads: Iterable[Read], bad: Bad) -> Iterator[Any]:
+    def items(self, first: int, reads: Iterable[ReadResult], bad: Bad) -> Iterator[Any]:
         """Yield the item of each place, or a substitute for it.
 
         Raises what the handler raises, StoppedError if it ends the epoch, and ShardError if no
@@ -171,7 +171,7 @@ class ItemMaker:
             if self.substitutes is not None:
                 yield self._substitute(self.substitutes(place))
 
-    def placed(self, first: int, reads: Iterable[Read], bad: Bad) -> Iterator[Placed]:
+    def placed(self, first: int, reads: Iterable[ReadResult], bad: Bad) -> Iterator[Placed]:
         """Yield the items with their places, without substitutes. See `items`."""
         # Places whose items were left out before this one are counted by `bad`.
         for number, item in enumerate(self.items(first, reads, bad), first):
@@ -181,7 +181,7 @@ class ItemMaker:
         bad.note(error)
         self.skips.skip(error)
 
-    def _substitute(self, reads: Iterator[Read]) -> Any:
+    def _substitute(self, reads: Iterator[ReadResult]) -> Any:
         # The handler is not called for errors of substitutes: these have places of their own, and
         # are reported with the batches there.
         tried = 0
@@ -192,7 +192,7 @@ class ItemMaker:
                 return item
         raise unreadable(self.rank, self.epoch, tried, self.skips.first_error)
 
-    def _item_of(self, read: Read) -> Any:
+    def _item_of(self, read: ReadResult) -> Any:
         """Return the item of a sample, or `_NOTHING` if it cannot be made."""
         if isinstance(read, Exception):
             return _NOTHING
@@ -278,7 +278,7 @@ class Maker(ABC):
         decoded_s = monotonic()
         part = self.gather(items, raw)
         ended_s = monotonic()
-        times = Made(
+        times = BatchTimes(
             samples=len(items),
             begun_s=begun_s - raw.reading_s,
             ended_s=ended_s,

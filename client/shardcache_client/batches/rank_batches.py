@@ -18,8 +18,8 @@ from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.position.progress import Progress
-from shardcache_client.reading.epochs.epoch_plans import PLANNED, EpochPlans, PlacesReader
-from shardcache_client.reading.epochs.lone_reader import LoneReader, LoneSamples, ReadsSample
+from shardcache_client.reading.epochs.epoch_plans import MAX_VISITS, EpochPlans, PlacesReader
+from shardcache_client.reading.epochs.lone_reader import LoneReader, LoneSamples, SampleReader
 from shardcache_client.reading.epochs.scattered_reader import reader_of
 
 
@@ -93,7 +93,7 @@ class RankBatches(RankWork):
             items = self._item_maker(skips, lone)
             yield BatchMaker(items, self._form.collate, self._form.size)
 
-    def _item_maker(self, skips: Skips, lone: ReadsSample) -> ItemMaker:
+    def _item_maker(self, skips: Skips, lone: SampleReader) -> ItemMaker:
         """Return a maker of items, which reads substitutes for bad ones with `lone`."""
         reading = self._reading
         epoch = self.progress.epoch
@@ -103,7 +103,7 @@ class RankBatches(RankWork):
             substitutes = Substitutes(spare, reading.form.manifest, lone)
         return ItemMaker(reading.pipeline, skips, substitutes, self._topology.rank, epoch)
 
-    def _lone_reader(self) -> ReadsSample:
+    def _lone_reader(self) -> SampleReader:
         """Return a reader of single samples, the substitutes, to be closed."""
         reading = self._reading
         if reading.form.scattered is not None:
@@ -168,4 +168,4 @@ def first_shards(
 ) -> Iterator[int]:
     """Yield the first shards of a rank's epoch, as many as a plan has."""
     visits = RankEpoch(deal.share(epoch, 0, topology), manifest).visits()
-    return (visit.shard for visit in islice(visits, PLANNED))
+    return (visit.shard for visit in islice(visits, MAX_VISITS))

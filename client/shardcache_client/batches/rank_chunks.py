@@ -33,7 +33,12 @@ from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
 from shardcache_client.position.staged_state import Resume
-from shardcache_client.reading.epochs.epoch_plans import PLANNED, EpochPlans, PlacesReader, Read
+from shardcache_client.reading.epochs.epoch_plans import (
+    MAX_VISITS,
+    EpochPlans,
+    PlacesReader,
+    ReadResult,
+)
 from shardcache_client.reading.epochs.scattered_reader import reader_of
 from shardcache_client.reading.epochs.uncounted_reader import UncountedReader
 from shardcache_client.stages.stage import Placed
@@ -219,7 +224,7 @@ class RankChunks(RankWork):
         skips = Skips(for_epoch(reading.on_error))
         last = Spot(self._start, self._resume.reached.step.share)
 
-        def checked(reads: Iterator[Read]) -> Iterator[Read]:
+        def checked(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
             # This runs before the sample is decoded: `last` is the last good one before it.
             for place, read in enumerate(reads, self._start):
                 is_after_bad_one = place > last.place + 1
@@ -266,4 +271,4 @@ def _share(steps: deque[StepPlace]) -> int:
 
 
 def _first_uncounted_shards(epoch: UncountedEpoch) -> Iterator[int]:
-    return islice(epoch.shards(StepPlace()), PLANNED)
+    return islice(epoch.shards(StepPlace()), MAX_VISITS)

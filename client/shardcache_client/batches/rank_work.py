@@ -19,7 +19,7 @@ from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
 from shardcache_client.handlers import Handler, for_epoch
 from shardcache_client.order.dealing.deal import Deal
-from shardcache_client.reading.epochs.epoch_plans import PlacesReader, Read, SampleForm
+from shardcache_client.reading.epochs.epoch_plans import PlacesReader, ReadResult, SampleForm
 from shardcache_client.stages.pipeline import Pipeline
 
 
@@ -115,7 +115,7 @@ class RankWork(ABC):
         begun_s = monotonic()
         waited_s = session.waited_s
         first, end = self.places_of(number)
-        reads: Sequence[Read] = list(places.reads(first, end))
+        reads: Sequence[ReadResult] = list(places.reads(first, end))
         return RawBatch(first, reads, monotonic() - begun_s, session.waited_s - waited_s)
 
     def made(

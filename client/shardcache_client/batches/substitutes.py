@@ -9,8 +9,8 @@ from typing import NamedTuple
 from shardcache_client.order.dealing.deal import Spare
 from shardcache_client.order.rank_epoch import RankEpoch, SampleId, substitutes
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.reading.epochs.epoch_plans import Read
-from shardcache_client.reading.epochs.lone_reader import ReadsSample
+from shardcache_client.reading.epochs.epoch_plans import ReadResult
+from shardcache_client.reading.epochs.lone_reader import SampleReader
 
 # Number of places whose samples are tried together: opening a shard costs as much as decoding some
 # hundred samples.
@@ -44,7 +44,7 @@ class Substitutes:
     """
 
     def __init__(
-        self, spare: Callable[[int], Spare], manifest: Manifest, lone: ReadsSample
+        self, spare: Callable[[int], Spare], manifest: Manifest, lone: SampleReader
     ) -> None:
         self._spare = spare
         self._manifest = manifest
@@ -53,7 +53,7 @@ class Substitutes:
         self._epochs: dict[int, RankEpoch] = {}  # by the source of a spare
         self._block: _Block | None = None  # that of the last place
 
-    def __call__(self, place: int) -> Iterator[Read]:
+    def __call__(self, place: int) -> Iterator[ReadResult]:
         """Yield the results of reading substitutes for a place, until all samples were tried."""
         spare = self._spare(place)
         with self._lock:

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeAlias
@@ -15,9 +16,14 @@ from shardcache_client.batches.rank_chunks import RankChunks
 from shardcache_client.batches.rank_work import BatchForm
 from shardcache_client.batches.staged_epoch import StagedEpoch
 from shardcache_client.loading.numbered import BatchPosition, NumberedBatches
-from shardcache_client.loading.staged import STAGED_CHUNK, Staged, StagedBatches, StagedPosition
+from shardcache_client.loading.staged import (
+    STAGED_CHUNK,
+    StagedBatches,
+    StagedPosition,
+    StagedWork,
+)
 from shardcache_client.loading.tasks import ChunkTask
-from shardcache_client.loading.worker_choice import StepWatch, WorkerChoice, given_of_processes
+from shardcache_client.loading.worker_choice import StepWatch, WorkerChoice, process_option_in
 from shardcache_client.loading.workers import Workers
 from shardcache_client.parts.dataset_epochs import are_over
 from shardcache_client.parts.epoch_reader import EpochReader
@@ -29,12 +35,12 @@ from shardcache_client.reading.epochs.epoch_times import EpochTimes
 
 log = logging.getLogger("shardcache")
 
-_MAX_WORKERS = 8
+_MAX_DEFAULT_WORKERS = 8
 
-OF_ORDER = ("sampler", "batch_sampler", "shuffle")
+ORDER_OPTIONS = ("sampler", "batch_sampler", "shuffle")
 """Options of a DataLoader that a loader refuses: its dataset determines the order."""
 
-_OF_DATALOADER = inspect.signature(DataLoader).parameters.keys() - {*OF_ORDER}
+_DATALOADER_ATTRIBUTES = inspect.signature(DataLoader).parameters.keys() - {*ORDER_OPTIONS}
 """Attributes of the DataLoader that frameworks look at."""
 
 # Each in two forms: for batches that have numbers, and for those that a stage or a filter makes.
@@ -45,19 +51,20 @@ Source: TypeAlias = NumberedBatches | StagedBatches
 class ShardLoader(Generic[B_co]):
     """The batches of a ShardDataset. Made by `ShardDataset.loader`, which describes the arguments.
 
-    Each iteration reads one epoch: the one set by `set_epoch`, or else the next. The epoch counts
-    as read from an iterator's second batch on, or from its last if it has only one. Before that, it
-    is a look (`next(iter(loader))`), and changes nothing. If you read on from an older iterator,
-    those begun since were nested in it, and no longer count. State and epoch are those of the
-    iterator that took the last batch: when a nested one is dropped, the outer one has the position
-    again. Each iterator has workers of its own, while those of the others persist. If a state is
-    loaded while an iterator is read, the iterator raises a ConfigError at its next batch.
+    Each iteration reads one epoch: the one set by `set_epoch`, or else the next. An epoch counts as
+    begun from the iterator's second batch on, or from its last if it has only one. Until then, the
+    iterator is only a look at the data (`next(iter(loader))`), and changes nothing. If you read on
+    from an older iterator, those begun since were nested in it, and no longer count. State and
+    epoch are those of the iterator that took the last batch: when a nested one is dropped, the
+    outer one has the position again. Each iterator has workers of its own, while those of the
+    others persist. If a state is loaded while an iterator is read, the iterator raises a
+    ConfigError at its next batch.
 
     It is not a torch DataLoader but uses some inside, so that frameworks which would shard a
     DataLoader's samples a second time take it as it is.
 
     Attributes:
-        dataset: the dataset, without its class of torch's.
+        dataset: the dataset, wrapped so that it is not an IterableDataset.
         batch_size: number of samples in a batch; None if samples come one by one.
         collate_fn: makes a batch of samples.
     """
@@ -79,7 +86,7 @@ class ShardLoader(Generic[B_co]):
             are_stacked = self.batch_size is not None and reader.parts.stage is None
             collate_fn = default_collate if are_stacked else default_convert
         self.collate_fn = collate_fn
-        self._reader = reader  # a copy of the dataset's, of this batch size
+        self._reader = reader  # derived from the dataset's, with this batch size
         self._options = dict(options)  # of a DataLoader
         if self._options["num_workers"] is None:
             self._options["num_workers"] = _default_workers()
@@ -93,17 +100,17 @@ class ShardLoader(Generic[B_co]):
             self._template = self._new_template()
         except (TypeError, ValueError) as exn:  # DataLoader's own checks of its arguments
             raise ConfigError(f"the DataLoader refuses its arguments: {exn}") from exn
-        # A source of batches, whose workers the next iteration may have, and its present or last
-        # reader.
-        self._kept: Source | None = None
-        self._owner: Iteration | None = None
+        # A source of batches, whose workers the next iteration may use, and the iteration that
+        # reads it now, or was the last to do so.
+        self._kept_source: Source | None = None
+        self._source_reader: Iteration | None = None
 
     def __repr__(self) -> str:
         options = f"batch_size={self.batch_size}, num_workers={self.num_workers}"
         return f"ShardLoader({self._dataset!r}, {options})"
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_DATALOADER:
+        if name in _DATALOADER_ATTRIBUTES:
             if name == "num_workers":
                 return self._options[name]  # the template has none for threads
             return getattr(self._template, name)
@@ -112,7 +119,7 @@ class ShardLoader(Generic[B_co]):
     def __getstate__(self) -> dict[str, Any]:
         # Workers, and iterations that were begun, stay with this process; the copy begins at their
         # position.
-        is_begun = self._follow().bookmark.current is not None
+        is_begun = self._follow_dataset().bookmark.current is not None
         return self._copied_attributes() | {"copied_from": self.state_dict() if is_begun else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -123,23 +130,24 @@ class ShardLoader(Generic[B_co]):
 
     def __copy__(self) -> Self:
         """Return a loader that shares the reader, and so its position."""
-        made = type(self).__new__(type(self))
-        made.__setstate__(self._copied_attributes() | {"copied_from": None})
-        return made
+        copied = type(self).__new__(type(self))
+        copied.__setstate__(self._copied_attributes() | {"copied_from": None})
+        return copied
 
     def _copied_attributes(self) -> dict[str, Any]:
-        """Return what a copy has, too: all but what each process makes for itself."""
-        own = ("_template", "_kept", "_owner")
+        """Return the attributes of a copy: all but those that each process makes for itself."""
+        own = ("_template", "_kept_source", "_source_reader")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def _take_over(self, attributes: dict[str, Any]) -> None:
-        """Become the copy that has these attributes, without workers yet."""
+        """Initialise a copy with these attributes; it has no workers yet."""
         self.__dict__ |= attributes
-        self._owner = None
-        self._kept = None
+        self._source_reader = None
+        self._kept_source = None
         self._template = self._new_template()
 
     def _has_processes(self) -> bool:
+        """Return True if worker processes make the batches, or the first ones."""
         return bool(self._options["num_workers"]) and self._choice.kind != "threads"
 
     def __len__(self) -> int:
@@ -151,7 +159,7 @@ class ShardLoader(Generic[B_co]):
         size = self.batch_size or 1
         if self._template.drop_last:
             return samples // size
-        return -(-samples // size)  # rounded up
+        return math.ceil(samples / size)
 
     def __iter__(self) -> Iterator[B_co]:
         iteration = Iteration()
@@ -160,7 +168,8 @@ class ShardLoader(Generic[B_co]):
         return batches
 
     def _read(self, iteration: Iteration) -> Generator[B_co]:
-        reader = self._follow()
+        """Yield the batches of an iteration, which begins with the first `next`."""
+        reader = self._follow_dataset()
         bookmark = reader.bookmark
         reader.parts.group.refuse_resharding()
         bookmark.begin(iteration)
@@ -172,7 +181,7 @@ class ShardLoader(Generic[B_co]):
         watch = StepWatch(self._choice)
         try:
             for taken, (batch, mark, made_times) in enumerate(source.read(iteration.position)):
-                if taken == 1:  # the second batch: this is no mere look
+                if taken == 1:  # the second batch: this is more than a look
                     self._make_main(iteration, source)
                 bookmark.take(iteration)
                 position.note(mark)  # type: ignore[arg-type]  # the source is of the position's kind
@@ -185,14 +194,15 @@ class ShardLoader(Generic[B_co]):
                 yield batch
                 watch.end()
                 times.stepped()
-                self._follow()  # the loop's body may have set an epoch, or loaded a state
+                # The loop's body may have set an epoch of the dataset, or loaded a state.
+                self._follow_dataset()
         except GeneratorExit:
             bookmark.leave(iteration)
             raise
         finally:
             watch.close()
         position.end()
-        self._finish(iteration, source)  # also if nobody knew that the last batch was the last
+        self._finish(iteration, source)  # also if the last batch was not known to be the last
         iteration.reading = "over"
         if iteration.role != "overtaken":
             self._times = times
@@ -201,43 +211,47 @@ class ShardLoader(Generic[B_co]):
     def _source_for(self, iteration: Iteration) -> Source:
         """Return a source of batches that no other iteration reads: the kept one, if possible."""
         position: Position = iteration.position
-        is_being_read = self._owner is not None and self._owner.live
-        source = self._kept
+        is_being_read = self._source_reader is not None and self._source_reader.live
+        source = self._kept_source
         if is_being_read or source is None or not self._is_usable(source, position):
             source = self._new_source(position)
         self._keep(source, iteration)
         return source
 
-    # An iteration that counts, or ends, may have its source kept: the one that had the kept source
-    # may be gone by now.
+    # The source is offered again whenever an iteration begins to count, or ends: the iteration that
+    # reads the kept one may be gone by then.
 
     def _make_main(self, iteration: Iteration, source: Source) -> None:
+        """Let an iteration count as the reading of its epoch."""
         self._reader.bookmark.make_main(iteration)
         self._keep(source, iteration)
 
     def _finish(self, iteration: Iteration, source: Source) -> None:
+        """Note that an iteration has read its epoch to the end."""
         self._reader.bookmark.finish(iteration)
         self._keep(source, iteration)
 
-    def _keep(self, source: Source, owner: Iteration) -> None:
-        """Keep a source of batches for the next iteration, unless a kept one is being read."""
-        if self._owner is None or not self._owner.live:
-            self._kept = source
-            self._owner = owner
+    def _keep(self, source: Source, iteration: Iteration) -> None:
+        """Keep an iteration's source for the next one, unless the kept source is being read."""
+        if self._source_reader is None or not self._source_reader.live:
+            self._kept_source = source
+            self._source_reader = iteration
 
-    def _form(self) -> BatchForm:
+    def _batch_form(self) -> BatchForm:
+        """Return the form of this loader's batches."""
         return BatchForm(self.batch_size, self._template.drop_last, self.collate_fn)
 
     def _is_usable(self, source: Source, position: Position) -> bool:
-        """Return True if an iteration can have its batches from a source that was read before."""
+        """Return True if a source that was read before can make the batches of an iteration."""
         if isinstance(position, BatchPosition):
             deal = self._reader.epochs.deal
             return isinstance(source, NumberedBatches) and source.is_usable(deal)
         return isinstance(source, StagedBatches) and source.is_usable(position.deal)
 
     def _new_source(self, position: Position) -> Source:
+        """Return a new source, with workers, of the batches from a position on."""
         name = f"{os.getpid()}-{id(self)}"
-        form = self._form()
+        form = self._batch_form()
         rank = self._reader.parts.group.ranks
         epochs = self._reader.epochs
         if isinstance(position, BatchPosition):
@@ -247,52 +261,54 @@ class ShardLoader(Generic[B_co]):
         return StagedBatches(Workers(reading, form, name, self._options, self._choice), form)
 
     def _new_template(self) -> DataLoader[Any]:
-        """Return a DataLoader of the same options.
+        """Return a DataLoader with the same options, over an empty dataset.
 
-        It checks them, and has the attributes that frameworks look at.
+        It checks the options, and has the attributes that frameworks look at.
         """
         options = {name: value for name, value in self._options.items() if name != "workers"}
         if self._options["workers"] == "threads":
-            given = given_of_processes(options)
-            if given:
+            option = process_option_in(options)
+            if option:
                 raise ConfigError(
-                    f"{given} applies to worker processes, but the loader's workers are threads",
+                    f"{option} applies to worker processes, but the loader's workers are threads",
                     remedy='omit it; or write workers="processes"',
                 )
             options["num_workers"] = 0
             options.pop("prefetch_factor", None)
-        return DataLoader(_Unread(), collate_fn=self.collate_fn, **options)
+        return DataLoader(_EmptyDataset(), collate_fn=self.collate_fn, **options)
 
-    def _follow(self) -> EpochReader:
-        """Return the reader, which continues where the dataset does if that was set since."""
+    def _follow_dataset(self) -> EpochReader:
+        """Set the reader to the epoch or state last set for the dataset, and return it."""
         self._reader.follow(self._dataset.epoch_reader)
         return self._reader
 
-    def _position_of(self, begun: Iteration | None) -> Position:
-        """Return this rank's position at the start of an iteration, or else of the next one."""
+    def _position_of(self, iteration: Iteration | None) -> Position:
+        """Return this rank's position at the start of an iteration; with None, of the next one."""
         bookmark = self._reader.bookmark
-        if begun is None:
+        if iteration is None:
             epoch = bookmark.next_epoch
             states = bookmark.next_states()
         else:
-            epoch = begun.epoch
-            states = begun.states
+            epoch = iteration.epoch
+            states = iteration.states
         if self._reader.epochs.is_numbered(states):
             return self._numbered_position(epoch, states)
         return self._staged_position(epoch, states)
 
     def _numbered_position(self, epoch: int, states: Sequence[Saved]) -> BatchPosition:
+        """Return the position at the start of an epoch whose batches have numbers."""
         epochs = self._reader.epochs
         rank = self._reader.parts.group.ranks
-        form = self._form()
+        form = self._batch_form()
         batches = epochs.rank_batches(epoch, states, form)
         state_form = epochs.state_form(form.places, drop_last=form.drop_last)
         return BatchPosition(batches, rank, form.places, state_form)
 
     def _staged_position(self, epoch: int, states: Sequence[Saved]) -> StagedPosition:
+        """Return the position at the start of an epoch whose batches a stage or a filter makes."""
         epochs = self._reader.epochs
         rank = self._reader.parts.group.ranks
-        form = self._form()
+        form = self._batch_form()
         staged_form = epochs.staged_form(states)
         deal = staged_form.deal
         resume = epochs.resume(epoch, rank, states, deal)
@@ -300,13 +316,14 @@ class ShardLoader(Generic[B_co]):
         chunks = RankChunks(epochs.reading(rank, deal), resume, rank, size)
         quota = epochs.quota(rank, deal)
         staged_epoch = StagedEpoch(staged_form, resume, rank, chunks.places, quota)
-        staged = Staged(staged_epoch, chunks, ChunkTask(resume, rank, size))
+        work = StagedWork(staged_epoch, chunks, ChunkTask(resume, rank, size))
         is_over = are_over(states) or has_ended(states, rank)
-        return StagedPosition(staged, staged_form, form, is_over=is_over)
+        return StagedPosition(work, staged_form, form, is_over=is_over)
 
     @property
     def _position(self) -> Position:
-        current = self._follow().bookmark.current
+        """The position of the current iteration; before any, the start of the next one."""
+        current = self._follow_dataset().bookmark.current
         return self._position_of(None) if current is None else current.position
 
     @property
@@ -320,15 +337,13 @@ class ShardLoader(Generic[B_co]):
 
     @property
     def remaining(self) -> int:
-        """Number of batches left of `epoch`.
-
-        They are fewer than `len(loader)` if it is being read or resumed.
+        """Number of batches left of `epoch`: fewer than `len(loader)` if it was read in part.
 
         Raises TypeError while it is unknown.
         """
-        whole = len(self)
+        batches = len(self)
         position = self._position
-        return whole if self._is_over else position.batches_left
+        return batches if self._is_over else position.batches_left
 
     @property
     def _is_over(self) -> bool:
@@ -337,14 +352,14 @@ class ShardLoader(Generic[B_co]):
         return current is not None and current.position.is_read and not current.live
 
     def stats(self) -> dict[str, Any]:
-        """Return the shares of this rank's latest epoch in its time so far.
+        """Return the rate of this rank's latest epoch so far, and what its time was spent on.
 
         At the epoch's end, the same is logged as info.
 
-        `shares` add up to 1: "step" is the loop's own time; in the others it waited: for "shards",
-        "reading" of their samples, "decoding" by the dataset's functions, "collating", and
-        "handover" by workers, with their start. `ideal_samples_per_s` is what `samples_per_s` would
-        be if data came for free.
+        `shares` of the time add up to 1: "step" is the loop's own time; in the others it waited:
+        for "shards", "reading" of their samples, "decoding" by the dataset's functions,
+        "collating", and "handover" by workers, their start included. `ideal_samples_per_s` would be
+        the rate if data took no time.
         """
         return self._times.to_json()
 
@@ -352,14 +367,12 @@ class ShardLoader(Generic[B_co]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration begun from now on reads.
 
-        One that is held keeps the position.
+        An iterator that is still held keeps its position.
         """
-        self._follow().set_epoch(epoch)
+        self._follow_dataset().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch taken.
-
-        It is a few numbers, however many workers there are.
+        """Return the position after the last batch taken: a few numbers, for any number of workers.
 
         One rank's state suffices to resume all ranks, on any number of ranks and workers; see
         `ShardDataset.load_state_dict`.
@@ -379,7 +392,7 @@ class ShardLoader(Generic[B_co]):
         Raises ConfigError if batches have no numbers, as those of uncounted shards or of a filtered
         dataset.
         """
-        bookmark = self._follow().bookmark
+        bookmark = self._follow_dataset().bookmark
         position: Position
         current = bookmark.current
         is_in_loop = False
@@ -401,14 +414,14 @@ class ShardLoader(Generic[B_co]):
             self._resume_from(position.to_json())
 
     def _resume_from(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration resume from a state of this loader.
+        """Let the next iteration resume from a state of this loader.
 
         An epoch that was set stays set.
         """
-        chosen = self._reader.bookmark.chosen
+        set_epoch = self._reader.bookmark.chosen
         self._reader.load_state_dict(state)
-        if chosen is not None:  # loading a state has undone it
-            self._reader.set_epoch(chosen)
+        if set_epoch is not None:  # loading a state has undone it
+            self._reader.set_epoch(set_epoch)
 
     def load_state_dict(self, state: object) -> None:
         """Resume from a state at the next iteration, with exactly the next batch.
@@ -417,15 +430,14 @@ class ShardLoader(Generic[B_co]):
 
         Raises what `ShardDataset.load_state_dict` raises.
         """
-        self._follow().load_state_dict(state)
+        self._follow_dataset().load_state_dict(state)
 
 
 class _LoadedDataset:
-    """A loader's dataset as frameworks see it: all that it has, but not an IterableDataset.
+    """A loader's dataset for frameworks: it has all attributes, but is not an IterableDataset.
 
-    Lightning takes the length of a loader over an IterableDataset for a DataLoader's, which is
-    wrong unless the dataset divides its samples among the workers, and warns of it. A ShardLoader's
-    length is exact.
+    Lightning warns of the length of a loader over an IterableDataset: a DataLoader's is wrong
+    unless the dataset divides its samples among the workers. A ShardLoader's length is exact.
     """
 
     def __init__(self, dataset: ShardReader[Any]) -> None:
@@ -446,8 +458,8 @@ class _LoadedDataset:
         return getattr(self._dataset, name)
 
 
-class _Unread(IterableDataset[Any]):
-    """A dataset that nobody reads."""
+class _EmptyDataset(IterableDataset[Any]):
+    """A dataset for a DataLoader that is not read."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -455,7 +467,7 @@ class _Unread(IterableDataset[Any]):
 
 def _refuse_options_of_order(options: Mapping[str, Any]) -> None:
     """Raise ConfigError if an option would change the order of the samples."""
-    for name in OF_ORDER:
+    for name in ORDER_OPTIONS:
         value = options.get(name)
         is_off = value is None or (isinstance(value, int) and not value)
         if not is_off:
@@ -467,7 +479,7 @@ def _refuse_options_of_order(options: Mapping[str, Any]) -> None:
 
 def _default_workers() -> int:
     """Return this process's share of the CPUs that the ranks on its node may use."""
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(given) if given.isdecimal() else 1
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(local_world_size) if local_world_size.isdecimal() else 1
     share = len(os.sched_getaffinity(0)) // max(1, ranks)
-    return max(1, min(_MAX_WORKERS, share))
+    return max(1, min(_MAX_DEFAULT_WORKERS, share))

@@ -1,4 +1,4 @@
-"""Probe of Python's global lock: the share of some work's time in which no other thread can run."""
+"""Probe of Python's global lock: the share of its time for which some work holds the lock."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from random import Random
 MAX_SAMPLES = 120
 """Samples that are enough for one process; they take a quarter of a second of its work."""
 
-# Irregular, as work may be regular; short beside a batch, and long beside what a sample takes.
+# Pauses between samples: irregular, as the work may be regular; much shorter than a batch, and much
+# longer than taking a sample.
 _MIN_PAUSE_S = 0.001
 _MAX_PAUSE_S = 0.003
 
 _MIN_PROGRESS_S = 0.0001
-"""Processor time that others must take between a held lock and the next sample."""
+"""Processor time that other threads must get after a held lock before the next sample counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockUse:
-    """Samples of the global lock, taken at any time of some work.
+    """Counts of samples of the global lock, taken at random times of some work.
 
     Attributes:
-        samples: their number.
+        samples: number of samples.
         held: number of those that found the lock held.
     """
 
@@ -47,9 +48,9 @@ class LockUse:
 class LockProbe:
     """Samples whether this process holds Python's global lock while it works.
 
-    A thread sleeps for a moment, and on waking needs the lock. If it is held, the thread has to
-    wait once more, which the kernel counts. How long it waits does not matter, and so neither does
-    what else the machine is doing.
+    A thread sleeps for a moment, and needs the lock when it wakes. If the lock is held, the thread
+    has to wait once more, which the kernel counts. The length of that wait does not matter, and so
+    the load of the machine does not, either.
 
     Args:
         max_samples: number of samples after which the thread ends; 0 for none, and no thread.
@@ -95,40 +96,41 @@ class LockProbe:
     def _sample(self) -> None:
         """Take the samples, in the probe's thread, while pieces of work are being done."""
         pauses = Random()  # not the generator that training seeds
-        resumes_at_s = 0.0
+        # Processor time of the other threads from which on a sample counts.
+        needed_work_s = 0.0
         while self._use.samples < self._max_samples:
             if not self._at_work.is_set():
                 self._at_work.wait()
                 if time.monotonic() - self._begun_s >= sys.getswitchinterval():
-                    # After that time, Python takes the lock from the work for this thread.
-                    resumes_at_s = _worked_s() + _MIN_PROGRESS_S
+                    # This thread waited that long for the lock until Python took it from the work.
+                    needed_work_s = _work_of_others_s() + _MIN_PROGRESS_S
             if self._is_closed:
                 return
             is_held = _is_held_after(pauses.uniform(_MIN_PAUSE_S, _MAX_PAUSE_S))
             # On a busy machine, the thread that gave the lock to this one may not have run since.
-            # Such a sample would pass for work that does not need the lock.
-            worked_s = _worked_s()
-            if worked_s < resumes_at_s or not self._at_work.is_set():
+            # The sample would then count as work that does not need the lock.
+            work_s = _work_of_others_s()
+            if work_s < needed_work_s or not self._at_work.is_set():
                 continue
             self._use += LockUse(1, int(is_held))
-            resumes_at_s = worked_s + _MIN_PROGRESS_S if is_held else 0.0
+            needed_work_s = work_s + _MIN_PROGRESS_S if is_held else 0.0
 
 
 def _is_held_after(pause_s: float) -> bool:
     """Sleep; return True if this thread then had to wait for the lock.
 
-    Also if the kernel does not count waits.
+    Also return True if the kernel does not count waits.
     """
-    waits = _waits()
+    waits = _voluntary_waits()
     time.sleep(pause_s)
-    return _waits() - waits != 1  # the sleep is one
+    return _voluntary_waits() - waits != 1  # the sleep is one
 
 
-def _worked_s() -> float:
+def _work_of_others_s() -> float:
     """Return the processor time of this process's other threads."""
     return time.process_time() - time.thread_time()
 
 
-def _waits() -> int:
+def _voluntary_waits() -> int:
     """Return how often this thread has waited for anything but a processor."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

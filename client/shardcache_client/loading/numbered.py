@@ -1,6 +1,6 @@
-"""Batches of samples with numbers for a training loop, from any number on.
+"""Batches of numbered samples for a training loop, from any batch on.
 
-They are made here, by threads or by processes.
+They are made by this thread, by other threads or by processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardcache_client.loading.workers import Workers
 from shardcache_client.order.dealing.deal import Deal
 from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.position.rank_state import StateForm
-from shardcache_client.reading.epochs.epoch_times import Made
+from shardcache_client.reading.epochs.epoch_times import BatchTimes
 
 
 @dataclass(eq=False, repr=False)
@@ -31,8 +31,8 @@ class BatchPosition:
         size: number of samples in a batch.
         form: of the rank's states.
         next: number of the next batch.
-        has_gaps: True if a batch had no good sample, and did not come: other ranks may have come
-            less far.
+        has_gaps: True if a batch had no good sample, and was left out: this rank may be ahead of
+            others.
     """
 
     batches: RankBatches
@@ -62,7 +62,7 @@ class BatchPosition:
         return max(0, self.batches.count - self.next)
 
     def note(self, number: int) -> None:
-        """Note that the batches up to a number are taken."""
+        """Note that the batches before a number are taken."""
         self.next = number
 
     def end(self) -> None:
@@ -70,13 +70,13 @@ class BatchPosition:
         self._ended = True
 
     def skip(self, batches: int) -> None:
-        """Have the next batches left out."""
+        """Leave out the next batches."""
         self.next = min(self.batches.count, self.next + batches)
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
         ended = self.is_read
-        # Once this rank has ended, so have all: unless batches that did not come have put it ahead.
+        # All ranks end together, unless batches that were left out have put this one ahead.
         is_in_step = self.rank.world_size == 1 or not self.has_gaps
         over = ended and is_in_step and self.form.ends_together(self.batches.progress, self.rank)
         progress = self.batches.after(self.next)
@@ -94,14 +94,15 @@ class NumberedBatches:
         self._workers = workers
 
     def is_usable(self, deal: Deal) -> bool:
-        """Return True if an iteration of this process can have its batches from here."""
-        # A state may have brought another seed than the workers know.
+        """Return True if these workers can make the batches of an iteration in this process."""
+        # A state that was loaded may have another seed than the workers know.
         return self._workers.are_of_this_process and self._workers.deal is deal
 
-    def read(self, position: BatchPosition) -> Generator[tuple[Any, int, Made]]:
-        """Yield each batch with the number of the next one, and the times of its making.
+    def read(self, position: BatchPosition) -> Generator[tuple[Any, int, BatchTimes]]:
+        """Yield each batch with the number of the next one, and the times of making it.
 
-        Batches that are skipped meanwhile are left out. Raises what making the batches raises.
+        Batches that the position skips in the meantime are left out. Raises what making the batches
+        raises.
         """
         bad = Bad()
         try:
@@ -110,22 +111,22 @@ class NumberedBatches:
             is_replaced = position.form.deal.even is not None
             report(position.epoch, bad.samples, bad.lost, repeated=is_replaced)
 
-    def _read(self, position: BatchPosition, bad: Bad) -> Generator[tuple[Any, int, Made]]:
+    def _read(self, position: BatchPosition, bad: Bad) -> Generator[tuple[Any, int, BatchTimes]]:
         """Yield the same as `read`, and note the bad samples."""
         is_over = False
         while not (is_over or position.is_read):
-            # From here on, and from another place if the user skips batches in between.
+            # Begun again at another batch whenever the user skips some.
             start = position.next
             task = BatchTask(position.batches.progress, position.rank)
-            with closing(self._workers.made(task, position.batches, start)) as made:
-                for number, each in enumerate(made, start):
-                    bad.samples += each.skipped
-                    bad.lost |= each.lost
-                    if each.batch is None:
+            with closing(self._workers.made(task, position.batches, start)) as batches:
+                for number, made in enumerate(batches, start):
+                    bad.samples += made.skipped
+                    bad.lost |= made.lost
+                    if made.batch is None:
                         position.note(number + 1)
                         position.has_gaps = True
                     else:
-                        yield each.batch, number + 1, each.times
-                    is_over = each.is_last
+                        yield made.batch, number + 1, made.times
+                    is_over = made.is_last
                     if is_over or position.next != number + 1:
                         break

@@ -1,6 +1,6 @@
 """Parts of a rank's work made by worker processes.
 
-A DataLoader over their numbers cares for order, memory and deaths.
+A DataLoader over the numbers of the parts sees to their order, their memory, and dead workers.
 """
 
 from __future__ import annotations
@@ -26,23 +26,34 @@ from shardcache_client.loading.worker_process import end_workers, hold_queues, p
 from shardcache_client.reading.epochs.epoch_plans import PlacesReader
 
 _MAX_WAITED_SHARE = 0.1
-"""Share of a part's time beyond which a wait for shards spoils its samples.
+"""Maximum share of a part's time spent waiting for shards for its lock samples to count.
 
-A wait needs no lock.
+A wait needs no lock, and would hide how much the work itself needs it.
 """
 
 
 class IssuedTask(NamedTuple):
-    """A task as it is issued to workers, with each number of a part that they are to make."""
+    """A task as workers get it, along with each number of a part that they are to make.
 
-    serial: int  # of the iteration, as a later one may have the same task
+    Attributes:
+        serial: number of the iteration, as a later one may have the same task.
+        task: the task itself.
+        is_watched: True to see whether making its parts holds Python's global lock.
+    """
+
+    serial: int
     task: Task
-    is_watched: bool  # True to see whether making its parts holds Python's global lock
+    is_watched: bool
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
-    """The issued task that a worker works on, with all that it holds for it."""
+class _OpenTask:
+    """The task that a worker works on, and the resources that it holds for it.
+
+    Attributes:
+        resources: closes them.
+        next: the number after that of the last part.
+    """
 
     issued: IssuedTask
     work: RankWork
@@ -50,11 +61,11 @@ class _Open:
     places: PlacesReader
     maker: Maker
     probe: LockProbe
-    held: ExitStack
-    next: int = 0  # the number after that of the last part
+    resources: ExitStack
+    next: int = 0
 
     def part(self, number: int) -> MadePart:
-        """Return a part. Raises the errors of reading and decoding."""
+        """Make a part. Raises the errors of reading and decoding."""
         self.next = number + 1
         self.probe.begin()
         raw = self.work.raw(number, self.places, self.session)
@@ -63,13 +74,13 @@ class _Open:
         if isinstance(made.batch, Chunk):
             made = made._replace(batch=Parcel.of(made.batch))
         times = made.times
-        if times.waited_s > _MAX_WAITED_SHARE * (times.ended_s - times.begun_s):
-            lock_use = LockUse()
+        if times.waited_s > _MAX_WAITED_SHARE * times.lasted_s:
+            lock_use = LockUse()  # no samples
         return MadePart(made, lock_use)
 
 
 class MadePart(NamedTuple):
-    """A part, and the use of Python's global lock by its making."""
+    """A part, and the use of Python's global lock while it was made."""
 
     made: MadeBatch
     lock_use: LockUse
@@ -78,71 +89,73 @@ class MadePart(NamedTuple):
 class PartsByTask(Dataset[MadePart]):
     """The parts of a rank's work by task and number, each made by the worker that is asked for it.
 
-    A worker reads on from the last number that it was asked for, so that numbers are to ascend.
+    A worker reads on from its last part, so the numbers that it is asked for have to ascend.
     """
 
     def __init__(self, reading: Reading, form: BatchForm, loader: str) -> None:
         self._reading = reading
         self._form = form
         self._loader = loader  # its name
-        self._open: _Open | None = None  # of the task that this worker made its last part of
+        self._open_task: _OpenTask | None = None  # of which this worker made its last part
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": None}
+        return self.__dict__ | {"_open_task": None}
 
-    def __getitem__(self, asked: tuple[IssuedTask, int]) -> MadePart:
-        issued, number = asked
-        found = self._open
-        if found is None or found.issued != issued or number < found.next:
+    def __getitem__(self, issued_part: tuple[IssuedTask, int]) -> MadePart:
+        issued, number = issued_part
+        open_task = self._open_task
+        if open_task is None or open_task.issued != issued or number < open_task.next:
             self.close()
-            found = self._open = self._opened(issued)
+            open_task = self._begin(issued)
+            self._open_task = open_task
         try:
-            part = found.part(number)
+            part = open_task.part(number)
         except BaseException:
             self.close()
             raise
-        workers = self._workers()
-        if number + workers >= found.work.count or part.made.is_last:
+        # Parts are made by the workers in turn.
+        next_number = number + self._workers()
+        if next_number >= open_task.work.count or part.made.is_last:
             self.close()
         return part
 
     def _workers(self) -> int:
-        """Return the number of workers among which this one is."""
+        """Return the number of worker processes, this one included."""
         info = get_worker_info()
         return 1 if info is None else int(info.num_workers)
 
-    def _opened(self, issued: IssuedTask) -> _Open:
+    def _begin(self, issued: IssuedTask) -> _OpenTask:
         """Begin a task. Raises the errors of a session."""
         info = get_worker_info()
         prepare(self._reading.form.handover)
         topology = issued.task.rank
         if info is not None:
             topology = replace(topology, worker=info.id, workers=info.num_workers)
-        shared = self._reading.sessions
-        identity = ReaderIdentity(shared.identity.job, topology, self._loader, self._form.places)
-        reading = replace(self._reading, sessions=replace(shared, identity=identity))
+        sessions = self._reading.sessions
+        identity = ReaderIdentity(sessions.identity.job, topology, self._loader, self._form.places)
+        reading = replace(self._reading, sessions=replace(sessions, identity=identity))
         work = issued.task.work(reading, self._form)
-        with ExitStack() as held:
-            maker = held.enter_context(work.open_maker(Skips(for_epoch(reading.on_error))))
-            session = held.enter_context(reading.sessions.borrow())
+        with ExitStack() as resources:
+            maker = resources.enter_context(work.open_maker(Skips(for_epoch(reading.on_error))))
+            session = resources.enter_context(reading.sessions.borrow())
             is_shared = self._workers() > 1
             reader = work.place_reader(session, is_shared=is_shared)
-            places = held.enter_context(closing(reader))
+            places = resources.enter_context(closing(reader))
             probe = LockProbe(MAX_SAMPLES if issued.is_watched else 0)
-            held.callback(probe.close)
-            return _Open(issued, work, session, places, maker, probe, held.pop_all())
-        raise AssertionError  # never reached; type checkers know that an ExitStack may swallow one
+            resources.callback(probe.close)
+            return _OpenTask(issued, work, session, places, maker, probe, resources.pop_all())
+        raise AssertionError  # for type checkers: an ExitStack might suppress an exception
 
     def close(self) -> None:
-        """Release what is held for the last task; the session stays for the next."""
-        found = self._open
-        self._open = None
-        if found is not None:
-            found.held.close()
+        """Release the resources of the last task; the session is kept for the next one."""
+        open_task = self._open_task
+        self._open_task = None
+        if open_task is not None:
+            open_task.resources.close()
 
 
-class _Numbers(Sampler[tuple[IssuedTask, int]]):
-    """The numbers of a task's parts. The task is set before each iteration."""
+class _PartNumbers(Sampler[tuple[IssuedTask, int]]):
+    """The numbers of a task's parts. Task and numbers are set before each iteration."""
 
     def __init__(self) -> None:
         self.issued: IssuedTask | None = None
@@ -162,20 +175,21 @@ class _Numbers(Sampler[tuple[IssuedTask, int]]):
 
 
 class ProcessPool:
-    """Worker processes that make the parts of one task.
-
-    If they persist, they make those of one task after another.
-    """
+    """Worker processes that make the parts of a task; of several if the workers persist."""
 
     def __init__(
         self, reading: Reading, form: BatchForm, loader: str, options: dict[str, Any]
     ) -> None:
-        self._numbers = _Numbers()
+        self._part_numbers = _PartNumbers()
         self._serial = 0
         self._pid = os.getpid()
         dataset = PartsByTask(reading, form, loader)
         self.loader: DataLoader[MadePart] = DataLoader(
-            dataset, batch_size=None, sampler=self._numbers, collate_fn=_as_it_is, **options
+            dataset,
+            batch_size=None,
+            sampler=self._part_numbers,
+            collate_fn=_unchanged,
+            **options,
         )
 
     @property
@@ -192,11 +206,11 @@ class ProcessPool:
         Raises what the workers raise, and torch's errors of their deaths.
         """
         self._serial += 1
-        self._numbers.issued = IssuedTask(self._serial, task, is_watched)
-        self._numbers.numbers = numbers
+        self._part_numbers.issued = IssuedTask(self._serial, task, is_watched)
+        self._part_numbers.numbers = numbers
         parts = iter(self.loader)
         hold_queues(parts)
-        are_intact = False  # the workers, which another iteration may use
+        are_intact = False  # True if another iteration may use the workers
         try:
             for part in parts:
                 yield _unpacked(part)
@@ -205,25 +219,22 @@ class ProcessPool:
             are_intact = True
             raise
         finally:
-            if not are_intact or self._numbers.are_over:
+            if not are_intact or self._part_numbers.are_over:
                 end_workers(self.loader, parts)
 
     def retire(self) -> None:
-        """Have the workers make only what they were asked for.
-
-        They end once that is taken.
-        """
-        self._numbers.are_over = True
+        """Ask the workers for no further parts. They end once those asked for are taken."""
+        self._part_numbers.are_over = True
 
 
 def _unpacked(part: MadePart) -> MadePart:
-    """Return a part with its chunk, if that came in a parcel."""
+    """Return a part with its chunk, which comes in a parcel; other parts as they are."""
     made = part.made
     if not isinstance(made.batch, Parcel):
         return part
     return part._replace(made=made._replace(batch=made.batch.value()))
 
 
-def _as_it_is(batch: Any) -> Any:
-    """Stand in for torch's collating: a worker's part is complete."""
+def _unchanged(batch: Any) -> Any:
+    """Replace torch's collating: a worker's part is complete."""
     return batch

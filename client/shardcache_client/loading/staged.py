@@ -5,6 +5,7 @@ Workers make chunks, of which this process makes batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
@@ -12,7 +13,7 @@ from itertools import islice
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
-from shardcache_client.batches.maker import collated
+from shardcache_client.batches.maker import MadeBatch, collated
 from shardcache_client.batches.rank_chunks import Chunk, RankChunks, Spot
 from shardcache_client.batches.rank_work import BatchForm, nothing_to_check
 from shardcache_client.batches.sample_run import report
@@ -22,7 +23,7 @@ from shardcache_client.loading.tasks import ChunkTask
 from shardcache_client.loading.workers import Workers
 from shardcache_client.order.dealing.deal import Deal
 from shardcache_client.position.staged_state import Reached
-from shardcache_client.reading.epochs.epoch_times import Made
+from shardcache_client.reading.epochs.epoch_times import BatchTimes
 from shardcache_client.stages.stage import Placed
 
 STAGED_CHUNK = 16
@@ -37,17 +38,20 @@ _AHEAD = 2
 BatchEnd: TypeAlias = tuple[Reached, bool]
 """End of a batch, and True if it is known to be the last."""
 
+StagedBatch: TypeAlias = tuple[Any, BatchEnd, BatchTimes]
+"""A batch as it is collated, with its end and the times of making it."""
 
-class Staged(NamedTuple):
+
+class StagedWork(NamedTuple):
     """One rank's epoch, or its rest, to be made.
 
     Attributes:
-        epoch: its items, and the states.
-        chunks: of its samples, which workers make.
-        task: the work of making these, for worker processes.
+        staged_epoch: the items that the stage makes, and the states between them.
+        chunks: of the samples, which workers make.
+        task: makes the same chunks in worker processes.
     """
 
-    epoch: StagedEpoch
+    staged_epoch: StagedEpoch
     chunks: RankChunks
     task: ChunkTask
 
@@ -56,21 +60,21 @@ class StagedPosition:
     """A rank's position among the batches of an epoch."""
 
     def __init__(
-        self, staged: Staged, form: StagedForm, batch_form: BatchForm, *, is_over: bool
+        self, work: StagedWork, form: StagedForm, batch_form: BatchForm, *, is_over: bool
     ) -> None:
-        self.staged = staged
+        self.work = work
         self._form = form
         self._batch_form = batch_form
-        self._reached = staged.task.resume.reached
-        self._ended = is_over
+        self._reached = work.task.resume.reached
+        self._is_over = is_over
 
     def __repr__(self) -> str:
-        return f"StagedPosition({self._reached!r}, ended={self._ended})"
+        return f"StagedPosition({self._reached!r}, is_over={self._is_over})"
 
     @property
     def epoch(self) -> int:
         """The epoch that is being read."""
-        return self.staged.epoch.epoch
+        return self.work.staged_epoch.epoch
 
     @property
     def deal(self) -> Deal:
@@ -80,7 +84,7 @@ class StagedPosition:
     @property
     def is_read(self) -> bool:
         """True if there are known to be no more batches."""
-        return self._ended
+        return self._is_over
 
     @property
     def batches_left(self) -> int:
@@ -88,32 +92,29 @@ class StagedPosition:
 
         It is a maximum if samples may be left out.
         """
-        samples = self.staged.epoch.samples_left(self._reached)
+        samples = self.work.staged_epoch.samples_left(self._reached)
         size = self._batch_form.places
         if self._batch_form.drop_last:
             return samples // size
-        return -(-samples // size)
+        return math.ceil(samples / size)
 
     @property
     def may_wait_for_ranks(self) -> bool:
-        """True if the stage waits for other ranks.
-
-        The training loop must not leave these behind in a thread.
-        """
-        return self._form.stage is not None and self.staged.task.rank.world_size > 1
+        """True if the stage waits for other ranks, so that no thread may run it ahead."""
+        return self._form.stage is not None and self.work.task.rank.world_size > 1
 
     def note(self, end: BatchEnd) -> None:
-        """Note where the batch that is taken ends."""
-        self._reached, self._ended = end
+        """Note that the batch with this end is taken."""
+        self._reached, self._is_over = end
 
     def end(self) -> None:
         """Note that there are no more batches."""
-        self._ended = True
+        self._is_over = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
-        over = self._ended and self._form.ends_together(self.staged.task.rank)
-        return self.staged.epoch.state(self._reached, ended=self._ended, over=over).to_json()
+        over = self._is_over and self._form.ends_together(self.work.task.rank)
+        return self.work.staged_epoch.state(self._reached, ended=self._is_over, over=over).to_json()
 
 
 class StagedBatches:
@@ -129,142 +130,161 @@ class StagedBatches:
         self._form = form
 
     def is_usable(self, deal: Deal) -> bool:
-        """Return True if an iteration of this process can have its batches from here."""
+        """Return True if these workers can make the batches of an iteration in this process."""
         return self._workers.are_of_this_process and self._workers.deal == deal
 
-    def read(self, position: StagedPosition) -> Generator[tuple[Any, BatchEnd, Made]]:
-        """Yield each batch with its end, and the times of its making.
-
-        Raises what making it raises.
-        """
+    def read(self, position: StagedPosition) -> Generator[StagedBatch]:
+        """Yield the batches from a position on. Raises what making them raises."""
         if position.is_read:
             return
-        staged = position.staged
-        chunks = _Chunks(staged)
-        read = partial(self._batches_of_items, staged, chunks)
+        work = position.work
+        samples = _ChunkSamples(work)
+        read = partial(self._uncollated_batches, work, samples)
         if self._workers.are_any and not position.may_wait_for_ranks:
             begin = self._workers.preparation()
-            made = made_by_threads(read, self._made, threads=1, ahead=_AHEAD, begin=begin)
+            made = made_by_threads(read, self._collate, threads=1, ahead=_AHEAD, begin=begin)
         else:
-            made = self._made_here(read(nothing_to_check))
+            made = self._collate_here(read(nothing_to_check))
         try:
             with closing(made):
                 yield from made
         finally:  # also of an epoch that is left early
-            report(position.epoch, chunks.skipped, chunks.lost, repeated=False)
+            report(position.epoch, samples.skipped, samples.lost, repeated=False)
 
-    def _batches_of_items(
-        self, staged: Staged, chunks: _Chunks, check: Callable[[], None]
-    ) -> Generator[_Items]:
-        """Yield the items of each batch, which are not put together yet."""
-        made = self._workers.made(staged.task, staged.chunks, 0)
-        with closing(made):
-            items = staged.epoch.items(chunks.samples(made, check))
+    def _uncollated_batches(
+        self, work: StagedWork, samples: _ChunkSamples, check: Callable[[], None]
+    ) -> Generator[_UncollatedBatch]:
+        """Yield the items of each batch.
+
+        Args:
+            check: is called before each chunk, and may raise to end the batches.
+        """
+        chunks = self._workers.made(work.task, work.chunks, 0)
+        with closing(chunks):
+            items = work.staged_epoch.items(samples.of(chunks, check))
             size = self._form.places
             while batch := list(islice(items, size)):
                 if len(batch) < size and self._form.drop_last:
                     return
-                end = (staged.epoch.reached, staged.epoch.is_read)
-                yield _Items(batch, end, chunks.times())
+                end = (work.staged_epoch.reached, work.staged_epoch.is_read)
+                yield _UncollatedBatch(batch, end, samples.take_times())
 
-    def _made_here(self, batches: Generator[_Items]) -> Generator[tuple[Any, BatchEnd, Made]]:
-        """Yield the batches, each put together by this thread when it is asked for."""
+    def _collate_here(self, batches: Generator[_UncollatedBatch]) -> Generator[StagedBatch]:
+        """Yield the batches, each collated by this thread when it is asked for."""
         with closing(batches):
-            for items in batches:
-                yield self._made(items)
+            for uncollated in batches:
+                yield self._collate(uncollated)
 
-    def _made(self, read: _Items) -> tuple[Any, BatchEnd, Made]:
-        """Put a batch together."""
+    def _collate(self, uncollated: _UncollatedBatch) -> StagedBatch:
+        """Make a batch of its items, or of its one item if that is a batch already."""
         begun_s = monotonic()
-        items = read.items
+        items = uncollated.items
         samples = items[0] if self._form.size is None else items
         batch = self._workers.pinned(collated(self._form.collate, samples))
-        return batch, read.end, read.times.made(len(items), begun_s, monotonic())
+        times = uncollated.times.of_batch(len(items), begun_s, monotonic())
+        return batch, uncollated.end, times
 
 
-class _Times(NamedTuple):
-    """The times of making the chunks of a batch."""
+class _ChunkTimes(NamedTuple):
+    """The times of making the chunks of a batch.
 
-    begun_s: float | None
-    waited_s: float
-    decoding_s: float
+    Attributes:
+        begun_s: when the first chunk was begun; None without chunks.
+        waited_s: sum over all chunks.
+        decoding_s: sum over all chunks.
+    """
 
-    def made(self, samples: int, begun_s: float, ended_s: float) -> Made:
+    begun_s: float | None = None
+    waited_s: float = 0.0
+    decoding_s: float = 0.0
+
+    def of_batch(self, samples: int, collating_begun_s: float, ended_s: float) -> BatchTimes:
         """Return the times of a batch of these chunks.
 
         Args:
             samples: number of samples of the batch.
-            begun_s: when its collating began.
-            ended_s: when that ended.
+            collating_begun_s: when its collating began.
+            ended_s: when the collating ended.
         """
-        first_s = begun_s if self.begun_s is None else min(self.begun_s, begun_s)
-        # Workers wait and decode side by side, so their seconds may add up to more than have
-        # passed: each sum gets its share of these.
+        begun_s = collating_begun_s
+        if self.begun_s is not None:
+            begun_s = min(self.begun_s, collating_begun_s)
+        # Workers wait and decode at the same time, so their seconds may add up to more than have
+        # passed: then each sum is scaled down.
         spent_s = self.waited_s + self.decoding_s
-        share = min(1.0, (begun_s - first_s) / spent_s) if spent_s else 0.0
-        return Made(
+        scale = min(1.0, (collating_begun_s - begun_s) / spent_s) if spent_s else 0.0
+        return BatchTimes(
             samples=samples,
-            begun_s=first_s,
+            begun_s=begun_s,
             ended_s=ended_s,
-            waited_s=share * self.waited_s,
-            decoding_s=share * self.decoding_s,
-            collating_s=ended_s - begun_s,
+            waited_s=scale * self.waited_s,
+            decoding_s=scale * self.decoding_s,
+            collating_s=ended_s - collating_begun_s,
         )
 
 
-class _Items(NamedTuple):
-    """The items of a batch, its end, and the times of making its chunks."""
+class _UncollatedBatch(NamedTuple):
+    """The items of a batch, its end, and the times of making the chunks of its samples."""
 
     items: list[Any]
     end: BatchEnd
-    times: _Times
+    times: _ChunkTimes
 
 
-class _Chunks:
-    """The samples of chunks, one after another, and the times that it took to make these."""
+class _ChunkSamples:
+    """The samples of chunks, one after another, and the times of making these.
 
-    def __init__(self, staged: Staged) -> None:
-        self._staged = staged
+    Attributes:
+        skipped: number of samples that were skipped.
+        lost: urls of the shards that were skipped.
+    """
+
+    def __init__(self, work: StagedWork) -> None:
         self.skipped = 0
         self.lost: set[str] = set()
-        self._times = _Times(None, 0.0, 0.0)
+        self._work = work
+        self._times = _ChunkTimes()
 
-    def samples(self, made: Iterator[Any], check: Callable[[], None]) -> Iterator[Placed]:
-        """Yield the samples. Raises ShardError if all have come, and none of them was good.
+    def of(self, parts: Iterator[MadeBatch], check: Callable[[], None]) -> Iterator[Placed]:
+        """Yield the samples of chunks, which are the batches of some parts.
 
         Args:
+            parts: made by the workers.
             check: is called before each chunk, and may raise to end it.
+
+        Raises ShardError if all samples have come, and none of them was good.
         """
-        staged = self._staged
-        begun = staged.epoch.begun
-        reached = staged.task.resume.reached
-        last = Spot(reached.mark.place, reached.step.share)
-        for each in made:
+        steps = self._work.staged_epoch.begun
+        reached = self._work.task.resume.reached
+        last_good = Spot(reached.mark.place, reached.step.share)
+        for part in parts:
             check()
-            chunk: Chunk = each.batch
-            self.skipped += each.skipped
-            self.lost |= each.lost
-            self._note(each.times)
+            chunk: Chunk = part.batch
+            self.skipped += part.skipped
+            self.lost |= part.lost
+            self._add_times(part.times)
+            # A chunk lists the step in which it begins, which an earlier one may have listed.
             for step in chunk.steps:
-                if not begun or step.before > begun[-1].before:
-                    begun.append(step)
-            share = begun[-1].share if begun else 0
+                if not steps or step.before > steps[-1].before:
+                    steps.append(step)
+            share = steps[-1].share if steps else 0
             if chunk.items:
-                last = Spot(chunk.items[-1].place, share)
+                last_good = Spot(chunk.items[-1].place, share)
             else:
-                staged.chunks.check_progress(last, Spot(chunk.end, share), chunk.first_error)
+                end = Spot(chunk.end, share)
+                self._work.chunks.check_progress(last_good, end, chunk.first_error)
             yield from chunk.items
-            if each.is_last:
+            if part.is_last:
                 return
 
-    def _note(self, times: Made) -> None:
+    def _add_times(self, times: BatchTimes) -> None:
         """Add the times of a chunk."""
         begun_s, waited_s, decoding_s = self._times
         first_s = times.begun_s if begun_s is None else begun_s
-        self._times = _Times(first_s, waited_s + times.waited_s, decoding_s + times.decoding_s)
+        self._times = _ChunkTimes(first_s, waited_s + times.waited_s, decoding_s + times.decoding_s)
 
-    def times(self) -> _Times:
+    def take_times(self) -> _ChunkTimes:
         """Return the times of making the chunks since the last call."""
         times = self._times
-        self._times = _Times(None, 0.0, 0.0)
+        self._times = _ChunkTimes()
         return times

@@ -1,7 +1,4 @@
-"""Tasks of a loader's workers in one iteration.
-
-They make a rank's batches, or the chunks that a stage regroups.
-"""
+"""Tasks of a loader's workers in one iteration: a rank's batches, or chunks for a stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program with torch: DataLoader workers read for it, and its ranks agree over torch's store."""
+"""A program with torch: it may have DataLoader workers, and its ranks agree over torch's store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TorchRuntime(Runtime):
     def rank_group(
         self, given: Topology | MeshRanks | None, urls: Sequence[str], timeout_s: float
     ) -> RankGroup:
-        """Return the ranks that read a dataset, in touch over torch's key-value store."""
+        """Return the ranks that read a dataset, which communicate over torch's key-value store."""
         return TorchRankGroup(given, urls, timeout_s)
 
     def counter(self) -> EpochCounter:
@@ -54,11 +54,11 @@ class TorchRuntime(Runtime):
 
     @property
     def is_asked_by_loader(self) -> bool:
-        """True in a worker, and if a StatefulDataLoader without workers is asking."""
+        """True in a worker, or if a StatefulDataLoader without workers asks for something."""
         return in_worker() or stateful_loader_asks()
 
     def loader_name(self) -> str:
-        """Return a name for the loader of this worker, unique on this node; "" in no worker."""
+        """Return a name for this worker's loader, unique on this node; "" outside of a worker."""
         worker = get_worker_info()
         if worker is None:
             return ""
@@ -67,7 +67,7 @@ class TorchRuntime(Runtime):
         return f"{container}-{os.getppid()}-{_loader_seed(worker)}"
 
     def prepare(self, handover: Handover | None) -> None:
-        """Prepare this process for reading samples that a handover passes on."""
+        """Prepare this process for reading samples; see `worker_process.prepare`."""
         prepare(handover)
 
     def asked_size(self, batch_size: int) -> int:
@@ -76,11 +76,10 @@ class TorchRuntime(Runtime):
         Args:
             batch_size: the dataset's, which is returned if no DataLoader asks.
         """
-        # A DataLoader does not tell its dataset the size: it is found on the call stack.
+        # A DataLoader does not tell its dataset the size. It is found on the call stack, in the
+        # first frame outside of this package.
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(
-            "shardcache_client."
-        ):
+        while frame is not None and _is_ours(frame):
             frame = frame.f_back
         if frame is None or frame.f_code.co_qualname != "_IterableDatasetFetcher.fetch":
             return batch_size
@@ -97,13 +96,19 @@ class TorchRuntime(Runtime):
         return block
 
     def counting_remedy(self, manifest: Manifest) -> str:
-        """Return what a user can do, beside indexing, for ranks to be sure of the sample counts.
+        """Return a further remedy for ranks that cannot be sure of the sample counts, or "".
 
-        "" if there is nothing.
+        It is written after the advice to index the shards.
         """
         if manifest.uncounted:
             return ""
         return "; or initialise torch.distributed before creating the dataset"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Return True if a frame runs code of this package."""
+    module: str = frame.f_globals.get("__name__", "")
+    return module.startswith("shardcache_client.")
 
 
 def _loader_seed(worker: Any) -> int:

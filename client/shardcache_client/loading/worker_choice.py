@@ -1,4 +1,4 @@
-"""The kind of a loader's workers: with `workers="auto"`, threads if the global lock has room."""
+"""The kind of a loader's workers: with `workers="auto"`, threads if they rarely need the lock."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ log = logging.getLogger("shardcache")
 
 WorkerKind: TypeAlias = Literal["threads", "processes"]
 
-OF_PROCESSES = ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout")
+PROCESS_OPTIONS = ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout")
 """Options that have no effect on threads."""
 
-# Share of time for which threads and training may hold the lock, without long waits for it.
+# Share of time for which threads and training may hold the lock in total without long waits for it.
 _MAX_DEMAND = 0.5
 
-# Samples after which the shares are taken for known: of each worker, and of the training process.
+# Samples from which on the shares count as known: of each worker, and of the training process.
 _MIN_SAMPLES_A_WORKER = 60
 _MIN_SAMPLES_OF_STEPS = 100
 
-# Steps that take a smaller share of the time are not sampled: they count as holding the lock.
+# Steps that take a smaller share of the time need no samples: they count as holding the lock.
 _MIN_STEP_SHARE = 0.05
 
 
-def given_of_processes(options: Mapping[str, Any]) -> str | None:
-    """Return the name of an option of worker processes that is given, if there is one."""
-    return next((name for name in OF_PROCESSES if options.get(name)), None)
+def process_option_in(options: Mapping[str, Any]) -> str | None:
+    """Return the name of an option for worker processes that is set, if there is one."""
+    return next((name for name in PROCESS_OPTIONS if options.get(name)), None)
 
 
 def has_global_lock() -> bool:
@@ -42,7 +42,7 @@ def has_global_lock() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedLockUse:
     """The use of the lock during a loader's first batches.
 
     Attributes:
@@ -67,8 +67,10 @@ class Seen:
         step_share = self.step_s / self.passed_s
         if step_share < _MIN_STEP_SHARE:
             return step_share
-        # Not the share of all time: the loop may have waited for its first shards.
-        return self.steps.share if self.steps.samples >= _MIN_SAMPLES_OF_STEPS else None
+        if self.steps.samples < _MIN_SAMPLES_OF_STEPS:
+            return None
+        # As if the loop did nothing but its steps: so far, it may have waited for its first shards.
+        return self.steps.share
 
     @property
     def demand(self) -> float | None:
@@ -80,7 +82,7 @@ class Seen:
 
     @property
     def kind(self) -> WorkerKind | None:
-        """The kind of workers that suits this use; None while too little has been seen."""
+        """The kind of workers that suits this use; None while too little has been observed."""
         demand = self.demand
         if demand is None:
             return None
@@ -91,19 +93,22 @@ class WorkerChoice:
     """The kind of one loader's workers, decided once. Can be pickled.
 
     Attributes:
-        kind: None until it is decided; meanwhile, watched processes make the batches.
+        kind: None until it is decided; until then, watched processes make the batches.
     """
 
     def __init__(self, kind: WorkerKind | None, workers: int) -> None:
         self.kind = kind
-        self._seen = Seen(workers)
+        self._observed = ObservedLockUse(workers)
 
     def __repr__(self) -> str:
         return f"WorkerChoice({self.kind})"
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> WorkerChoice:
-        """Return the choice of a loader with these options, as given, but for num_workers."""
+        """Return the choice of a loader with these options.
+
+        They are as the user gave them, except for the number of workers, which is known.
+        """
         kind: WorkerKind | Literal["auto"] = options["workers"]
         workers: int = options["num_workers"]
         if kind != "auto":
@@ -111,22 +116,22 @@ class WorkerChoice:
         if not workers:
             return cls("processes", workers)
         choice = cls(None, workers)
-        given = given_of_processes(options)
-        if given:
-            choice._decide("processes", f"{given} is given")
+        option = process_option_in(options)
+        if option:
+            choice._decide("processes", f"{option} is given")
         elif not has_global_lock():
             choice._decide("threads", "this Python has no global lock")
         return choice
 
     @property
     def is_open(self) -> bool:
-        """True while it is not decided."""
+        """True while the kind is not decided."""
         return self.kind is None
 
     def note_making(self, use: LockUse) -> None:
-        """Note the use of the lock while a batch was made, and decide if that is enough."""
-        self._seen = replace(self._seen, making=self._seen.making + use)
-        kind = self._seen.kind
+        """Note the use of the lock while a batch was made; decide once enough has been observed."""
+        self._observed = replace(self._observed, making=self._observed.making + use)
+        kind = self._observed.kind
         if self.is_open and kind is not None:
             self._decide(kind, self._reason())
 
@@ -135,28 +140,30 @@ class WorkerChoice:
 
         Args:
             use: of the lock during the step.
-            step_s: its time.
-            passed_s: time since the end of the one before it.
+            step_s: time of the step.
+            passed_s: time since the end of the step before it.
         """
-        seen = self._seen
-        self._seen = replace(
-            seen,
-            steps=seen.steps + use,
-            step_s=seen.step_s + step_s,
-            passed_s=seen.passed_s + passed_s,
+        observed = self._observed
+        self._observed = replace(
+            observed,
+            steps=observed.steps + use,
+            step_s=observed.step_s + step_s,
+            passed_s=observed.passed_s + passed_s,
         )
 
     def _reason(self) -> str:
-        seen = self._seen
-        training = seen.training_demand or 0.0
+        """Return a clause about what was observed, for the log."""
+        making = self._observed.making.share
+        training = self._observed.training_demand or 0.0
         return (
-            f"making batches holds Python's global lock for {seen.making.share:.0%} of the time "
+            f"making batches holds Python's global lock for {making:.0%} of the time "
             f"of each worker, and the training loop for {training:.0%}"
         )
 
-    def _decide(self, kind: WorkerKind, why: str) -> None:
+    def _decide(self, kind: WorkerKind, reason: str) -> None:
+        """Set the kind, and log it with its reason."""
         self.kind = kind
-        log.info('workers="auto": the loader\'s workers are %s, as %s', kind, why)
+        log.info('workers="auto": the loader\'s workers are %s, as %s', kind, reason)
 
 
 class StepWatch:
@@ -185,5 +192,5 @@ class StepWatch:
         self._ended_s = now_s
 
     def close(self) -> None:
-        """End watching."""
+        """Stop watching."""
         self._probe.close()

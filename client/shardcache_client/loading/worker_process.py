@@ -1,6 +1,6 @@
 """The process of a DataLoader's worker: its end, and the memory that it keeps.
 
-It ends with the trainer, or at its command.
+It ends with the trainer's process, or when the loader ends it.
 """
 
 import ctypes
@@ -32,22 +32,22 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 
-# By default glibc returns the top of the heap to the kernel once 128 KiB of it are free, or twice
-# the largest mapped block freed so far. A batch is larger, so all its pages were faulted in again,
-# which took longer than the copy.
+# By default, glibc returns the top of the heap to the kernel once 128 KiB of it are free, or twice
+# the size of the largest mapped block freed so far. A batch is larger, so all pages of each batch
+# would be faulted in again, which takes longer than copying the batch.
 _MAX_KEPT_BYTES = 128 * _MIB
 
 # A trim keeps this much. It must be well below 64 MiB, the size of the segments of other threads'
 # heaps: glibc removes a free segment only if this much is free in the previous one, so with 64 MiB
 # such heaps would never shrink.
-_LEFT_BY_TRIM_BYTES = 16 * _MIB
+_KEPT_BY_TRIM_BYTES = 16 * _MIB
 
-# Setting one of the others stops glibc's own adjustment of the size above which a block is mapped,
-# and so returned, separately: it would stay at 128 KiB, or at the largest freed so far. 32 MiB is
-# the adjustment's upper limit.
+# Size from which on a block is mapped, and returned to the kernel, by itself. Setting the other two
+# parameters stops glibc from adjusting this one, which would stay at 128 KiB or what it is by now.
+# 32 MiB is the upper limit of glibc's adjustment.
 _MIN_MAPPED_BYTES = 32 * _MIB
 
-_VARIABLES_OF_GLIBC = (
+_GLIBC_VARIABLES = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_TOP_PAD_",
     "MALLOC_MMAP_THRESHOLD_",
@@ -59,7 +59,7 @@ def prepare(handover: "Handover | None") -> None:
     """Prepare this process, which may be a worker, for reading samples.
 
     Args:
-        handover: passes them on to the trainer; None if they stay in this process.
+        handover: passes samples on to the trainer; None if they stay in this process.
     """
     if in_worker():
         end_with_trainer()
@@ -68,7 +68,7 @@ def prepare(handover: "Handover | None") -> None:
         return
     from shardcache_client.sharing.buffer import Buffer, pass_on
 
-    # torch documents the map as its point of extension; this is the one of this process.
+    # torch documents this map, which each process has, as its point of extension.
     default_collate_fn_map[Buffer] = pass_on
     if not in_worker():
         handover.acks.receive_here()
@@ -78,9 +78,9 @@ def prepare(handover: "Handover | None") -> None:
 def end_with_trainer() -> None:
     """End this worker's process as soon as its trainer has ended, even by SIGKILL.
 
-    torch's own check comes between two batches only. A worker whose batches fill the pipe to its
-    dead trainer would stay, as would its leases and whatever sockets it has inherited: its siblings
-    hold the pipe's other end.
+    torch checks for that only between two batches. A worker that waits because its batches fill the
+    pipe to the dead trainer would stay for ever, as its siblings hold the other end of the pipe;
+    and with it its leases, and the sockets that it has inherited.
     """
     trainer = parent_process()
     if trainer is None or trainer.pid is None:
@@ -113,41 +113,41 @@ def keep_freed_memory() -> None:
     parameters.
     """
     library, _ = platform.libc_ver()
-    if library != "glibc" or not is_wanted(os.environ):
+    if library != "glibc" or not may_tune_malloc(os.environ):
         return
 
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(_M_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT_BYTES)
-    mallopt(_M_TOP_PAD, _LEFT_BY_TRIM_BYTES)
+    mallopt(_M_TOP_PAD, _KEPT_BY_TRIM_BYTES)
 
 
-def is_wanted(env: Mapping[str, str]) -> bool:
+def may_tune_malloc(env: Mapping[str, str]) -> bool:
     """Return True unless the environment disables tuning or sets glibc's parameters itself."""
     if env.get(TUNE_MALLOC_ENV) == "0":
         return False
     if "glibc.malloc." in env.get("GLIBC_TUNABLES", ""):
         return False
-    return not any(name in env for name in _VARIABLES_OF_GLIBC)
+    return not any(name in env for name in _GLIBC_VARIABLES)
 
 
-# Of a cycle such as a trainer and its loader, Python may close the queues before torch tells the
-# workers over them to end: each would be waited for until it looks by itself, which is 5 s. Held
-# here, they are not part of the cycle.
+# Where a trainer and its loader refer to each other, the garbage collector may close the queues
+# before torch has sent the workers over them the order to end. Torch would then wait up to 5 s for
+# each worker to look by itself. References from here keep the queues out of the cycle.
 _queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 
 
 def hold_queues(batches: Iterator[Any]) -> None:
-    """Hold the queues to the workers of a DataLoader's iteration, if it has any."""
+    """Keep the queues to the workers of a DataLoader's iteration, if it has any."""
     queues = getattr(batches, "_index_queues", None)
     if queues is not None:
         _queues_of_workers[batches] = queues
 
 
 def end_workers(loader: DataLoader[Any], batches: Iterator[Any] | None) -> None:
-    """End the workers of an iteration that failed.
+    """End the workers of an iteration that failed, or is done.
 
-    Its error holds them, and a collector would wait for each.
+    An error of the iteration refers to it: the workers would only end when both are collected.
     """
     # A DataLoader with persistent workers keeps the iteration for the next one.
     loader._iterator = None  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""The workers of a loader, which make the parts of a rank's work.
+"""The workers of a loader, which make the parts of a rank's work: its batches, or chunks for them.
 
 They are threads or processes, or this process alone.
 """
@@ -19,11 +19,11 @@ from shardcache_client.loading.processes import ProcessPool
 from shardcache_client.loading.tasks import BatchTask, Task
 from shardcache_client.loading.worker_choice import WorkerChoice
 
-# Of the options of a DataLoader, those that say what its batches are, and not how worker processes
-# make them.
-_OF_BATCHES = ("batch_size", "drop_last", "workers", "in_order")
+# Options of a loader that are about its batches; all others are for the DataLoader over the worker
+# processes.
+_BATCH_OPTIONS = ("batch_size", "drop_last", "workers", "in_order")
 # Parts that each worker makes ahead, by default: as many as a DataLoader's.
-_PREFETCHED = 2
+_DEFAULT_PREFETCH = 2
 
 
 def _prepare_thread(device: int | None) -> None:
@@ -36,22 +36,22 @@ def _prepare_thread(device: int | None) -> None:
     """
     torch.set_num_threads(1)  # other threads have the other cores
     if device is not None:
-        # Pinning memory would begin to use the first one, on every rank.
+        # Without this, pinning memory would initialise the first device, on every rank.
         torch.accelerator.set_device_index(device)
 
 
-def _as_it_is(made: MadeBatch) -> MadeBatch:
+def _unchanged(made: MadeBatch) -> MadeBatch:
     return made
 
 
 class Workers:
-    """Makers of one task after another.
+    """Makes the parts of one task after another.
 
     Args:
         reading: of the dataset.
         form: of the batches.
         loader: name of the loader.
-        options: those of `ShardDataset.loader`, all given.
+        options: those of `ShardDataset.loader`, defaults filled in.
         choice: of the kind of workers.
 
     Attributes:
@@ -68,24 +68,27 @@ class Workers:
     ) -> None:
         self.deal = reading.deal
         self._count: int = options["num_workers"]
-        self._ahead = options.get("prefetch_factor") or _PREFETCHED
+        self._ahead = options.get("prefetch_factor") or _DEFAULT_PREFETCH
         self._pins = bool(options["pin_memory"]) and torch.accelerator.is_available()
         self._choice = choice
         self._pool: ProcessPool | None = None
         if self._count and choice.kind != "threads":
-            further = {name: value for name, value in options.items() if name not in _OF_BATCHES}
-            self._pool = ProcessPool(reading, form, loader, further)
+            process_options = {
+                name: value for name, value in options.items() if name not in _BATCH_OPTIONS
+            }
+            self._pool = ProcessPool(reading, form, loader, process_options)
 
     @property
     def are_of_this_process(self) -> bool:
-        """True unless this is a fork of the process that made this, with worker processes."""
+        """False in a fork of the process that made this object, if there are worker processes."""
         return self._pool is None or self._pool.is_of_this_process
 
     def made(self, task: Task, work: RankWork, start: int) -> Generator[MadeBatch]:
         """Yield the parts of a task from number `start` on; batches are pinned if that is wanted.
 
         Args:
-            work: the same as the task, for this process.
+            task: for worker processes.
+            work: the same work, for threads of this process.
 
         Raises what making them raises, and torch's errors of the deaths of processes.
         """
@@ -94,14 +97,14 @@ class Workers:
         taken = 0
         if self._pool is not None:
             numbers = range(start, work.count)
-            with closing(self._made_by_processes(self._pool, task, numbers)) as made:
-                for each in made:
+            with closing(self._made_by_processes(self._pool, task, numbers)) as parts:
+                for part in parts:
                     taken += 1
-                    yield each
+                    yield part
 
-        # Threads make the rest if they were chosen during the task.
+        # Threads make the rest, if they were chosen during the task, or all of it.
         if self._pool is None:
-            finish = self._pinned_part if isinstance(task, BatchTask) else _as_it_is
+            finish = self._pinned_part if isinstance(task, BatchTask) else _unchanged
             yield from work.made(
                 skip=start + taken,
                 threads=self._count,
@@ -133,13 +136,13 @@ class Workers:
         return self._count > 0
 
     def preparation(self) -> Callable[[], None]:
-        """Return what a thread is to call first, if it makes batches for the calling thread."""
+        """Return a function that each thread calls before it makes batches for the calling one."""
         if not self._pins:
             return partial(_prepare_thread, None)
         return partial(_prepare_thread, torch.accelerator.current_device_index())
 
     def pinned(self, batch: Any) -> Any:
-        """Return a batch that this process has made in pinned memory, if that is wanted."""
+        """Return a batch made by this process, copied to pinned memory if that is wanted."""
         if not self._pins:
             return batch
         return pin_memory(batch)  # type: ignore[no-untyped-call]

@@ -106,11 +106,7 @@ def select(
     """
     # By shard: a byte for each sample, 1 if the predicate is true.
     marks: defaultdict[int, bytearray] = defaultdict(bytearray)
-    for shard, row, url in rows_by_shard(manifest, rows):
-        try:
-            entries = list(entries_of(row, manifest[shard].url))
-        except _INVALID as exn:
-            raise _invalid(exn, url) from exn
+    for shard, entries in entries_by_shard(manifest, rows):
         marks[shard] += bytes(map(bool, map(predicate, entries)))
     choices = []
     for shard in range(len(manifest)):
@@ -124,6 +120,21 @@ def _marks_of(numbers: Sequence[int] | None, marks: bytearray) -> Sequence[int]:
     if numbers is None:
         return marks
     return [marks[number] for number in numbers]
+
+
+def entries_by_shard(
+    manifest: Manifest, rows: Iterable[tuple[str, Row]]
+) -> Iterator[tuple[int, list[IndexEntry]]]:
+    """Yield the samples of each row, with the number of their shard in a manifest.
+
+    Raises ConfigError as `rows_by_shard` does.
+    """
+    for shard, row, url in rows_by_shard(manifest, rows):
+        try:
+            entries = list(entries_of(row, manifest[shard].url))
+        except _INVALID as exn:
+            raise _invalid(exn, url) from exn
+        yield shard, entries
 
 
 def rows_by_shard(

@@ -18,7 +18,7 @@ from shardcache_client.order.rank_epoch import RankEpoch
 from shardcache_client.order.sequences.partition import Even
 from shardcache_client.order.sequences.rounds import Shuffle, Topology
 from shardcache_client.order.shards.manifest import Manifest
-from shardcache_client.reading.epochs.epoch_plans import PLANNED
+from shardcache_client.reading.epochs.epoch_plans import MAX_VISITS
 from support.cases import examples
 from support.programs.daemon import Daemon, eventually
 from support.shards.dealt import walk
@@ -119,7 +119,7 @@ def test_epoch_of_thousands_of_rounds_is_read_and_resumed_in_parts(
     daemon: Daemon, tmp_path: Path, window: int | None
 ) -> None:
     """A plan is a part of it; the samples are those of the deal, beyond the first part as well."""
-    counts, epoch_samples, taken = [1] * 6, 50_000, PLANNED + 50
+    counts, epoch_samples, taken = [1] * 6, 50_000, MAX_VISITS + 50
     index = write_indexed(tmp_path / "single", counts)
     deal = SampleDeal(counts, None if window is None else Shuffle(0, window), "pad", 1, epoch_samples)
     epoch = RankEpoch(deal.share(0, 0, Topology()), Manifest.of(ShardRef(f"{shard}", samples=1) for shard in range(6)))

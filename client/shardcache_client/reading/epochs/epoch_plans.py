@@ -28,15 +28,23 @@ if TYPE_CHECKING:
 # Errors of a single shard. Any other would affect the next shard as well.
 SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
 
-Read: TypeAlias = "Sample | Exception"
+# Maximum number of visits of a plan: the daemon keeps it in memory, and gets the next plan's shards
+# while it serves this one.
+MAX_VISITS = 4_000
+
+# Limit on open requests: the daemon stops reading from a session with too many, and a wide window
+# needs many shards.
+MAX_AT_ONCE = 8
+
+ReadResult: TypeAlias = "Sample | Exception"
 """A sample, or the error of the sample or its shard."""
 
 
 class PlacesReader(Protocol):
     """Reads the samples at the places of an epoch, in ascending order."""
 
-    def reads(self, start: int, stop: int) -> Iterator[Read]:
-        """Yield what is read at the places from `start` to `stop`.
+    def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
+        """Yield the results of reading the places from `start` to `stop`.
 
         Places may be left out, but not returned to.
         """
@@ -45,25 +53,18 @@ class PlacesReader(Protocol):
         """Release all that is held."""
 
 
-# Visits of a plan. The daemon keeps it in memory, and knows the next part while it serves this one.
-PLANNED = 4_000
-
-# Limit on open requests: the daemon stops reading from a session with too many, and a wide window
-# needs many shards.
-MAX_AT_ONCE = 8
-
-
 @dataclass(frozen=True, slots=True)
 class SampleForm:
     """The form in which a dataset's samples are read.
 
     Attributes:
         manifest: of the dataset.
-        view_of: returns the form of a shard, or of those beside it in a column.
+        view_of: returns the form of a shard's samples, by its number, or of their partners in the
+            column of a prefix.
         handover: passes the samples' values to other processes without a copy.
         sources: names of a mixture's sources, which its samples get.
         firsts: number in the manifest of each source's first shard.
-        scattered: where the samples are that are read one by one; None if there are none.
+        scattered: places of the samples that are read one by one; None if there are none.
     """
 
     manifest: Manifest
@@ -73,7 +74,7 @@ class SampleForm:
     firsts: Sequence[int] = ()
     scattered: ScatteredPlaces | None = None
 
-    def name(self, sample: Sample, shard: int) -> None:
+    def name_source(self, sample: Sample, shard: int) -> None:
         """Give a sample of a mixture the name of its source."""
         if self.sources:
             sample["__source__"] = self.sources[bisect_right(self.firsts, shard) - 1]
@@ -103,8 +104,8 @@ class EpochPlans:
         session: to be used by one thread at a time.
         form: of the samples.
         number: of the epoch, as the daemon's plan names it.
-        following: returns the shards of the next epoch. It must not refer to the session, which
-            keeps it.
+        following: returns the shards of the next epoch. The session keeps it, so it must not refer
+            to the session.
         check: is called now and then in a wait, and may raise to end it.
         is_shared: True if other processes read other places of this epoch, each by its own session.
     """
@@ -137,29 +138,29 @@ class EpochPlans:
         *,
         in_file_order: bool,
     ) -> ShardWindow:
-        """Release the shards of the last plan, and declare another; return its window.
+        """Release the shards of the last plan, declare another one, and return its window.
 
         Args:
             shards: of the plan, in the order of need.
-            later: returns the shards of the epoch after these; None if there are none. As for
-                `following`.
+            later: returns the shards of the epoch after these; None if there are none. It must not
+                refer to the session, either.
             in_file_order: True if each shard is read from its beginning to its end.
 
         Raises NoDaemonError if the daemon stays away for longer than the session's patience.
         """
         self.close()
         plan = Plan.of(self.form.manifest, self._number, shards, later or self._following)
-        # The samples of an arriving shard are there in file order; any other order needs the whole
-        # shard.
+        # The samples of an arriving shard come in file order; any other order needs all of it.
         partial = None if in_file_order else False
         self._window = self.form.declare(self._session, plan, partial=partial)
         self._session.on_wait = self._on_wait
         return self._window
 
     def _on_wait(self) -> None:
+        """In a wait, call `check`, which may end it, and free space that others may wait for."""
         self._check()
         if self._window is not None:
-            self._window.let_go()
+            self._window.release_settled()
 
     def close(self) -> None:
         """Release all shards."""

@@ -4,21 +4,22 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+# Parts of an epoch's time: the training step, and what the loop waits for.
 SHARES = ("step", "shards", "reading", "decoding", "collating", "handover")
 
 
-class Made(NamedTuple):
-    """The making of a batch by its reader.
+class BatchTimes(NamedTuple):
+    """The times of making one batch, in the process that made it.
 
-    Its clock is the training process's, being the system's monotonic one.
+    All processes share the clock, the system's monotonic one.
 
     Attributes:
-        samples: number of them.
-        begun_s: when it began.
+        samples: number of samples in the batch.
+        begun_s: when the making began.
         ended_s: when it ended.
-        waited_s: time of it that was spent waiting for shards.
-        decoding_s: time of it that was spent on decoding.
-        collating_s: time of it that was spent on collating.
+        waited_s: time in between that was spent waiting for shards.
+        decoding_s: time in between that was spent on decoding.
+        collating_s: time in between that was spent on collating.
     """
 
     samples: int
@@ -30,16 +31,17 @@ class Made(NamedTuple):
 
     @property
     def lasted_s(self) -> float:
-        """Time from its begin to its end."""
+        """Time from the beginning to the end."""
         return self.ended_s - self.begun_s
 
 
 class EpochTimes:
     """The time of one epoch, as the training loop passes it.
 
-    The loop waits for a batch until it is made, which it spends on whatever the batch's reader
-    does, in the proportions of the whole batch; before that, a worker has yet to begin, and after
-    it, to deliver. Work that is done while the loop is busy costs nothing.
+    A wait of the loop while its batch is being made counts as what the maker does, in the
+    proportions of the whole batch. A wait before that, for a worker to begin, or after it, for the
+    batch to be delivered, counts as "handover". Work that is done while the loop is busy costs
+    nothing.
     """
 
     def __init__(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,8 +52,8 @@ class EpochTimes:
         self._clock = clock
         self._since_s = clock()
 
-    def received(self, made: Made) -> None:
-        """Account for the time since the last step."""
+    def received(self, made: BatchTimes) -> None:
+        """Account for the time since the last step, which the loop waited for this batch."""
         now_s = self._clock()
         waited_s = max(0.0, made.ended_s - max(self._since_s, made.begun_s))
         parts = {
@@ -60,8 +62,9 @@ class EpochTimes:
             "collating": made.collating_s,
         }
         parts["reading"] = made.lasted_s - sum(parts.values())
-        for name, part_s in parts.items():
-            self._spent_s[name] += waited_s * part_s / (made.lasted_s or 1.0)
+        if made.lasted_s:
+            for name, part_s in parts.items():
+                self._spent_s[name] += waited_s * part_s / made.lasted_s
         self._spent_s["handover"] += now_s - self._since_s - waited_s
 
         self._since_s = now_s
@@ -95,6 +98,7 @@ class EpochTimes:
         ideal = numbers["ideal_samples_per_s"]
         if ideal is not None:
             rate += f" ({ideal:,.0f} if data were free)"
-        largest_first = sorted(numbers["shares"].items(), key=lambda item: -item[1])
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in largest_first)
-        return f"epoch {self.epoch}: {rate}; {numbers['seconds']:,.1f} s: {shares}"
+        shares = numbers["shares"]
+        largest_first = sorted(shares, key=shares.__getitem__, reverse=True)
+        percentages = ", ".join(f"{name} {shares[name]:.0%}" for name in largest_first)
+        return f"epoch {self.epoch}: {rate}; {numbers['seconds']:,.1f} s: {percentages}"

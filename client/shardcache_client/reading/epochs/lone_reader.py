@@ -11,18 +11,18 @@ from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.rank_epoch import SampleId
 from shardcache_client.order.shards.declared_plan import Plan
-from shardcache_client.reading.epochs.epoch_plans import SHARD_ERRORS, Read, SampleForm
+from shardcache_client.reading.epochs.epoch_plans import SHARD_ERRORS, ReadResult, SampleForm
 from shardcache_client.reading.leased.leased_shard import LeasedShard
 from shardcache_client.reading.leased.shard_window import ShardWindow
 from shardcache_client.reading.single.scattered_samples import ScatteredSamples
 from shardcache_client.stages.pipeline import Pipeline
 
 
-class ReadsSample(Protocol):
+class SampleReader(Protocol):
     """Reads single samples. Any thread."""
 
-    def read(self, sample: SampleId) -> Read:
-        """Return what is read of a sample."""
+    def read(self, sample_id: SampleId) -> ReadResult:
+        """Return a sample, or the error of reading it."""
 
     def close(self) -> None:
         """Release all that is held."""
@@ -31,8 +31,8 @@ class ReadsSample(Protocol):
 class LoneReader:
     """Reads single samples from their shards.
 
-    Its session is opened when one is needed. The shard of the last sample is kept open: the next
-    one is often beside it.
+    Its session is opened when it is first needed. The shard of the last sample stays open, as the
+    next sample is often in the same one.
     """
 
     def __init__(self, open_session: Callable[[], Session], form: SampleForm) -> None:
@@ -41,38 +41,38 @@ class LoneReader:
         self._session: Session | None = None
         self._window: ShardWindow | None = None
         self._shard: int | None = None  # number of the shard that is open
-        self._leased: LeasedShard | None = None
+        self._leased_shard: LeasedShard | None = None
         self._lock = threading.Lock()
 
-    def read(self, sample: SampleId) -> Read:
-        """Return what is read of a sample. Any thread."""
-        shard, number = sample
+    def read(self, sample_id: SampleId) -> ReadResult:
+        """Return a sample, or the error of reading it. Any thread."""
+        shard, number = sample_id
         with self._lock:
             try:
-                found = self._opened(shard).sample(number)
+                sample = self._open(shard).sample(number)
             except (SampleError, *SHARD_ERRORS) as exn:
                 return exn.with_traceback(None)
-        self._form.name(found, shard)
-        return found
+        self._form.name_source(sample, shard)
+        return sample
 
-    def _opened(self, shard: int) -> LeasedShard:
-        """Return a shard that is open, in place of the one that was."""
-        if self._leased is not None and self._shard == shard:
-            return self._leased
+    def _open(self, shard: int) -> LeasedShard:
+        """Return a shard that is open; it is opened in place of another one if need be."""
+        if self._leased_shard is not None and self._shard == shard:
+            return self._leased_shard
         if self._window is not None:
             self._window.empty()
-        self._leased = None
+        self._leased_shard = None
 
         if self._session is None:
             self._session = self._open_session()
         form = self._form
         plan = Plan.of(form.manifest, 0, [shard])
         self._window = form.declare(self._session, plan, partial=None)
-        leased = self._window.take(shard, form.manifest[shard].samples)
-        leased.open()
+        leased_shard = self._window.take(shard, form.manifest[shard].samples)
+        leased_shard.open()
         self._shard = shard
-        self._leased = leased
-        return leased
+        self._leased_shard = leased_shard
+        return leased_shard
 
     def close(self) -> None:
         """Close the session, if there is one."""
@@ -91,19 +91,19 @@ class LoneSamples:
         self._in_shards = LoneReader(sessions.open, form)
         self._by_range = ScatteredSamples(form.manifest, pipeline, sessions)
 
-    def read(self, sample: SampleId) -> Read:
-        """Return what is read of a sample. Any thread."""
+    def read(self, sample_id: SampleId) -> ReadResult:
+        """Return a sample, or the error of reading it. Any thread."""
         scattered = self._form.scattered
-        place = None if scattered is None else scattered.place(*sample)
+        place = None if scattered is None else scattered.place(*sample_id)
         if place is None:
-            return self._in_shards.read(sample)
-        shard, _ = sample
+            return self._in_shards.read(sample_id)
         try:
-            ((made, _),) = self._by_range.read([place])
+            (ranged,) = self._by_range.read([place])
         except (SampleError, *SHARD_ERRORS) as exn:
             return exn.with_traceback(None)
-        self._form.name(made, shard)
-        return made
+        shard, _ = sample_id
+        self._form.name_source(ranged.sample, shard)
+        return ranged.sample
 
     def close(self) -> None:
         """Close the sessions, if there are any."""

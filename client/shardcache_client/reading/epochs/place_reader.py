@@ -14,10 +14,10 @@ from shardcache.errors import SampleError
 from shardcache_client.order.rank_epoch import FileRun, RankEpoch, Visit
 from shardcache_client.reading.epochs.epoch_plans import (
     MAX_AT_ONCE,
-    PLANNED,
+    MAX_VISITS,
     SHARD_ERRORS,
     EpochPlans,
-    Read,
+    ReadResult,
 )
 from shardcache_client.reading.leased.leased_shard import LeasedShard
 from shardcache_client.reading.leased.shard_window import ShardWindow
@@ -25,13 +25,13 @@ from shardcache_client.samples.slicing import Sample
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _HeldVisit:
     """A shard that is held for a visit.
 
     Attributes:
         read: returns a sample by its number.
-        is_open: True once it was opened, or could not be.
-        error: for which it could not be opened, or read on.
+        is_open: True once opening it was tried.
+        error: why it cannot be opened, or read any further.
     """
 
     visit: Visit
@@ -57,69 +57,70 @@ class PlaceReader:
         self._epoch = epoch
         self._window: ShardWindow | None = None
         self._visits: Iterator[Visit] = iter(())  # of the plan, still to begin
-        self._next: Visit | None = None
+        self._next_visit: Visit | None = None
         self._planned_until = 0  # the place up to which the plan reaches
-        self._held: list[_Held] = []
-        self._held_by_shard: dict[int, _Held] = {}
-        self._change = 0  # the next place at which a shard is needed, or no longer
+        self._held: list[_HeldVisit] = []
+        self._held_by_shard: dict[int, _HeldVisit] = {}
+        self._next_change = 0  # the next place at which a shard is needed, or no longer
 
     def __repr__(self) -> str:
         return f"PlaceReader({self._epoch!r}, held={len(self._held)})"
 
-    def reads(self, start: int, stop: int) -> Iterator[Read]:
-        """Yield what is read at the places from `start` to `stop`.
+    def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
+        """Yield the results of reading the places from `start` to `stop`.
 
         Places may be left out, but not returned to.
         """
         if self._epoch.has_runs:
-            return self._in_order(start, stop)
-        return self._by_place(start, stop)
+            return self._read_runs(start, stop)
+        return self._read_mixed(start, stop)
 
-    def _in_order(self, start: int, stop: int) -> Iterator[Read]:
-        """Yield what is read where samples come in runs of their shards."""
-        number = start
+    def _read_runs(self, start: int, stop: int) -> Iterator[ReadResult]:
+        """Yield the results where samples come in runs of their shards, as in no mixture."""
+        place = start
         for run in self._epoch.runs(start, stop):
-            if number >= self._change:
-                self._move_on(number)
-            yield from self._run(self._opened(run.shard), run)
-            number += run.end - run.first
+            if place >= self._next_change:
+                self._move_on(place)
+            yield from self._read_run(self._opened(run.shard), run)
+            place += run.end - run.first
 
-    def _run(self, held: _Held, run: FileRun) -> Iterator[Read]:
-        """Yield what is read of a run; of a whole shard without a call for each sample."""
-        at = run.first
-        while at < run.end:
+    def _read_run(self, held: _HeldVisit, run: FileRun) -> Iterator[ReadResult]:
+        """Yield the results of a run; those of a whole shard without a call for each sample."""
+        number = run.first
+        while number < run.end:
             if held.error is not None:
                 yield held.error
-                at += 1
+                number += 1
                 continue
             try:
                 if held.leased_shard.is_whole and not held.leased_shard.beside:
-                    for sample in held.leased_shard.whole.samples(at, run.end):
-                        at += 1
+                    for sample in held.leased_shard.whole.samples(number, run.end):
+                        number += 1
                         yield sample
                 else:
-                    sample = held.read(at)
-                    at += 1
+                    sample = held.read(number)
+                    number += 1
                     yield sample
             except SampleError as exn:
-                at += 1
+                number += 1
                 yield exn.with_traceback(None)
             except SHARD_ERRORS as exn:
                 held.error = exn.with_traceback(None)
 
-    def _opened(self, shard: int) -> _Held:
-        """Return a held shard; it is opened first unless it was."""
+    def _opened(self, shard: int) -> _HeldVisit:
+        """Return a held shard, which is opened first if that was not tried yet."""
         held = self._held_by_shard[shard]
         if not held.is_open:
             self._open(held)
         return held
 
-    def _by_place(self, start: int, stop: int) -> Iterator[Read]:
-        """Yield what is read where samples of several shards are mixed."""
-        name = self._form.name if self._form.sources else None
+    def _read_mixed(self, start: int, stop: int) -> Iterator[ReadResult]:
+        """Yield the results where samples of several shards are mixed."""
+        name_source = self._form.name_source if self._form.sources else None
         for place, (shard, number) in enumerate(self._epoch.samples(start, stop), start):
-            if place >= self._change:
+            if place >= self._next_change:
                 self._move_on(place)
+            # As `_opened` does, without another call for each sample.
             held = self._held_by_shard[shard]
             if not held.is_open:
                 self._open(held)
@@ -135,8 +136,8 @@ class PlaceReader:
                 held.error = exn.with_traceback(None)
                 yield held.error
                 continue
-            if name is not None:
-                name(sample, shard)
+            if name_source is not None:
+                name_source(sample, shard)
             yield sample
 
     def close(self) -> None:
@@ -146,13 +147,13 @@ class PlaceReader:
         self._held_by_shard.clear()
 
     def _plan(self, start: int) -> None:
-        """Declare the shards of the places from `start` on, as many as a plan has."""
+        """Declare the shards of the places from `start` on, as many as a plan may have."""
         self.close()
-        # One more than the plan has shows where the plan ends.
-        following = list(islice(self._epoch.visits(start), PLANNED + 1))
-        visits = following[:PLANNED]
-        if len(following) > PLANNED:
-            self._planned_until = following[PLANNED].first
+        # The first visit beyond the plan shows where the plan ends.
+        following = list(islice(self._epoch.visits(start), MAX_VISITS + 1))
+        visits = following[:MAX_VISITS]
+        if len(following) > MAX_VISITS:
+            self._planned_until = following[MAX_VISITS].first
         else:
             self._planned_until = len(self._epoch)
         later = None
@@ -163,46 +164,46 @@ class PlaceReader:
         in_file_order = self._epoch.is_in_file_order
         self._window = self._plans.declare(shards, later, in_file_order=in_file_order)
         self._visits = iter(visits)
-        self._next = next(self._visits, None)
+        self._next_visit = next(self._visits, None)
 
-    def _move_on(self, number: int) -> None:
+    def _move_on(self, place: int) -> None:
         """Release the shards that are no longer needed at a place, and take those that are."""
-        if number >= self._planned_until:
-            self._plan(number)
+        if place >= self._planned_until:
+            self._plan(place)
         assert self._window is not None
 
-        past = [each for each in self._held if each.visit.end <= number]
+        past = [held for held in self._held if held.visit.end <= place]
         for held in past:
             self._held.remove(held)
             self._window.give_back(held.leased_shard)
 
         new = []
-        while self._next is not None and self._next.first <= number:
-            new.append(self._next)
-            self._next = next(self._visits, None)
+        while self._next_visit is not None and self._next_visit.first <= place:
+            new.append(self._next_visit)
+            self._next_visit = next(self._visits, None)
         waiting = len(new)
         for visit in new:
             self._window.ask(min(waiting, MAX_AT_ONCE))
-            self._take(self._window, visit, number)
+            self._take(self._window, visit, place)
             waiting -= 1
 
-        # Of two visits of a shard, the one that was begun first.
+        # Where two visits of a shard overlap, the one that began first is read.
         self._held_by_shard = {held.visit.shard: held for held in reversed(self._held)}
-        next_start = self._planned_until if self._next is None else self._next.first
-        self._change = min([next_start, *(held.visit.end for held in self._held)])
+        next_start = self._planned_until if self._next_visit is None else self._next_visit.first
+        self._next_change = min([next_start, *(held.visit.end for held in self._held)])
 
-    def _take(self, window: ShardWindow, visit: Visit, number: int) -> None:
-        """Take the next shard of the plan; one that was left out is given back unopened."""
+    def _take(self, window: ShardWindow, visit: Visit, place: int) -> None:
+        """Take the next shard of the plan, for its visit; give it back at once if that is past."""
         count = self._form.manifest[visit.shard].samples
         is_fresh = visit.is_whole and not self._plans.is_shared
         leased_shard = window.take(visit.shard, count, is_fresh=is_fresh)
-        if visit.end <= number:
+        if visit.end <= place:
             window.give_back(leased_shard)
         else:
-            self._held.append(_Held(visit, leased_shard, leased_shard.sample))
+            self._held.append(_HeldVisit(visit, leased_shard, leased_shard.sample))
 
-    def _open(self, held: _Held) -> None:
-        """Open a shard, or note the error for which it cannot be."""
+    def _open(self, held: _HeldVisit) -> None:
+        """Open a shard, or keep the error with which that fails."""
         assert self._window is not None
         held.is_open = True
         try:
@@ -217,5 +218,5 @@ class PlaceReader:
 
 
 def _shards_from(epoch: RankEpoch, start: int) -> Iterator[int]:
-    """Yield the shards of the plan from a place on."""
-    return (visit.shard for visit in islice(epoch.visits(start), PLANNED))
+    """Yield the shards of the next plan, which begins at a place."""
+    return (visit.shard for visit in islice(epoch.visits(start), MAX_VISITS))

@@ -1,4 +1,4 @@
-"""Reader of the places of a rank's epoch whose samples come in no order of their shards."""
+"""Reader of a rank's epoch whose samples come in any order, not shard by shard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardcache_client.reading.epochs.epoch_plans import (
     SHARD_ERRORS,
     EpochPlans,
     PlacesReader,
-    Read,
+    ReadResult,
 )
 from shardcache_client.reading.epochs.lone_reader import LoneReader
 from shardcache_client.reading.epochs.place_reader import PlaceReader
@@ -44,9 +44,9 @@ def reader_of(
     """Return a reader of an epoch's places, to be closed.
 
     Args:
-        session: is used for what is read ahead.
+        session: declares the plans, or reads the ranges.
         plans: of the epoch, by the same session.
-        sessions: for what takes another one.
+        sessions: opens further sessions where one is not enough.
         check: is called now and then in a wait, and may raise to end it.
     """
     places = plans.form.scattered
@@ -56,20 +56,20 @@ def reader_of(
     if are_all_scattered:
         return ScatteredReader(session, plans, places, epoch, sessions, check)
 
-    # The session has the plan of the other shards, so ranges take one of their own.
+    # The session has the plan of the other shards, so ranges need another session.
     reader = ScatteredReader(sessions.open(), plans, places, epoch, sessions, check)
     reader.read_others_by(PlaceReader(plans, epoch))
     return reader
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
-    """A place whose sample comes next, or soon.
+class _QueuedSample:
+    """A sample that comes next, or soon.
 
     Attributes:
-        number: of the place in the epoch.
-        sample: at the place.
-        span: of its bytes; None if they are read with their shard.
+        number: of its place in the epoch.
+        sample: which one it is.
+        span: its bytes; None if they are read with their shard.
         request: for the span.
     """
 
@@ -89,9 +89,9 @@ class _Asked:
 class ScatteredReader:
     """The samples at the places of a rank's epoch, each read by its range.
 
-    Those of some hundred places are requested ahead, within this run of places and the next ones:
-    these are taken to follow as the last ones did, since a worker makes every nth batch. Requests
-    for places that do not come after all are dropped.
+    Some hundred samples are requested ahead: those of the run of places that is read, and of the
+    runs that are expected next. As a worker makes every nth batch, runs are expected at the same
+    distance as the last two. Requests for places that do not come after all are dropped.
 
     Args:
         session: for the ranges, without leases.
@@ -121,34 +121,35 @@ class ScatteredReader:
         self._epoch = epoch
         self._check = check
         self._others: PlaceReader | None = None
-        self._lone = LoneReader(sessions.open, plans.form)  # of samples without a range
+        self._lone = LoneReader(sessions.open, plans.form)  # reads samples without a range
         self._ranges: SampleRanges | None = None
         self._last_start: int | None = None  # of the run that was read before
-        self._asked: deque[_Asked] = deque()
-        self._asked_bytes = 0
-        self._coming: Iterator[tuple[int, SampleId]] = iter(())  # to be requested next
+        self._queue: deque[_QueuedSample] = deque()
+        self._queued_bytes = 0
+        # Places whose samples are queued next.
+        self._coming: Iterator[tuple[int, SampleId]] = iter(())
 
     def __repr__(self) -> str:
-        return f"ScatteredReader({self._epoch!r}, asked={len(self._asked)})"
+        return f"ScatteredReader({self._epoch!r}, queued={len(self._queue)})"
 
     def read_others_by(self, others: PlaceReader) -> None:
-        """Have a reader read the samples of other shards: those of other sources of a mixture.
+        """Have another reader read the samples of sources that are read shard by shard.
 
-        From here on, this reader closes its session, which was opened for its ranges alone.
+        `close` then closes this reader's session as well, which was opened for its ranges alone.
         """
         self._others = others
 
-    def reads(self, start: int, stop: int) -> Iterator[Read]:
-        """Yield what is read at the places from `start` to `stop`.
+    def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
+        """Yield the results of reading the places from `start` to `stop`.
 
         Places may be left out, but not returned to.
         """
         self._expect(self._runs_from(start, stop))
         for _ in range(start, stop):
             self._ask_ahead()
-            asked = self._asked.popleft()
-            self._asked_bytes -= asked.size_bytes
-            yield self._read(asked)
+            queued = self._queue.popleft()
+            self._queued_bytes -= queued.size_bytes
+            yield self._read(queued)
         if self._ranges is not None:
             self._ranges.flush()
 
@@ -170,7 +171,7 @@ class ScatteredReader:
         step = size
         if self._last_start is not None:
             step = max(size, start - self._last_start)
-        # Of several workers, each learns from its second run how far apart its runs are.
+        # One of several workers knows how far apart its runs are only from the second run on.
         is_step_known = self._last_start is not None or not self._is_shared
         self._last_start = start
 
@@ -183,70 +184,71 @@ class ScatteredReader:
     def _expect(self, runs: Iterable[range]) -> None:
         """Have the places of some runs requested in this order, and drop requests for others."""
         runs = list(runs)
-        coming = chain.from_iterable(runs)
+        places = chain.from_iterable(runs)
         kept = 0
-        for asked, number in zip(self._asked, coming, strict=False):
-            if asked.number != number:
+        for queued, place in zip(self._queue, places, strict=False):
+            if queued.number != place:
                 break
             kept += 1
         self._drop_after(kept)
         self._coming = chain.from_iterable(map(self._samples_in, _without_first(kept, runs)))
 
     def _drop_after(self, kept: int) -> None:
-        """Drop all requests but the first `kept`."""
-        while len(self._asked) > kept:
-            asked = self._asked.pop()
-            self._asked_bytes -= asked.size_bytes
-            if asked.request is not None:
-                self._declared().drop(asked.request)
+        """Drop all queued samples but the first `kept`, with their requests."""
+        while len(self._queue) > kept:
+            queued = self._queue.pop()
+            self._queued_bytes -= queued.size_bytes
+            if queued.request is not None:
+                self._declared_ranges().drop(queued.request)
 
     def _samples_in(self, run: range) -> Iterator[tuple[int, SampleId]]:
         """Yield the places of a run, each with its sample."""
         return zip(run, self._epoch.samples(run.start, run.stop), strict=True)
 
     def _ask_ahead(self) -> None:
-        """Request samples until enough are requested, many by one message; at least one."""
-        if self._asked and not self._is_worth_a_message:
+        """Queue samples until enough are requested, many by one message; at least one."""
+        if self._queue and not self._is_worth_a_message:
             return
-        new: list[_Asked] = []
+        new: list[_QueuedSample] = []
         new_bytes = 0
         while True:
-            has_any = bool(self._asked or new)
+            has_any = bool(self._queue or new)
             if has_any and not self._may_ask_more(len(new), new_bytes):
                 break
             coming = next(self._coming, None)
             if coming is None:
                 break
             number, sample = coming
-            asked = _Asked(number, sample, self._places.place(*sample))
-            new.append(asked)
-            new_bytes += asked.size_bytes
+            queued = _QueuedSample(number, sample, self._places.place(*sample))
+            new.append(queued)
+            new_bytes += queued.size_bytes
         self._request(new)
-        self._asked += new
-        self._asked_bytes += new_bytes
+        self._queue += new
+        self._queued_bytes += new_bytes
 
     @property
     def _is_worth_a_message(self) -> bool:
         """True if so few samples are requested that a message can ask for many more."""
-        has_room = len(self._asked) <= MAX_ASKED - ASKED_TOGETHER
-        return has_room and self._asked_bytes <= _REFILL_BYTES
+        has_room = len(self._queue) <= MAX_ASKED - ASKED_TOGETHER
+        return has_room and self._queued_bytes <= _REFILL_BYTES
 
     def _may_ask_more(self, new: int, new_bytes: int) -> bool:
-        has_room = len(self._asked) + new < MAX_ASKED
-        return has_room and self._asked_bytes + new_bytes < _MAX_ASKED_BYTES
+        """Return True if samples may be added to the queue and these new ones."""
+        has_room = len(self._queue) + new < MAX_ASKED
+        return has_room and self._queued_bytes + new_bytes < _MAX_ASKED_BYTES
 
-    def _request(self, new: Iterable[_Asked]) -> None:
-        """Request those of some samples that are read by their ranges."""
-        by_range = [asked for asked in new if asked.span is not None]
-        ranges = [asked.span for asked in by_range if asked.span is not None]
-        if not ranges:
+    def _request(self, new: Iterable[_QueuedSample]) -> None:
+        """Request the bytes of those new samples that are read by their ranges."""
+        by_range = [queued for queued in new if queued.span is not None]
+        spans = [queued.span for queued in by_range if queued.span is not None]
+        if not spans:
             return
-        requests = self._declared().ask(ranges, needed=False)
-        for asked, request in zip(by_range, requests, strict=True):
-            asked.request = request
+        requests = self._declared_ranges().ask(spans, needed=False)
+        for queued, request in zip(by_range, requests, strict=True):
+            queued.request = request
 
-    def _declared(self) -> SampleRanges:
-        """Return the session's ranges, whose plan is declared by the first call."""
+    def _declared_ranges(self) -> SampleRanges:
+        """Return the session's ranges; the first call declares their plan."""
         if self._ranges is None:
             form = self._form
             self._ranges = SampleRanges(
@@ -257,24 +259,26 @@ class ScatteredReader:
 
     # Samples
 
-    def _read(self, asked: _Asked) -> Read:
-        shard, _ = asked.sample
-        if asked.request is None:
-            return self._read_from_shard(asked)
+    def _read(self, queued: _QueuedSample) -> ReadResult:
+        """Wait for a sample, and return it, or the error of reading it."""
+        if queued.request is None:
+            return self._read_from_shard(queued)
         try:
-            sample = self._declared().take(asked.request)
+            sample = self._declared_ranges().take(queued.request)
         except (SampleError, *SHARD_ERRORS) as exn:
             # Its traceback would keep the session of a reader that is gone.
             return exn.with_traceback(None)
-        self._form.name(sample, shard)
+        shard, _ = queued.sample
+        self._form.name_source(sample, shard)
         return sample
 
-    def _read_from_shard(self, asked: _Asked) -> Read:
-        shard, _ = asked.sample
+    def _read_from_shard(self, queued: _QueuedSample) -> ReadResult:
+        """Return a sample without a range, or the error of reading it."""
+        shard, _ = queued.sample
         if self._others is None or self._places.has(shard):
-            return self._lone.read(asked.sample)
-        (read,) = self._others.reads(asked.number, asked.number + 1)
-        return read
+            return self._lone.read(queued.sample)
+        (result,) = self._others.reads(queued.number, queued.number + 1)
+        return result
 
 
 def _without_first(places: int, runs: Iterable[range]) -> Iterator[range]:

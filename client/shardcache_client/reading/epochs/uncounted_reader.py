@@ -18,10 +18,10 @@ from shardcache_client.order.sequences.rounds import Piece
 from shardcache_client.order.uncounted import StepPlace, UncountedEpoch
 from shardcache_client.reading.epochs.epoch_plans import (
     MAX_AT_ONCE,
-    PLANNED,
+    MAX_VISITS,
     SHARD_ERRORS,
     EpochPlans,
-    Read,
+    ReadResult,
 )
 from shardcache_client.reading.leased.leased_shard import LeasedShard
 from shardcache_client.reading.leased.shard_window import ShardWindow
@@ -47,14 +47,14 @@ class _HeldPiece:
 class UncountedReader:
     """The samples at the places of a reader's epoch, read in ascending order.
 
-    Where a step begins depends on the shards before it. So a reader opens all of them, also those
-    of which it is asked for no place, or begins at a step whose place is known.
+    The place at which a step begins depends on the shards before it. So a reader opens all of them,
+    also those whose samples it is not asked for, or begins at a step whose place is known.
 
     Args:
         plans: of the epoch.
         epoch: of the reader.
         start: the step to begin at.
-        begun: gets the steps as they begin.
+        begun: to which steps are added as they begin.
 
     Raises NoDaemonError if the daemon stays away for longer than the session's patience.
     """
@@ -70,68 +70,71 @@ class UncountedReader:
         self._epoch = epoch
         self._begun = begun
         self._place = start.before  # the next place
-        self._reads = self._walk(start)
+        self._unread = self._all_samples(start)
 
     def __repr__(self) -> str:
         return f"UncountedReader({self._epoch!r}, place={self._place})"
 
-    def reads(self, start: int, stop: int) -> Iterator[Read]:
-        """Yield what is read at the places from `start` to `stop`, or to the end of the epoch.
+    def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
+        """Yield the results of reading the places from `start` to `stop`.
 
-        Places may be left out, but not returned to.
+        Ends earlier at the end of the epoch. Places may be left out, but not returned to.
         """
         while self._place < stop:
-            found = next(self._reads, None)
-            if found is None:
+            read = next(self._unread, None)
+            if read is None:
                 return
             place = self._place
             self._place += 1
             if place >= start:
-                yield found()
+                yield read()
 
     def steps(self, start: int) -> tuple[StepPlace, ...]:
-        """Return the steps that were begun, from the one that has the place `start` on."""
+        """Return the steps begun so far, from the one on that has the place `start`."""
         while len(self._begun) > 1 and self._begun[1].before <= start:
             self._begun.popleft()
         return tuple(self._begun)
 
     def close(self) -> None:
         """Release all shards."""
-        self._reads.close()
-        self._reads = _no_reads()  # else a cycle
+        self._unread.close()
+        self._unread = _no_samples()  # the generator refers to this object: a cycle
         self._plans.close()
 
-    # All places, one after another, each as a function that reads it
+    # The samples at all places, one after another: each is a function that reads it, which is not
+    # called for places that are left out.
 
-    def _walk(self, start: StepPlace) -> Generator[Callable[[], Read]]:
+    def _all_samples(self, start: StepPlace) -> Generator[Callable[[], ReadResult]]:
+        """Yield the samples of one share after another; end once every share was found empty."""
         share = start.share
         step = start.step
-        fruitless = 0
-        while self._epoch.has_share(share) and fruitless < self._epoch.shares:
+        empty_shares = 0
+        while self._epoch.has_share(share) and empty_shares < self._epoch.shares:
             before = self._place
-            yield from self._share(share, step)
+            yield from self._samples_of_share(share, step)
             if self._place > before:
-                fruitless = 0
-            elif step == 0:  # the end of a share says nothing of what is before it
-                fruitless += 1
+                empty_shares = 0
+            elif step == 0:  # a share that was begun further on may have samples before that step
+                empty_shares += 1
             share += 1
             step = 0
 
-    def _share(self, share: int, first: int) -> Iterator[Callable[[], Read]]:
+    def _samples_of_share(self, share: int, first: int) -> Iterator[Callable[[], ReadResult]]:
+        """Yield the samples of a share from the step `first` on."""
         mix = self._epoch.mix(share)
         if first >= mix.steps:
             return
-        window = self._declared(share, first)
+        window = self._declare(share, first)
         held: dict[int, _HeldPiece] = {}
         for step in range(first, mix.steps):
             self._begun.append(StepPlace(share, step, self._place))
             if self._epoch.is_mixed:
-                yield from self._mixed(window, mix, step, held)
+                yield from self._mixed_samples(window, mix, step, held)
             else:
-                yield from self._in_order(window, mix, step)
+                yield from self._samples_in_order(window, mix, step)
         window.empty()
 
-    def _declared(self, share: int, first: int) -> ShardWindow:
+    def _declare(self, share: int, first: int) -> ShardWindow:
         """Declare the shards of a share from a step on; return the window to read them through."""
         shards = self._epoch.shards(StepPlace(share, first))
         later = None
@@ -139,61 +142,67 @@ class UncountedReader:
             later = partial(_later_shards, self._epoch, share)
         return self._plans.declare(shards, later, in_file_order=not self._epoch.is_mixed)
 
-    # One shard after another, also those that are still arriving
-
-    def _in_order(self, window: ShardWindow, mix: Mix, step: int) -> Iterator[Callable[[], Read]]:
+    def _samples_in_order(
+        self, window: ShardWindow, mix: Mix, step: int
+    ) -> Iterator[Callable[[], ReadResult]]:
+        """Yield the samples of a step that is one shard, which may still be arriving."""
         shard = mix.pieces[step].shard
         is_fresh = not self._plans.is_shared
         leased = window.take(shard, None, (0, None), is_fresh=is_fresh)
         try:
             leased.open()
             window.ask(1)  # ahead, once nothing else is waited for
-            yield from self._arriving(leased)
+            yield from self._arriving_samples(leased)
         except SHARD_ERRORS as exn:
             # Its traceback would keep the session of a reader that is gone.
-            yield partial(_itself, exn.with_traceback(None))
+            yield partial(_already_read, exn.with_traceback(None))
         finally:
             window.give_back(leased)
 
-    def _arriving(self, leased: LeasedShard) -> Iterator[Callable[[], Read]]:
+    def _arriving_samples(self, leased: LeasedShard) -> Iterator[Callable[[], ReadResult]]:
+        """Yield the samples of a shard, read already, as they arrive."""
         while True:
             try:
                 for sample in leased.samples():
-                    yield partial(_itself, sample)
+                    yield partial(_already_read, sample)
                 return
             except SampleError as exn:
-                yield partial(_itself, exn.with_traceback(None))
+                yield partial(_already_read, exn.with_traceback(None))
 
-    # Several at a time
-
-    def _mixed(
+    def _mixed_samples(
         self,
         window: ShardWindow,
         mix: Mix,
         step: int,
         held: dict[int, _HeldPiece],
-    ) -> Iterator[Callable[[], Read]]:
-        inside = mix.pieces_at(step)
-        missing = sum(piece not in held for piece in inside)
-        for piece in inside:
+    ) -> Iterator[Callable[[], ReadResult]]:
+        """Yield the samples of a step that mixes several shards.
+
+        Args:
+            held: the shards that are held, by number of the piece; kept up to date here.
+        """
+        pieces = mix.pieces_at(step)
+        missing = sum(piece not in held for piece in pieces)
+        for piece in pieces:
             if piece not in held:
                 window.ask(min(missing, MAX_AT_ONCE))
                 missing -= 1
+                # A piece's own number is that of the first step that reads it.
                 is_fresh = step == piece and not self._plans.is_shared
                 leased = window.take(mix.pieces[piece].shard, None, is_fresh=is_fresh)
-                held[piece] = _held(leased, mix.pieces[piece])
+                held[piece] = _open(leased, mix.pieces[piece])
             error = held[piece].error
             if error is not None:
-                # In each of its steps, so that one has the same places for a reader that begins
-                # with it.
-                yield partial(_itself, error)
-        window.ask(1)
+                # Again in each step of the piece: a step then has the same places for a reader that
+                # begins with it.
+                yield partial(_already_read, error)
+        window.ask(1)  # ahead, once nothing else is waited for
 
-        parts = [mix.part(piece, step, held[piece].numbers) for piece in inside]
+        parts = [mix.part(piece, step, held[piece].numbers) for piece in pieces]
         draws = [iter(part) for part in parts]
         for nth in mix.interleaved(step, [len(part) for part in parts]):
             number = next(draws[nth])
-            yield partial(_cut, held[inside[nth]].cut, number)
+            yield partial(_read_sample, held[pieces[nth]].cut, number)
 
         staying = mix.pieces_at(step + 1)
         leaving = [piece for piece in held if piece not in staying]
@@ -201,7 +210,8 @@ class UncountedReader:
             window.give_back(held.pop(piece).leased_shard)
 
 
-def _held(leased: LeasedShard, piece: Piece) -> _HeldPiece:
+def _open(leased: LeasedShard, piece: Piece) -> _HeldPiece:
+    """Open a shard, and put its samples in the order of the piece; keep the error if that fails."""
     try:
         leased.open()
         numbers = piece.numbers(len(leased.whole), permuted=True)
@@ -209,27 +219,31 @@ def _held(leased: LeasedShard, piece: Piece) -> _HeldPiece:
         # window.
         return _HeldPiece(leased, array("I", numbers), leased.cutter())
     except SHARD_ERRORS as exn:
-        return _HeldPiece(leased, (), _never, exn.with_traceback(None))
+        return _HeldPiece(leased, (), _unreadable, exn.with_traceback(None))
 
 
-def _no_reads() -> Generator[Callable[[], Read]]:
+def _no_samples() -> Generator[Callable[[], ReadResult]]:
     yield from ()
 
 
-def _itself(read: Read) -> Read:
-    return read
+def _already_read(result: ReadResult) -> ReadResult:
+    """Return the result itself, as the function that reads its place."""
+    return result
 
 
-def _cut(cut: Callable[[int], Sample], number: int) -> Read:
+def _read_sample(cut: Callable[[int], Sample], number: int) -> ReadResult:
+    """Return a sample by its number, or the error of reading it."""
     try:
         return cut(number)
     except (SampleError, *SHARD_ERRORS) as exn:
         return exn.with_traceback(None)
 
 
-def _never(number: int) -> Sample:
+def _unreadable(number: int) -> Sample:
+    """Stand in for `cut` of a shard that cannot be read, of which no sample is asked for."""
     raise AssertionError(f"sample {number} of a shard that was not read")
 
 
 def _later_shards(epoch: UncountedEpoch, share: int) -> Iterator[int]:
-    return islice(epoch.shards_after(share), PLANNED)
+    """Yield the shards of the plan after that of a share."""
+    return islice(epoch.shards_after(share), MAX_VISITS)

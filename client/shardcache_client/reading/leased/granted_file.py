@@ -19,20 +19,20 @@ _MAX_TRIES = 5
 def read_granted(
     session: Session,
     lease: LeaseRequest,
-    again: Callable[[], LeaseRequest],
+    request_again: Callable[[], LeaseRequest],
     read: Callable[[Grant], _Result],
 ) -> tuple[LeaseRequest, _Result]:
     """Wait for a lease, and read the file of its grant; request another if it cannot be read.
 
     Args:
-        again: requests the same as `lease`.
-        read: opens the file, by `open_granted`.
+        request_again: requests the same as `lease`.
+        read: opens the file by `open_granted`, and returns a result.
 
     Returns:
-        The lease that was read, and what `read` returned.
+        The lease whose file was read, and the result of `read`.
 
-    Raises what `Session.wait` raises; CacheDirError or CorruptShardError if none of five files can
-    be read. The leases have then ended.
+    Raises what `Session.wait` raises; CacheDirError or CorruptShardError if the files of several
+    grants in a row cannot be read. The leases have then ended.
     """
     tries_left = _MAX_TRIES
     while True:
@@ -40,16 +40,17 @@ def read_granted(
         try:
             return lease, read(grant)
         except (CacheDirError, CorruptShardError) as exn:
+            # A file that was merely evicted does not mean that this process cannot read the cache.
             is_evicted = isinstance(exn, files.ShardGoneError) and not _is_kept(lease)
             session.release(lease, read=is_evicted, damage=files.damage_of(exn))
             tries_left -= 1
             if not tries_left:
                 raise
-        lease = again()
+        lease = request_again()
 
 
 def _is_kept(lease: LeaseRequest) -> bool:
-    """Return whether a file that was granted has to be there; shards granted ahead may be gone."""
+    """Return whether the daemon keeps the granted file; a shard granted ahead may be evicted."""
     return lease.needed or not lease.is_granted_whole
 
 

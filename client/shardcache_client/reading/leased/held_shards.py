@@ -1,4 +1,4 @@
-"""Whole shards that a reader of samples by number holds, and when it turns to them."""
+"""Whole shards held for reading samples by number, and the choice between them and ranges."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from shardcache_client.reading.leased.shard_window import ShardWindow
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.pipeline import Pipeline
 
-# Samples of a shard that are read by their ranges until it is held: opening one takes as long as
-# some ranges of a cached file, and reading ahead of one that is read in order pays off later.
+# Number of samples of a cached shard that are read by their ranges before the shard is held, as
+# opening it takes as long as some ranges.
 _CACHED_RANGES = 4
+# The same for samples that are read in order: reading ahead in a held shard pays off later.
 _RANGES_IN_ORDER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldShard:
     """A mapped shard, and the session that holds it in the cache."""
 
     session: Session
@@ -53,7 +54,7 @@ class HeldShards:
         self._sessions = sessions
         self._window = window
         # By number of the shard, the last asked for at the end.
-        self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._held: OrderedDict[int, _HeldShard] = OrderedDict()
 
     @property
     def numbers(self) -> list[int]:
@@ -64,29 +65,30 @@ class HeldShards:
         return shard in self._held
 
     def sample(self, shard: int, number: int) -> Sample:
-        """Return a sample by its number in the tar, once its shard has arrived so far.
+        """Return a sample by its number in the tar, once its shard has arrived up to there.
 
         Raises what opening and reading the shard raises.
         """
         self.hold(shard)
-        held = self._held[shard]
+        leased_shard = self._held[shard].leased_shard
         try:
-            return held.leased_shard.sample(number)
+            return leased_shard.sample(number)
         except SampleError:
             raise
         except BaseException:
-            # It may have been replaced, or the wait for it interrupted: open it again.
+            # It may have been replaced, or the wait for it interrupted: the next call opens it
+            # again.
             self._held.pop(shard).close()
             raise
 
     def close(self) -> None:
         """Release all shards."""
         while self._held:
-            _, held = self._held.popitem()
-            held.close()
+            _, held_shard = self._held.popitem()
+            held_shard.close()
 
     def hold(self, shard: int) -> None:
-        """Hold a shard, the last one asked for. Raises what opening it raises."""
+        """Hold a shard, which was asked for last. Raises what opening it raises."""
         if shard not in self._held:
             while len(self._held) >= self._window:
                 self._release_oldest()
@@ -96,10 +98,11 @@ class HeldShards:
     def _release_oldest(self) -> None:
         """Release the shard that was asked for longest ago, if any is held."""
         if self._held:
-            _, held = self._held.popitem(last=False)
-            held.close()
+            _, held_shard = self._held.popitem(last=False)
+            held_shard.close()
 
-    def _open(self, shard: int) -> _Held:
+    def _open(self, shard: int) -> _HeldShard:
+        """Wait for a shard, and map it."""
         manifest = self._manifest
         session = self._sessions.open()
         try:
@@ -112,7 +115,7 @@ class HeldShards:
             leased_shard = window.take(shard, manifest[shard].samples)
             leased_shard.open()
             session.on_wait = None  # a cycle would keep the session of a reader that is gone
-            return _Held(session, window, leased_shard)
+            return _HeldShard(session, window, leased_shard)
         except BaseException:
             session.close()
             raise
@@ -120,12 +123,12 @@ class HeldShards:
 
 @dataclass(slots=True)
 class _Use:
-    """Ranges that were requested of a shard.
+    """The samples of a shard that were read by their ranges.
 
     Attributes:
         next: number of the sample after the last one.
-        in_order: number of samples that followed the one before.
-        cached: number of samples that were found in a shard that is cached as a whole.
+        in_order: length of the latest run of samples that each followed the one before.
+        cached: number of samples that were read while all of the shard was cached.
     """
 
     next: int = -1
@@ -134,7 +137,7 @@ class _Use:
 
 
 class RecentRanges:
-    """Uses of the shards that were last read by ranges, which say when to hold one instead.
+    """Uses of the shards that were last read by ranges, which decide when to hold one instead.
 
     Args:
         window: number of shards that can be held.
@@ -142,19 +145,20 @@ class RecentRanges:
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._uses: OrderedDict[int, _Use] = OrderedDict()  # the last one at the end
+        # By number of the shard, the last one used at the end.
+        self._uses: OrderedDict[int, _Use] = OrderedDict()
         self._too_large: set[int] = set()
 
-    def cannot_hold(self, shard: int) -> None:
+    def note_too_large(self, shard: int) -> None:
         """Note that the cache has no space for all of a shard: only its ranges are read."""
         self._too_large.add(shard)
 
     def is_too_large(self, shard: int) -> bool:
-        """Return whether `cannot_hold` has noted a shard."""
+        """Return whether the cache had no space for all of a shard."""
         return shard in self._too_large
 
-    def is_better_held(self, shard: int, number: int) -> bool:
-        """Note that a sample is asked for, and return whether its shard is better held."""
+    def note_request(self, shard: int, number: int) -> bool:
+        """Note that a sample is asked for; return True if its shard should be held from now on."""
         if self.is_too_large(shard):
             return False
         use = self._uses.setdefault(shard, _Use())
@@ -168,8 +172,8 @@ class RecentRanges:
         use.next = number + 1
         return use.cached >= _CACHED_RANGES or use.in_order >= _RANGES_IN_ORDER
 
-    def found_cached(self, shard: int) -> None:
-        """Note that a sample came from a shard that is cached as a whole."""
+    def note_cached(self, shard: int) -> None:
+        """Note that a sample was read from a shard that is cached as a whole."""
         use = self._uses.get(shard)
         if use is not None:
             use.cached += 1

@@ -1,4 +1,4 @@
-"""Samples of a shard with the members that shards beside it have of them, matched by their keys."""
+"""Samples of a shard joined with their partners in other shards: those with the same keys."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from shardcache_client.reading.leased.shards import MappedShard
 from shardcache_client.samples.sample_view import View
 from shardcache_client.samples.slicing import Adder, ColumnSpans, Sample, joined
 
-_NO_PARTNER = (
+_NO_PARTNER_REMEDY = (
     "rewrite the shards so that each sample has one partner, or give Joined missing='skip', "
     "or default values of the members"
 )
+
+_SHOWN_KEYS = 3
 
 
 class LeftOutError(errors.UnmatchedKeyError):
@@ -25,9 +27,9 @@ class LeftOutError(errors.UnmatchedKeyError):
 
 
 def find_partners(keys: Sequence[bytes], others: Sequence[bytes]) -> list[int | None]:
-    """Return the place of each key among others.
+    """Return the place of each of `keys` among `others`.
 
-    None if the others do not have it, or if it is repeated in either of them.
+    None if they do not have it, or if it is repeated in either list.
     """
     places = dict(zip(others, range(len(others)), strict=True))
     repeated: list[bytes] = []
@@ -49,7 +51,8 @@ class Partners:
     """Facts about the partners of a shard's samples.
 
     Attributes:
-        repeated: keys that another shard of the same source has as well: these have no partner.
+        repeated: keys that another shard of the samples' own source has as well: these have no
+            partner.
         tabled: prefixes of the columns whose shards were found by tables.
     """
 
@@ -58,11 +61,12 @@ class Partners:
 
 
 class SampleJoin:
-    """Joins the samples of a shard with those beside it, which are added one column after another.
+    """Joins the samples of a shard with their partners, one column of shards after another.
 
     Args:
         own: the shard whose samples these are.
         lease: of it, which counts samples without a partner.
+        partners: facts about their partners.
     """
 
     def __init__(self, own: MappedShard, lease: LeaseRequest, partners: Partners) -> None:
@@ -79,7 +83,7 @@ class SampleJoin:
         self._add(view, [self._own], range(len(self._keys)))
 
     def add(self, view: View, shards: Sequence[MappedShard]) -> None:
-        """Give the samples the members that other shards have of them."""
+        """Give the samples the members of their partners in other shards."""
         self._add(view, shards, self._places(shards))
 
     def cutter(self) -> Callable[[int], Sample]:
@@ -92,10 +96,16 @@ class SampleJoin:
         shards: Sequence[MappedShard],
         places: Sequence[int | None],
     ) -> None:
-        """Give the samples the members that shards have at these places."""
+        """Give the samples members of other samples.
+
+        Args:
+            places: for each sample, that of the other one among those of all `shards`; None if it
+                has no partner.
+        """
         names = {view.prefix + name for shard in shards for name in shard.index.extensions}
         runs = None
-        # Members of one shard alone, with names that no other has, need no call for each sample.
+        # Members of one shard alone, with names that no other has, need no function called for each
+        # sample.
         if len(shards) == 1 and self._names.isdisjoint(names):
             runs = shards[0].runs(places)
         if runs is not None:
@@ -125,23 +135,23 @@ class SampleJoin:
         shards: Sequence[MappedShard],
         places: Sequence[int | None],
     ) -> _Unmatched:
-        """Return what is done with samples without a place, and why they have none."""
+        """Return the treatment of the samples that have no place, with the reason."""
         keys = self._keys
-        lost = [
+        unmatched_keys = [
             key.decode(errors="replace")
             for key, place in zip(keys, places, strict=True)
             if place is None
         ]
         where = ", ".join(shard.url for shard in shards) or f"any shard of {view.prefix!r}"
-        examples = ", ".join(map(repr, lost[:3]))
-        fault = f"{len(lost)} of {len(keys)} keys have no partner in {where}, or several: "
-        fault += examples
+        examples = ", ".join(map(repr, unmatched_keys[:_SHOWN_KEYS]))
+        count = len(unmatched_keys)
+        fault = f"{count} of {len(keys)} keys have no partner in {where}, or several: {examples}"
         if self._partners.repeated:
             example = min(self._partners.repeated).decode(errors="replace")
             fault += f"; {example!r} comes again in another shard of the first source"
 
         # With tables, a partner would have been found in any shard.
-        remedy = _NO_PARTNER if view.prefix in self._partners.tabled else None
+        remedy = _NO_PARTNER_REMEDY if view.prefix in self._partners.tabled else None
         return _Unmatched(view, self._lease, fault, self._own.url, remedy)
 
 
@@ -168,10 +178,10 @@ class _Unmatched:
     url: str
     remedy: str | None
 
-    def leave(self, sample: Sample) -> None:
-        """Leave a sample without the members.
+    def accept(self, sample: Sample) -> None:
+        """Count a sample without a partner, and let it have none.
 
-        Raises UnmatchedKeyError unless default values are filled in.
+        Raises UnmatchedKeyError unless the view fills in default values later.
         """
         self.lease.unmatched += 1
         if self.view.unmatched == "fill":
@@ -190,13 +200,14 @@ def _adder(
     url: str,
     unmatched: _Unmatched,
 ) -> Adder:
-    """Return a function that adds the members that shards have of a sample.
+    """Return a function that adds the members of a sample's partner to it.
 
     Args:
-        places: that of each sample's partner, among those of all `shards`.
+        places: for each sample, that of its partner among those of all `shards`.
         url: of the samples' own shard.
+        unmatched: for samples without a partner.
     """
-    # For each place, the function that cuts a sample out of its shard, and its number there.
+    # For each place, the function that cuts samples out of its shard, and the number there.
     cuts = []
     for shard in shards:
         cut_sample = shard.cutter()
@@ -205,14 +216,14 @@ def _adder(
     def add(number: int, sample: Sample) -> None:
         place = places[number]
         if place is None:
-            unmatched.leave(sample)
+            unmatched.accept(sample)
             return
         cut, number_there = cuts[place]
         added = cut(number_there, {})
-        twice = added.keys() & sample
-        if twice:
+        shared = added.keys() & sample
+        if shared:
             raise errors.SampleError(
-                f"the sample {sample['__key__']!r} has two members {min(twice)!r}, of shards that "
+                f"the sample {sample['__key__']!r} has two members {min(shared)!r}, of shards that "
                 "are joined",
                 url=url,
                 remedy="give the source of one of them another prefix, or leave one out by "

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import WeakMethod
 
 from shardcache import errors
@@ -23,14 +23,23 @@ from shardcache_client.samples.slicing import Sample
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
-Beside: TypeAlias = "tuple[View, Sequence[LeasedShard]]"
-"""The form in which shards are read that hold more members of another's samples, and the shards."""
-
 # A shard leased ahead may be evicted for one that is needed sooner, but hardly again while the
 # reader waits for it. A process that cannot see the cache, or finds damage, will fail each time,
 # unless there is another way to the shard.
 _MAX_TRIES = 5
 _NO_PARTNERS = Partners()
+
+
+class JoinedColumn(NamedTuple):
+    """The shards of one source of a join that hold further members of a shard's samples.
+
+    Attributes:
+        view: the form in which their samples are read.
+        shards: all that have partners of its samples.
+    """
+
+    view: View
+    shards: Sequence[LeasedShard]
 
 
 @dataclass(eq=False, repr=False)
@@ -39,7 +48,7 @@ class LeasedShard:
 
     That is a grant of an arriving file, of the whole one, or of either from the next daemon.
 
-    Every error names the samples of the shard that had already been yielded. The lease is owned by
+    Every error says how many samples of the shard had already been yielded. The lease is owned by
     this object.
 
     Attributes:
@@ -48,10 +57,10 @@ class LeasedShard:
             read by number.
         handover: passes the samples' values to other processes without a copy.
         view: the form in which samples are read.
-        beside: others with the same keys: the samples have the members of theirs as well.
+        beside: shards of other sources, whose members the samples with the same keys get as well.
         partners: facts about the samples' partners in these.
-        replaceable: True if another version may be read: none of the shard was handed out in this
-            epoch.
+        replaceable: True if another version of the shard may be read, as none of its samples was
+            handed out in this epoch.
         number: number of the next sample; without a span, the number of samples that were read
             before the whole shard had arrived.
     """
@@ -63,19 +72,19 @@ class LeasedShard:
     span: tuple[int, int | None] | None = None
     handover: Handover | None = None
     view: View = WHOLE
-    beside: Sequence[Beside] = ()
+    beside: Sequence[JoinedColumn] = ()
     partners: Partners = _NO_PARTNERS
     replaceable: bool = False
 
     def __post_init__(self) -> None:
         self._start, self._stop = self.span or (0, None)
         self._shard: MappedShard | ArrivingShard | None = None
-        self._cut: Callable[[int], Sample] | None = None  # of the whole shard: see `cutter`
-        self._version: str | None = None
+        self._cut: Callable[[int], Sample] | None = None  # once the whole shard is open
+        self._version: str | None = None  # that of the samples read so far
         self.number = self._start
         self._bad = 0  # number of samples that could not be yielded
         self._last_key = ""
-        self._tried_again = False
+        self._is_second_try = False
         self._was_arriving = False
 
     def __repr__(self) -> str:
@@ -86,6 +95,7 @@ class LeasedShard:
 
     @property
     def _yielded(self) -> int:
+        """Number of samples that were yielded."""
         return self.number - self._start - self._bad
 
     def open(self) -> None:
@@ -96,13 +106,13 @@ class LeasedShard:
         """
         with self._counting_yielded():
             self._reopen()
-        for each in self._shards_beside():
-            each.open()
+        for shard in self._shards_beside():
+            shard.open()
 
     def close(self) -> None:
         """Unmap the shard and release the lease."""
-        for each in self._shards_beside():
-            each.close()
+        for shard in self._shards_beside():
+            shard.close()
         self._close_shard()
         self._session.release(self._lease)
 
@@ -117,7 +127,7 @@ class LeasedShard:
                 try:
                     yield from self._samples_of_file()
                 except errors.ShardcacheError as exn:
-                    if not self._may_try_again(exn):
+                    if not self._use_second_try(exn):
                         raise
                     self._ask_again()
                 else:
@@ -139,25 +149,21 @@ class LeasedShard:
                 assert self._shard is not None
                 try:
                     # It waits until the sample has arrived.
-                    found = next(self._shard.samples(number, number + 1), None)
+                    sample = next(self._shard.samples(number, number + 1), None)
                 except errors.SampleError:
                     raise
                 except errors.ShardcacheError as exn:
-                    if not self._may_try_again(exn):
+                    if not self._use_second_try(exn):
                         raise
                     self._ask_again()
                 else:
-                    if found is not None:
+                    if sample is not None:
                         self.number += 1
-                        return found
-                    # The rest is read another way, as a rule from the whole file.
+                        return sample
+                    # The sample has to be read from another file, as a rule the whole shard's.
                 self._reopen()
         self._cut = self.cutter()
         return self._cut(number)
-
-    def _shards_beside(self) -> Iterator[LeasedShard]:
-        """Yield the shards that hold more members of this one's samples."""
-        return chain.from_iterable(shards for _, shards in self.beside)
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number.
@@ -169,7 +175,7 @@ class LeasedShard:
         join = SampleJoin(self.whole, self._lease, self.partners)
         join.add_own(self.view)
         for view, shards in self.beside:
-            join.add(view, [each.whole for each in shards])
+            join.add(view, [shard.whole for shard in shards])
         return join.cutter()
 
     @property
@@ -177,7 +183,7 @@ class LeasedShard:
         """True if every other process has mapped the files of the samples sent to it."""
         if isinstance(self._shard, MappedShard) and not self._shard.settled:
             return False
-        return all(each.settled for each in self._shards_beside())
+        return all(shard.settled for shard in self._shards_beside())
 
     @property
     def is_whole(self) -> bool:
@@ -190,39 +196,48 @@ class LeasedShard:
         assert isinstance(self._shard, MappedShard)
         return self._shard
 
+    def _shards_beside(self) -> Iterator[LeasedShard]:
+        """Return the shards of all columns that are joined with this one."""
+        return chain.from_iterable(column.shards for column in self.beside)
+
     def _reopen(self) -> None:
-        """Map the file of the present grant in place of the last one; once, ask for another."""
+        """Map the file of the present grant in place of the last one.
+
+        If that fails, and a second try may help, request the shard again.
+        """
         self._close_shard()
         try:
             self._shard = self._wait_and_map()
         except errors.ShardcacheError as exn:
-            if not self._may_try_again(exn):
+            if not self._use_second_try(exn):
                 raise
             self._ask_again()
             self._shard = self._wait_and_map()
 
-    def _may_try_again(self, exn: errors.ShardcacheError) -> bool:
-        """Return True if the shard should be requested again after an error.
+    def _use_second_try(self, exn: errors.ShardcacheError) -> bool:
+        """Use the second try if it may help after an error; return False if it is not used.
 
-        Only once, as the daemon retries once. This does not raise the error itself: an exception
-        referenced from a frame of its own traceback would keep the whole iteration alive, session
-        included, until the garbage collector runs.
+        There is only one, as the daemon itself retries once.
+
+        The caller raises the error, not this method: an exception referenced from a frame of its
+        own traceback would keep the whole iteration alive, session included, until the garbage
+        collector runs.
         """
-        if self._tried_again or not self._was_arriving:
+        if self._is_second_try or not self._was_arriving:
             return False
         if isinstance(exn, errors.ShardChangedError | errors.CorruptShardError):
             # The next version, or the next try, may be sound: that helps if no sample of this one
             # was yielded.
             helps = self.number == self._start
         else:
-            # A shard that merely did not arrive can be read on.
+            # A shard that merely did not arrive can be continued after the samples yielded.
             helps = isinstance(exn, errors.OriginUnavailableError | errors.DiskError)
         if helps:
-            self._tried_again = True
+            self._is_second_try = True
         return helps
 
     def _samples_of_file(self) -> Iterator[Sample]:
-        """Yield the samples from the next one on that the present file has."""
+        """Yield the samples of the present file from `number` on."""
         assert self._shard is not None
         try:
             if self.beside:
@@ -251,18 +266,20 @@ class LeasedShard:
         was_checked = False
         while True:
             grant = self._wait_for_grant()
-            self._check_version(grant)
+            self._start_over_if_replaced(grant)
             try:
                 return self._map(grant)
             except (errors.CacheDirError, errors.CorruptShardError, errors.TokensError) as exn:
                 tries_left -= 1
-                # Tokens that are missing from a file that the daemon has checked are missing in the
-                # object store.
+                # The daemon has checked the file since, so its tokens are missing in the object
+                # store, too.
                 is_final = was_checked and isinstance(exn, errors.TokensError)
                 if is_final or not tries_left:
                     raise
                 damage = damage_of(exn)
-            if "inode" in grant:  # published or given up since: the daemon knows which
+            if "inode" in grant:
+                # The file was published or given up since. Asking for more than all of its bytes
+                # waits until the daemon says which.
                 self._session.more(self._lease, grant["size_bytes"])
             else:
                 self._ask_again(damage)
@@ -275,7 +292,7 @@ class LeasedShard:
         except errors.OutdatedError:
             if not self.replaceable or self._yielded or self._lease.latest:
                 raise
-        # Not partial: the numbers of samples are compared before the first is yielded.
+        # Not partial, so that the number of samples is compared before the first is yielded.
         position = self._lease.position
         self._lease = self._session.lease(position, partial=False, unpublished=True, latest=True)
         return self._session.wait(self._lease)
@@ -306,6 +323,7 @@ class LeasedShard:
         return self._map_whole(cast(Leased, grant))
 
     def _map_whole(self, leased: Leased) -> MappedShard:
+        """Map a whole shard. Raises CountMismatchError if it has too many samples, or too few."""
         if self.view.blocks is None:
             self._check_count(leased["samples"], "samples", leased["url"])
         place = ShardPlace(Path(leased["path"]), Path(leased["index_path"]), leased.get("inode"))
@@ -345,14 +363,14 @@ class LeasedShard:
 
         A cycle would keep the session of a reader that is gone.
         """
-        method = WeakMethod(self._more)
+        weak_method = WeakMethod(self._more)
 
-        def extended(beyond: int) -> Arriving | None:
-            found = method()
-            assert found is not None
-            return found(beyond)
+        def wait_for_more(beyond: int) -> Arriving | None:
+            more = weak_method()
+            assert more is not None  # it is called only while this object reads
+            return more(beyond)
 
-        return extended
+        return wait_for_more
 
     def _more(self, beyond: int) -> Arriving | None:
         """Wait until more than `beyond` bytes have arrived; see `More`."""
@@ -361,8 +379,11 @@ class LeasedShard:
             return None
         return cast(Arriving, grant)
 
-    def _check_version(self, grant: Grant) -> None:
-        """Start over with another version, unless samples of this one were yielded."""
+    def _start_over_if_replaced(self, grant: Grant) -> None:
+        """Begin again at the first sample if the grant is of another version of the shard.
+
+        Raises ShardChangedError if samples of the earlier version were yielded.
+        """
         if self._version not in (None, grant["version"]):
             if self._yielded:
                 raise errors.ShardChangedError(
@@ -375,7 +396,7 @@ class LeasedShard:
 
     @contextmanager
     def _counting_yielded(self) -> Iterator[None]:
-        """Have errors of the shard say how many of its samples had been yielded."""
+        """Add to errors of the shard how many of its samples had been yielded."""
         try:
             yield
         except errors.SampleError:
@@ -383,10 +404,10 @@ class LeasedShard:
         except errors.ShardcacheError as exn:
             if self._yielded:
                 exn.yielded = self._yielded
-                given = f"{self._yielded} samples"
+                yielded = f"{self._yielded} samples"
                 if self.span:
-                    given = f"its first {given}, up to key {self._last_key!r},"
-                exn.message += f"; {given} had already been yielded"
+                    yielded = f"its first {yielded}, up to key {self._last_key!r},"
+                exn.message += f"; {yielded} had already been yielded"
             raise
 
     def _close_shard(self) -> None:

@@ -11,7 +11,7 @@ from shardcache_client.daemon.lease import LeaseRequest
 from shardcache_client.daemon.session import Session
 from shardcache_client.order.shards.declared_plan import Plan
 from shardcache_client.reading.leased.joined_samples import Partners
-from shardcache_client.reading.leased.leased_shard import Beside, LeasedShard
+from shardcache_client.reading.leased.leased_shard import JoinedColumn, LeasedShard
 from shardcache_client.samples.sample_view import WHOLE, View
 
 if TYPE_CHECKING:
@@ -38,15 +38,18 @@ class ShardWindow:
     _ahead: deque[list[LeaseRequest]] = field(default_factory=deque, init=False)
     _asked: int = field(default=0, init=False)  # number of positions of the plan
     _taken: list[LeasedShard] = field(default_factory=list, init=False)
-    _leaving: list[LeasedShard] = field(default_factory=list, init=False)
+    # Still held for other processes, which have yet to receive samples of them.
+    _given_back: list[LeasedShard] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         # While this reader waits, others may be waiting for space that this frees.
-        self._session.on_wait = self.let_go
+        self._session.on_wait = self.release_settled
 
     def __repr__(self) -> str:
+        taken = len(self._taken)
+        given_back = len(self._given_back)
         asked = f"{self._asked}/{self._plan.reads}"
-        return f"ShardWindow(taken={len(self._taken)}, leaving={len(self._leaving)}, asked={asked})"
+        return f"ShardWindow(taken={taken}, given_back={given_back}, asked={asked})"
 
     def ask(self, ahead: int) -> None:
         """Request shards ahead until there are `ahead` of them, earlier requests included."""
@@ -80,7 +83,7 @@ class ShardWindow:
             is_fresh: True if nobody has been given samples of it in this epoch.
         """
         self.ask(1)
-        self.let_go()
+        self.release_settled()
         lease, *others = self._ahead.popleft()
         manifest = self._plan.manifest
         partners = Partners(manifest.repeated_in(number), manifest.paired_by_tables(number))
@@ -95,38 +98,42 @@ class ShardWindow:
             partners=partners,
             replaceable=is_fresh and manifest.is_replaceable,
         )
-        # More of the plan is declared after the request for the shard, which that does not delay,
-        # and not for the first shard, for which a reader is waiting.
-        if lease.position:
+        # More of the plan is declared only now, so as not to delay the request for the shard; and
+        # not with the first shard, for which the reader waits.
+        if lease.position > 0:
             self._session.extend()
         self._taken.append(leased_shard)
         return leased_shard
 
-    def _beside(self, number: int, leases: Iterator[LeaseRequest]) -> list[Beside]:
-        """Return the shards beside one, by column; `leases` yields one for each, in their order."""
+    def _beside(self, number: int, leases: Iterator[LeaseRequest]) -> list[JoinedColumn]:
+        """Return the columns that are joined with a shard.
+
+        Args:
+            number: of the shard in the manifest.
+            leases: one for each shard of the columns, in their order.
+        """
         manifest = self._plan.manifest
-        found: list[Beside] = []
-        for prefix, shards in manifest.beside(number).items():
+        columns: list[JoinedColumn] = []
+        for prefix, numbers in manifest.beside(number).items():
             view = self.view_of(number, prefix)
-            column = []
-            for shard in shards:
-                count = manifest.planned[shard].samples
+            shards = []
+            for number_beside in numbers:
                 leased_shard = LeasedShard(
                     self._session,
                     next(leases),
-                    count=count,
+                    count=manifest.planned[number_beside].samples,
                     handover=self.handover,
                     view=view,
                 )
-                column.append(leased_shard)
-            found.append((view, column))
-        return found
+                shards.append(leased_shard)
+            columns.append(JoinedColumn(view, shards))
+        return columns
 
     def give_back(self, leased_shard: LeasedShard) -> None:
         """Release a shard, now or as soon as every process has received the samples sent to it."""
         self._taken.remove(leased_shard)
-        self._leaving.append(leased_shard)
-        self.let_go()
+        self._given_back.append(leased_shard)
+        self.release_settled()
 
     def empty(self) -> None:
         """Release everything, at the end of the epoch or when the rest is no longer wanted.
@@ -134,20 +141,20 @@ class ShardWindow:
         Files that other processes have yet to map stay mapped by their samples, and so stay cached;
         see `handover`.
         """
-        for leased_shard in (*self._taken, *self._leaving):
+        for leased_shard in (*self._taken, *self._given_back):
             leased_shard.close()
         self._taken.clear()
-        self._leaving.clear()
+        self._given_back.clear()
         self._session.on_wait = None
         while self._ahead:
             for lease in self._ahead.popleft():
                 self._session.release(lease)
 
-    def let_go(self) -> None:
+    def release_settled(self) -> None:
         """Release the shards that were given back and whose samples have all arrived."""
         if self.handover is not None:
-            self.handover.settle()  # including those of earlier epochs
-        settled = [each for each in self._leaving if each.settled]
+            self.handover.settle()  # also files that were lent in earlier epochs
+        settled = [leased_shard for leased_shard in self._given_back if leased_shard.settled]
         for leased_shard in settled:
-            self._leaving.remove(leased_shard)
+            self._given_back.remove(leased_shard)
             leased_shard.close()

@@ -40,8 +40,9 @@ class ShardPlace(NamedTuple):
 
     Attributes:
         path: of the tar.
-        index_path: of its sidecar.
-        inode: of a tar that is not published yet: other processes would not find it at this path.
+        index_path: of the index file beside it.
+        inode: of a tar that is not published yet, which other processes do not find at this path;
+            None for a published one.
     """
 
     path: Path
@@ -55,7 +56,7 @@ class MappedShard:
     Without a handover, all values are bytes.
 
     Raises TokensError if the view is of blocks of tokens, and the shard has none; ShardGoneError if
-    a file does not exist, CacheDirError if it may not be read, CorruptShardError if the sidecar is
+    a file does not exist, CacheDirError if it may not be read, CorruptShardError if the index is
     damaged or of another tar; UnsupportedShardError, ConfigError for columns that cannot be
     decoded.
     """
@@ -78,14 +79,14 @@ class MappedShard:
             with ExitStack() as opened:  # closes what was opened if anything fails
                 index = TarIndex.open(index_path, check_members=False)
                 self.index = opened.enter_context(closing(index))
-                # The sidecar of a plain file says None: the shard was evicted, and fetched again
-                # as a file.
+                # None stands for a plain file: the shard was evicted, and fetched again as one.
                 if self.index.header.get("samples", 0) is None:
                     raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
                 size_bytes = self.index.header["size_bytes"]
                 mapped = mapped_file.map_file(path, size_bytes, inode, in_order=in_order)
                 self.tar = opened.enter_context(closing(mapped))
                 names = self.index.extensions
+                # Decoders of single values and of runs of values, by column, and of whole rows.
                 self._decoders = decoders_of(self.index.header, names, view, url)
                 self._decode_runs = run_decoders_of(self.index.header, self._decoders)
                 self._decode_rows = rows_decoder_of(self.index.header, names, view)
@@ -93,9 +94,10 @@ class MappedShard:
                 self._are_members_checked = False
                 if self._decode_rows is None and not any(self._decode_runs):
                     self._check_members()
+                self._count = len(self.index)
                 if view.blocks is not None:
                     self._blocks = BlockCutter(view.blocks, self.index, self.tar, url)
-                self._samples = len(self.index if self._blocks is None else self._blocks)
+                    self._count = len(self._blocks)
                 self._loan: Loan | None = None
                 if handover is not None:
                     is_findable = inode is None and not mapped_file.is_nameless(path)
@@ -111,7 +113,7 @@ class MappedShard:
         return f"MappedShard({self.url!r}, samples={len(self)}, closed={self.tar.closed})"
 
     def __len__(self) -> int:
-        return self._samples
+        return self._count
 
     def close(self) -> None:
         """Unmap the shard, with a handover once no value is left.
@@ -124,7 +126,10 @@ class MappedShard:
 
     @property
     def settled(self) -> bool:
-        """True if no other process has yet to map the file, once no more samples are sliced."""
+        """True if all processes that samples were sent to have mapped the file.
+
+        To be asked once no more samples are sliced.
+        """
         return self._loan is None or self._loan.settled()
 
     def _check_members(self) -> None:
@@ -190,17 +195,17 @@ class MappedShard:
 More = Callable[[int], Arriving | None]
 """Waits until more than a number of a shard's bytes have arrived, and returns the new grant.
 
-None if the rest must be read another way, or this file must not be read on. Raises the error that
-stops the rest.
+Returns None if nothing more may be read from this file. Raises the error for which the rest of the
+shard does not arrive.
 """
 
 
-class _EndOfPartError(Exception):
-    """Nothing more can be read from this file."""
+class _EndOfFileError(Exception):
+    """Nothing more may be read from an arriving file; the rest is in another one."""
 
 
-def _closed(_beyond: int) -> NoReturn:
-    """In place of `more` once a shard is closed."""
+def _raise_closed(_beyond: int) -> NoReturn:
+    """Stand in for `more` once a shard is closed."""
     raise ValueError("the shard is closed")
 
 
@@ -213,9 +218,9 @@ class ArrivingShard:
     would read as zeros, and are never accessed. Renaming the file on publication does not affect
     the map.
 
-    A sample is yielded once the header after its last member has arrived. The last sample is always
-    left to the index: only the end of the tar shows that it is whole, and the daemon checks that
-    end.
+    A sample is yielded once the header after its last member has arrived. The last sample is never
+    yielded here, but read from the whole shard: only the end of the tar shows that it is complete,
+    and the daemon checks that end.
 
     Raises ShardGoneError if the file was published or given up, CacheDirError if it may not be
     read, CorruptShardError if its size differs from the shard's.
@@ -263,12 +268,12 @@ class ArrivingShard:
         # The walk refers to this object, and `more` to its reader's session: this cycle would keep
         # the session alive until the garbage collector runs.
         self._walk = None
-        self._more = _closed
+        self._more = _raise_closed
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield samples as `MappedShard` does, each as soon as it has arrived.
 
-        Ends where the rest must be read another way.
+        Ends at the first sample that has to be read from another file.
 
         Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are not a tar;
         TornSampleError at the second part of a sample, whose first may have been yielded; what
@@ -284,7 +289,7 @@ class ArrivingShard:
             yield from slicing.cut(tables, self._columns, self.url, number, number + 1)
 
     def _add_columns(self) -> None:
-        """Add the columns that have come up since this was last called."""
+        """Add the columns of the extensions found in the tar since this was last called."""
         assert self._walk is not None
         tables = self._walk.samples
         first = len(self._columns)
@@ -305,16 +310,16 @@ class ArrivingShard:
         return 0 if self._walk is None else len(self._walk.samples.member_ends)
 
     def _has_arrived(self, number: int) -> bool:
-        """Wait until a sample has arrived; return False if it must be read another way."""
+        """Wait until a sample has arrived; return False if it has to be read from another file."""
         try:
             if number == self._last:
-                self._wait_beyond(self._size_bytes)
+                self._wait_beyond(self._size_bytes)  # that is, for the whole shard
             if self._walk is None:
                 self._walk = format_of(self.url).walk(self._read, self._size_bytes, self.url)
             while self._arrived <= number:
                 if not self._walk.advance():
                     self._wait_beyond(self._size_bytes)
-        except _EndOfPartError:
+        except _EndOfFileError:
             return False
         return True
 
@@ -326,7 +331,11 @@ class ArrivingShard:
         return self._map[at : min(at + max_bytes, self._ready_bytes)]
 
     def _wait_beyond(self, beyond: int) -> None:
+        """Wait until more than `beyond` bytes have arrived.
+
+        Raises _EndOfFileError if the file must not be read any further; see `More`.
+        """
         grant = self._more(beyond)
         if grant is None:
-            raise _EndOfPartError
+            raise _EndOfFileError
         self._ready_bytes = grant["ready_bytes"]

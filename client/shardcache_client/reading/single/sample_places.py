@@ -21,7 +21,7 @@ from shardcache_client.reading.single.table_rows import (
 )
 from shardcache_client.stages.pipeline import Pipeline
 
-# S3 denies what is missing to those who may not list.
+# Errors of a missing table: S3 denies missing objects to those who may not list the bucket.
 _NO_TABLE = (NotFoundError, AccessDeniedError, NotAllowedError)
 
 
@@ -34,7 +34,7 @@ class SamplePlace:
         start: offset of the first byte in the tar.
         stop: offset after the last one.
         check: of the key; see `tarindex.spans.check_of`.
-        version: of the tar; None if the table does not say it.
+        version: of the tar; None if the table does not have it.
     """
 
     shard: int
@@ -45,10 +45,10 @@ class SamplePlace:
 
 
 class SamplePlaces:
-    """Places of samples by shard and number, as far as tables say them. One thread at a time.
+    """Places of samples by shard and number, as far as tables list them. One thread at a time.
 
     The tables stay cached, and mapped, until `close`; a row of them is parsed when one of its
-    samples is first asked for. What is kept of each sample then takes 12 bytes. A process that was
+    samples is first asked for. From then on, each of its samples takes 12 bytes. A process that was
     forked opens the tables again.
 
     Args:
@@ -70,8 +70,8 @@ class SamplePlaces:
         self._sessions = sessions
         self._pipeline = pipeline
         self._rows: TableRows | None = None
-        # Those of the process that this one was forked from: referenced, so that they stay open.
-        self._parents: TableRows | None = None
+        # The rows of the process that this one was forked from: kept, so that they are not closed.
+        self._rows_of_parent: TableRows | None = None
         self._has_tables = bool(tables)
         self._spans: dict[int, tuple[RowSpans, str | None]] = {}  # by number of the row
 
@@ -86,15 +86,15 @@ class SamplePlaces:
 
     def forget(self) -> None:
         """Leave the open tables to the process that this one was forked from."""
-        self._parents = self._rows
+        self._rows_of_parent = self._rows
         self._rows = None
 
     def place(self, shard: int, number: int) -> SamplePlace | None:
-        """Return where a sample is, by its number in the tar; None if only its shard says it.
+        """Return the place of a sample by its number in the tar; None if no table lists it.
 
         Raises ConfigError if a table belongs to other shards, and what reading it raises.
         """
-        rows = self._opened()
+        rows = self._open_rows()
         if rows is None:
             return None
         row = rows.row_with(shard, number)
@@ -107,19 +107,23 @@ class SamplePlaces:
         return SamplePlace(shard, start, stop, spans.checks[place_in_row], version)
 
     def are_listed(self, shard: int, number: int) -> bool:
-        """Return whether a table says where samples near one are. Raises as `place` does."""
-        rows = self._opened()
+        """Return whether a table lists the places of samples near this one.
+
+        Raises as `place` does.
+        """
+        rows = self._open_rows()
         if rows is None:
             return False
         spans, _ = self._spans_of(rows, shard, rows.row_with(shard, number))
-        return spans.starts != spans.stops  # the same if no sample of the row has a span
+        # A sample without a span starts where it stops.
+        return spans.starts != spans.stops
 
     def checks(self, shard: int) -> array[int]:
         """Return `tarindex.spans.check_of` of the key of each sample in a shard's tar.
 
         Raises as `place` does; ConfigError if there are no tables.
         """
-        rows = self._needed()
+        rows = self._required_rows()
         checks = array("I")
         for row in rows.rows_of(shard):
             spans, _ = self._spans_of(rows, shard, row)
@@ -128,13 +132,14 @@ class SamplePlaces:
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of all samples in the tars. Raises as `checks` does."""
-        rows = self._needed()
+        rows = self._required_rows()
         for shard in range(rows.shards):
             for row in rows.rows_of(shard):
-                yield from self._checked(rows, shard, row)["keys"]
+                yield from self._row(rows, shard, row)["keys"]
 
-    def _needed(self) -> TableRows:
-        rows = self._opened()
+    def _required_rows(self) -> TableRows:
+        """Return the rows. Raises ConfigError if there are no tables."""
+        rows = self._open_rows()
         if rows is None:
             raise ConfigError(
                 "samples are found by their keys in a table of samples, next to an index file, "
@@ -145,8 +150,8 @@ class SamplePlaces:
             )
         return rows
 
-    def _opened(self) -> TableRows | None:
-        """Open the tables, unless they are open; return None if there are none."""
+    def _open_rows(self) -> TableRows | None:
+        """Return the rows, whose tables are opened unless they are; None if there are none."""
         if self._rows is not None or not self._has_tables:
             return self._rows
         try:
@@ -168,26 +173,27 @@ class SamplePlaces:
     def _spans_of(self, rows: TableRows, shard: int, row: int) -> tuple[RowSpans, str | None]:
         """Return the spans of a row's samples, and the version of their tar."""
         if row not in self._spans:
-            self._spans[row] = self._parsed(rows, shard, row)
+            self._spans[row] = self._parse(rows, shard, row)
         return self._spans[row]
 
-    def _parsed(self, rows: TableRows, shard: int, number: int) -> tuple[RowSpans, str | None]:
-        row = self._checked(rows, shard, number)
+    def _parse(self, rows: TableRows, shard: int, number: int) -> tuple[RowSpans, str | None]:
+        """Read a row, and return the spans of its samples and the version of their tar."""
+        row = self._row(rows, shard, number)
         try:
-            spans = RowSpans.of(row, self._reads(shard))
+            spans = RowSpans.of(row, self._choice_of_members(shard))
             if compression_of(self.manifest.shards.urls[shard]) is not None:
-                # Offsets in the tar are not those in the object, so no sample has a span.
+                # Offsets in the tar are not those in the object: no sample gets a span.
                 spans = RowSpans(spans.starts, spans.starts, spans.checks)
             return spans, row["version"]
         except INVALID_ROW as exn:
             raise invalid_row(exn, row["table"]) from exn
 
-    def _checked(self, rows: TableRows, shard: int, number: int) -> Row:
-        """Return a row. Raises ConfigError if it belongs to another shard."""
+    def _row(self, rows: TableRows, shard: int, number: int) -> Row:
+        """Return a row by its number. Raises ConfigError if it belongs to another shard."""
         row = rows.row(number)
         ref = self.manifest[shard]
-        own = rows.rows_of(shard)
-        end = ref.samples if number + 1 == own.stop else rows.first_of(number + 1)
+        is_last_of_shard = number + 1 == rows.rows_of(shard).stop
+        end = ref.samples if is_last_of_shard else rows.first_of(number + 1)
         try:
             is_of_shard = row["samples"] == ref.samples
             is_complete = row["first"] + len(row["keys"]) == end
@@ -202,8 +208,8 @@ class SamplePlaces:
             )
         return row
 
-    def _reads(self, shard: int) -> Callable[[str], bool] | None:
-        """Return the choice of a shard's members by their extensions; None for all of them."""
+    def _choice_of_members(self, shard: int) -> Callable[[str], bool] | None:
+        """Return a function that chooses a shard's members by extension; None to read them all."""
         view = self._pipeline.view(shard)
         reads = view.reads
         if reads is None:

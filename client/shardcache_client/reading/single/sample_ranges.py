@@ -1,4 +1,4 @@
-"""Reader of samples by their ranges of tars, of which nothing else is fetched."""
+"""Reader of samples by their ranges of tars; nothing else of the tars is fetched."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from shardcache_client.samples.slicing import Sample
 
 @dataclass(slots=True, eq=False)
 class RangeRequest:
-    """A sample that was asked for.
+    """A request for one sample.
 
     Attributes:
-        place: its bytes.
-        lease: on these.
+        place: of the sample.
+        lease: on its bytes.
     """
 
     place: SamplePlace
@@ -36,8 +36,8 @@ class RangeRequest:
 class SampleRanges:
     """Reads samples by their places: all that are asked for are fetched at the same time.
 
-    Nothing is held after a `flush`, so a reader of ranges keeps nothing from being evicted but what
-    it has asked for. What was taken is released with the next requests, or before a wait.
+    A sample that was taken is released with the next requests, before a wait, or by `flush`. So a
+    reader of ranges protects hardly more from eviction than it has asked for.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SampleRanges:
         """Declare a plan of ranges of a manifest's shards.
 
         Args:
-            session: gets the plan; without leases of an earlier one.
+            session: declares the plan; it must have no leases of an earlier one.
             manifest: the shards, by whose numbers places name them.
             view_of: returns the form in which samples of a shard are read.
         """
@@ -65,32 +65,33 @@ class SampleRanges:
         """Request samples without waiting for them. Each has to be taken, or dropped.
 
         Args:
-            needed: True if the reader has nothing else to do than to wait for the first of them.
+            needed: True if the reader can only wait for the first of them now.
         """
         leases = self._leases(places, needed=needed)
         return [RangeRequest(place, lease) for place, lease in zip(places, leases, strict=True)]
 
     def _leases(self, places: Sequence[SamplePlace], *, needed: bool) -> list[LeaseRequest]:
+        """Request a lease for each place."""
         ranges = [(place.shard, (place.start, place.stop)) for place in places]
         return self._session.lease_ranges(ranges, needed=needed)
 
     def flush(self) -> None:
-        """Release all that was taken."""
+        """Release all samples that were taken."""
         self._session.flush()
 
     def drop(self, request: RangeRequest) -> None:
-        """End a request that is not taken."""
+        """End a request whose sample is not taken."""
         self._session.release(request.lease)
 
     def take(self, request: RangeRequest) -> Sample:
         """Wait for a sample, and return it.
 
         Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
-        folder; ShardChangedError if the shard is not that of the table any more; ConfigError if the
-        table is wrong. The request has then ended.
+        folder; ShardChangedError if the shard was replaced since its table was written; ConfigError
+        if the table is wrong. The request has then ended.
         """
         place = request.place
-        data, grant = self._data(request)
+        data, grant = self._read(request)
         if place.version not in (None, grant["version"]):
             raise ShardChangedError(
                 f"the object store has version {grant['version']}, but the table of "
@@ -98,31 +99,31 @@ class SampleRanges:
                 url=grant["url"],
                 remedy=TABLES_REMEDY,
             )
-        return _sample(data, place, grant["url"], self._view_of(place.shard))
+        return _cut_sample(data, place, grant["url"], self._view_of(place.shard))
 
     def is_whole(self, request: RangeRequest) -> bool:
         """Return whether a sample that was taken came from a shard that is cached as a whole."""
         return request.lease.is_granted_whole
 
-    def _data(self, request: RangeRequest) -> tuple[bytes, Grant]:
+    def _read(self, request: RangeRequest) -> tuple[bytes, Grant]:
         """Return the bytes of a sample, and the grant by which they were read."""
         place = request.place
 
-        def again() -> LeaseRequest:
+        def request_again() -> LeaseRequest:
             (request.lease,) = self._leases([place], needed=True)
             return request.lease
 
         def read(grant: Grant) -> tuple[bytes, Grant]:
-            return _read(grant, place), grant
+            return _read_place(grant, place), grant
 
-        lease, (data, grant) = read_granted(self._session, request.lease, again, read)
+        lease, (data, grant) = read_granted(self._session, request.lease, request_again, read)
         self._session.release_later(lease)
-        if lease.needed:  # it takes space beyond the share of what is asked for ahead
+        if lease.needed:  # it takes space in addition to that for samples requested ahead
             self._session.flush()
         return data, grant
 
 
-def _read(grant: Grant, place: SamplePlace) -> bytes:
+def _read_place(grant: Grant, place: SamplePlace) -> bytes:
     """Return the bytes of a place. Raises CorruptShardError, CacheDirError."""
     fd = open_granted(grant)
     try:
@@ -132,7 +133,8 @@ def _read(grant: Grant, place: SamplePlace) -> bytes:
     return data
 
 
-def _sample(data: bytes, place: SamplePlace, url: str, view: View) -> Sample:
+def _cut_sample(data: bytes, place: SamplePlace, url: str, view: View) -> Sample:
+    """Return the sample that the bytes of a place are. Raises ConfigError if they are not one."""
     try:
         tables = samples_in(data, url)
     except ShardError as exn:
@@ -151,6 +153,7 @@ def _sample(data: bytes, place: SamplePlace, url: str, view: View) -> Sample:
 
 
 def _misplaced(place: SamplePlace, url: str) -> ConfigError:
+    """Return the error for a place that does not hold its sample."""
     return ConfigError(
         f"the table of samples does not match this shard: bytes {place.start} to "
         f"{place.stop} are not the sample that it lists there",

@@ -1,4 +1,4 @@
-"""Places of the samples that are read one by one, as `shuffle="global"` has them come."""
+"""Places of the samples that are read one by one: those of sources with `shuffle="global"`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shardcache_client.reading.single.table_rows import TABLES_REMEDY
 
 
 class ScatteredPlaces:
-    """Places in their tars of the samples of a dataset, or of sources of a mixture. Any thread.
+    """Places of samples in their tars, for a dataset or for sources of a mixture. Any thread.
 
-    They are kept from one epoch to the next, 12 bytes a sample; a copy for another process finds
-    them again.
+    They are kept from one epoch to the next, 12 bytes a sample; a copy for another process looks
+    them up again.
 
     Args:
-        sources: the places of each, with the number in the manifest of its first shard.
+        sources: for each source, the number of its first shard in the manifest, and the places.
     """
 
     def __init__(self, sources: Sequence[tuple[int, SamplePlaces]]) -> None:
@@ -37,15 +37,19 @@ class ScatteredPlaces:
         return f"ScatteredPlaces(firsts={[first for first, _ in self._sources]})"
 
     def moved(self, first: int) -> list[tuple[int, SamplePlaces]]:
-        """Return a copy for a mixture, in which the first shard has another number."""
-        return [(first + own, copy(places)) for own, places in self._sources]
+        """Return copies of the sources for a mixture, in which the first shard has another number.
+
+        Args:
+            first: that number.
+        """
+        return [(first + own_first, copy(places)) for own_first, places in self._sources]
 
     def has(self, shard: int) -> bool:
         """Return whether the samples of a shard are read one by one."""
         return self._source_of(shard) is not None
 
     def place(self, shard: int, number: int) -> SamplePlace | None:
-        """Return where a sample is, by its number in the tar; None if its shard has to be read.
+        """Return the place of a sample by its number in the tar; None if its shard has to be read.
 
         Raises ConfigError if no table says where the samples of its shard are, and what reading the
         tables raises.
@@ -54,30 +58,34 @@ class ScatteredPlaces:
         if source is None:
             return None
         first, places = source
-        self._leave_parent()
+        self._forget_if_forked()
         with self._lock:
-            found = places.place(shard - first, number)
-            if found is None and not places.are_listed(shard - first, number):
+            place = places.place(shard - first, number)
+            if place is None and not places.are_listed(shard - first, number):
                 raise _unlisted(places, shard - first)
-        if found is None or not first:
-            return found
-        return replace(found, shard=shard)
+        if place is None or first == 0:
+            return place
+        return replace(place, shard=shard)
 
     def close(self) -> None:
         """Release the tables; they are opened again when they are needed."""
-        self._leave_parent()
+        self._forget_if_forked()
         with self._lock:
             for _, places in self._sources:
                 places.close()
 
     def _source_of(self, shard: int) -> tuple[int, SamplePlaces] | None:
+        """Return the entry of the source that has a shard; None if there is none."""
         for first, places in self._sources:
             if first <= shard < first + len(places.manifest):
                 return first, places
         return None
 
-    def _leave_parent(self) -> None:
-        """Leave to the parent of a forked process what it has open, and what its threads hold."""
+    def _forget_if_forked(self) -> None:
+        """In a forked process, leave the open tables to its parent.
+
+        The lock is replaced, too, as a thread of the parent may have held it.
+        """
         if self._pid == os.getpid():
             return
         self._lock = Lock()
@@ -87,6 +95,7 @@ class ScatteredPlaces:
 
 
 def _unlisted(places: SamplePlaces, shard: int) -> ConfigError:
+    """Return the error for a shard whose samples have no places in a table."""
     url = places.manifest[shard].url
     if compression_of(url) is not None:
         return ConfigError(

@@ -17,16 +17,17 @@ from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.pipeline import Pipeline
 
 MAX_ASKED = 256
-"""Number of samples that are requested at a time: more than the daemon has connections."""
+"""Number of samples that are requested at a time: enough to use all of the daemon's connections."""
 
 ASKED_TOGETHER = 64
 """Number of samples that are requested by one message, once as many were taken."""
 
 
-class Found(NamedTuple):
+class RangedSample(NamedTuple):
     """A sample that was read by its range.
 
     Attributes:
+        sample: the sample itself.
         is_cached: True if its shard is cached as a whole.
     """
 
@@ -43,7 +44,7 @@ class ScatteredSamples:
         self._sessions = sessions
         self._idle: list[tuple[Session, SampleRanges]] = []
 
-    def read(self, places: Sequence[SamplePlace]) -> Iterator[Found]:
+    def read(self, places: Sequence[SamplePlace]) -> Iterator[RangedSample]:
         """Yield the samples at some places, in their order; many are fetched at the same time.
 
         Raises what `SampleRanges.take` raises, which ends the iterator.
@@ -51,25 +52,25 @@ class ScatteredSamples:
         if not places:
             return
         with self._lent() as ranges:
-            asked = deque(ranges.ask(places[:MAX_ASKED], needed=True))
+            requests = deque(ranges.ask(places[:MAX_ASKED], needed=True))
             next_place = MAX_ASKED
             try:
-                while asked:
-                    request = asked.popleft()
+                while requests:
+                    request = requests.popleft()
                     sample = ranges.take(request)
-                    if len(asked) <= MAX_ASKED - ASKED_TOGETHER and next_place < len(places):
+                    if len(requests) <= MAX_ASKED - ASKED_TOGETHER and next_place < len(places):
                         more = places[next_place : next_place + ASKED_TOGETHER]
-                        asked += ranges.ask(more, needed=False)
+                        requests += ranges.ask(more, needed=False)
                         next_place += ASKED_TOGETHER
-                    yield Found(sample, ranges.is_whole(request))
+                    yield RangedSample(sample, ranges.is_whole(request))
             finally:
-                for request in asked:
+                for request in requests:
                     ranges.drop(request)
                 ranges.flush()
 
     @contextmanager
     def _lent(self) -> Iterator[SampleRanges]:
-        """Lend a session; after an error that is not its own, it is closed."""
+        """Lend a session, which is closed after an error that is not shardcache's."""
         if self._idle:
             session, ranges = self._idle.pop()
         else:

@@ -23,47 +23,47 @@ Row = dict[str, Any]
 TABLES_REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
 
 INVALID_ROW = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
-"""Errors raised by the fields of a row that is not one."""
+"""Errors of a row that has other fields than it should, or values of other types."""
 
 
 class TableRows:
-    """The rows of the tables of some shards, which stay cached until `close`.
+    """The rows of some sample tables, which stay cached until `close`.
 
-    Rows have numbers, through all tables.
+    Rows are numbered through all tables.
     """
 
-    def __init__(self, tables: Sequence[LeasedShard], held: ExitStack) -> None:
+    def __init__(self, tables: Sequence[LeasedShard]) -> None:
         self._tables = tables
-        self._held = held
+        self._opened = ExitStack()  # closed by `close`
         self._ends = array("Q")  # for each table: number of rows up to its end
         self._firsts = array("Q")  # for each row: number of its first sample in the shard
         self._shard_ends = array("Q")  # for each shard: number of rows up to its last one
 
     @classmethod
     def open(cls, urls: Sequence[str], sessions: ReaderSessions) -> Self:
-        """Wait for tables, and look up which rows they have.
+        """Wait for tables, and list their rows.
 
         Raises NotFoundError if one is missing, ConfigError for a file of another kind, and other
         errors of reading them.
         """
-        with ExitStack() as held:
-            session = held.enter_context(closing(sessions.open()))
+        with ExitStack() as opened:
+            session = opened.enter_context(closing(sessions.open()))
             plan = Plan.of(Manifest.of(map(ShardRef, urls)), 0, range(len(urls)))
             session.declare(plan)
             window = ShardWindow(session, plan, partial=False)
-            held.callback(window.empty)
+            opened.callback(window.empty)
             window.ask(len(urls))
             tables = [window.take(number, None) for number in range(len(urls))]
             session.on_wait = None  # a cycle would keep the session of a reader that is gone
-            rows = cls(tables, held)
+            rows = cls(tables)
             for url, table in zip(urls, tables, strict=True):
                 table.open()
                 rows._add(url, table)
-            rows._held = held.pop_all()
+            rows._opened = opened.pop_all()
             return rows
 
     def _add(self, url: str, table: LeasedShard) -> None:
-        """Add the rows of the next table."""
+        """Add the rows of the next table, as their keys name them: shard, dash, first sample."""
         shards_before = len(self._shard_ends)
         try:
             for key in keys_of(table.whole.index):
@@ -82,7 +82,7 @@ class TableRows:
             shard: number of its shard.
             first: number in the shard of its first sample.
         """
-        if shard == len(self._shard_ends) and not first:
+        if shard == len(self._shard_ends) and first == 0:
             self._shard_ends.append(len(self._firsts))
         elif shard != len(self._shard_ends) - 1 or first <= self._firsts[-1]:
             raise ValueError(f"shard {shard}, sample {first} is out of order")
@@ -91,7 +91,7 @@ class TableRows:
 
     def close(self) -> None:
         """Release the tables."""
-        self._held.close()
+        self._opened.close()
 
     @property
     def shards(self) -> int:
@@ -104,7 +104,7 @@ class TableRows:
         return range(start, self._shard_ends[shard])
 
     def row_with(self, shard: int, sample: int) -> int:
-        """Return the number of the row that has a sample of a shard."""
+        """Return the number of the row with a sample of a shard."""
         rows = self.rows_of(shard)
         return bisect_right(self._firsts, sample, rows.start, rows.stop) - 1
 
@@ -113,7 +113,10 @@ class TableRows:
         return self._firsts[row]
 
     def row(self, number: int) -> Row:
-        """Return a row, with the url of its table. Raises ConfigError if it is not one."""
+        """Return a row by its number, with the url of its table as "table".
+
+        Raises ConfigError if it is not a row.
+        """
         table = bisect_right(self._ends, number)
         start = self._ends[table - 1] if table else 0
         sample = self._tables[table].sample(number - start)
@@ -125,5 +128,5 @@ class TableRows:
 
 
 def invalid_row(exn: Exception, url: str) -> ConfigError:
-    """Return the error for a table of which a row has raised another."""
+    """Return the error for a table, given the error that one of its rows has raised."""
     return ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=TABLES_REMEDY)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardcache_client.loading.lock_probe import LockUse
-from shardcache_client.loading.worker_choice import Seen, WorkerChoice
+from shardcache_client.loading.worker_choice import ObservedLockUse, WorkerChoice
 
 MANY = 1000
 
@@ -37,32 +37,32 @@ def test_threads_are_chosen_if_all_of_them_and_training_hold_the_lock_for_half_o
     workers: int, making: float, training: float, kind: str
 ) -> None:
     """At most. Each thread holds it for as long as the worker process did."""
-    seen = Seen(workers, making=held(making), steps=held(training), step_s=1.0, passed_s=1.0)
+    seen = ObservedLockUse(workers, making=held(making), steps=held(training), step_s=1.0, passed_s=1.0)
     assert seen.kind == kind
 
 
 @pytest.mark.parametrize("making", [0, 119])
 def test_few_samples_of_the_workers_decide_nothing(making: int) -> None:
     """Each of two has to be seen for a while."""
-    seen = Seen(2, making=held(0.0, making), steps=held(0.0), step_s=1.0, passed_s=1.0)
+    seen = ObservedLockUse(2, making=held(0.0, making), steps=held(0.0), step_s=1.0, passed_s=1.0)
     assert seen.kind is None
 
 
 def test_few_samples_of_the_steps_decide_nothing() -> None:
     """Unless steps are so short that they do not matter."""
-    assert Seen(2, making=held(0.0), steps=held(0.0, 99), step_s=1.0, passed_s=10.0).kind is None
-    quick = Seen(2, making=held(0.0), steps=held(0.0, 0), step_s=1.0, passed_s=30.0)
+    assert ObservedLockUse(2, making=held(0.0), steps=held(0.0, 99), step_s=1.0, passed_s=10.0).kind is None
+    quick = ObservedLockUse(2, making=held(0.0), steps=held(0.0, 0), step_s=1.0, passed_s=30.0)
     assert quick.kind == "threads"
 
 
 def test_loop_that_has_not_ended_a_step_decides_nothing() -> None:
     """Nobody knows how long its steps take."""
-    assert Seen(2, making=held(0.0)).kind is None
+    assert ObservedLockUse(2, making=held(0.0)).kind is None
 
 
 def test_wait_for_the_first_batches_does_not_hide_what_steps_hold() -> None:
     """Later, they may come one after another."""
-    assert Seen(2, making=held(0.0), steps=held(0.9), step_s=1.0, passed_s=10.0).kind == "processes"
+    assert ObservedLockUse(2, making=held(0.0), steps=held(0.9), step_s=1.0, passed_s=10.0).kind == "processes"
 
 
 @pytest.mark.parametrize(

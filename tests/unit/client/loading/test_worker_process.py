@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from shardcache_client.loading.worker_process import is_wanted, keep_freed_memory
+from shardcache_client.loading.worker_process import keep_freed_memory, may_tune_malloc
 from support.programs.processes import MB, glibc_only, kept_bytes
 
 
@@ -42,4 +42,4 @@ def test_freed_memory_is_kept_up_to_a_limit() -> None:
 )
 def test_the_environment_decides(env: Mapping[str, str], wanted: bool) -> None:
     """Parameters that the user has set for glibc stay, and one variable turns the tuning off."""
-    assert is_wanted(env) is wanted
+    assert may_tune_malloc(env) is wanted
