@@ -12,23 +12,22 @@ from shardcache_client.samples.slicing import FAILURES, Sample, SlicedColumn, cu
 # Limits of the samples that are decoded together, all of whose values are in memory.
 _MAX_SAMPLES = 128
 _MAX_BYTES = 64 * 1024
-# With fewer samples, it is no faster than one by one.
+# Fewer samples are decoded one by one: together would be no faster.
 _MIN_SAMPLES = 4
 
 
 class ColumnRuns:
     """The samples of a shard in file order.
 
-    Where a sample lacks a value, or one cannot be decoded, samples are cut one by one. Only that
-    relies on the places of all members, so `tables` may be opened with members that are not
-    checked.
+    If a sample lacks a value, or one cannot be decoded, samples are cut one by one. Only then are
+    the places of all members relied on, so `tables` may be opened without checking members.
 
     Args:
         tables: of the shard.
         columns: as for `cut`.
         run_decoders: of the same columns; None for those decoded value by value.
         url: of the shard.
-        check_members: is called before samples are cut one by one.
+        check_members: called before samples are cut one by one.
     """
 
     def __init__(
@@ -69,13 +68,15 @@ class ColumnRuns:
                 first = end
 
     def _one_by_one(self, start: int, stop: int) -> Iterator[Sample]:
+        """Return samples, each cut by itself. Raises what `in_order` raises."""
         self._check_members()
         return cut(self._tables, self._columns, self._url, start, stop)
 
     def _end_of_run(self, start: int, stop: int) -> int:
-        """Return up to which sample each has a value in every column, behind the last one's.
+        """Return the end of the run of samples that begins with `start`, at most `stop`.
 
-        `start` where there is no such run, or it has an unusable sample.
+        Each sample of a run has a value in every column, directly behind that of the sample before.
+        Returns `start` if there is no such run, or a sample is unusable.
         """
         tables = self._tables
         width = len(self._columns)
@@ -111,14 +112,14 @@ class ColumnRuns:
             for nth, column in enumerate(self._columns):
                 if column is None:
                     continue
-                name = column[0]
+                name, _, _ = column
                 starts = tables.starts[first + nth : last : width]
                 ends = tables.ends[first + nth : last : width]
                 values = self._values_of(column, self._run_decoders[nth], starts, ends)
                 for sample, value in zip(samples, values, strict=True):
                     sample[name] = value
         except FAILURES:
-            return None  # one by one, the sample that has the fault raises its error
+            return None  # cut one by one, the sample with the fault raises its own error
         return samples
 
     def _values_of(
@@ -140,4 +141,6 @@ class ColumnRuns:
         if stops != sorted(stops):
             raise ValueError("values outside of the shard")
         cells = [data[start:stop] for start, stop in pairwise((begin, *stops))]
-        return cells if decode is None else [decode(cell) for cell in cells]
+        if decode is None:
+            return cells
+        return [decode(cell) for cell in cells]

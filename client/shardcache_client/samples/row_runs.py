@@ -28,9 +28,9 @@ _MAX_ROWS = 64
 class Rows:
     """The samples of a shard whose values can be decoded all at once.
 
-    Where values are large, or a sample cannot be decoded so, each value is decoded by itself. Only
-    that relies on the places of all members, so `tables` may be opened with members that are not
-    checked.
+    If values are large, or a sample cannot be decoded at once, each value is decoded by itself.
+    Only then are the places of all members relied on, so `tables` may be opened without checking
+    members.
 
     Args:
         tables: of the shard, whose samples have their members in the order of its bytes.
@@ -38,7 +38,7 @@ class Rows:
         data: the shard's bytes.
         url: of the shard.
         columns: returns the columns as for `cut`.
-        check_members: is called before any value is decoded by itself.
+        check_members: called before any value is decoded by itself.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Rows:
 
     @cached_property
     def _cut_one(self) -> Callable[..., Sample]:
-        """Returns any sample by its number, decoded value by value."""
+        """Function that returns any sample by its number, decoded value by value."""
         return cutter(self._tables, self._columns, self._url)
 
     def cutter(self) -> Callable[..., Sample]:
@@ -131,7 +131,7 @@ class Rows:
     def _rows_at_once(self, start: int, stop: int) -> int:
         """Return the number of samples of average size that are decoded at once.
 
-        All of them where values are decoded one by one.
+        It is that of all samples if these are large, and values are decoded one by one.
         """
         tables = self._tables
         first = tables.member_ends[start - 1] if start else 0

@@ -28,16 +28,16 @@ class Slices(Protocol):
 
 
 SlicedColumn = tuple[str, Slices, Decoder | None]
-"""An extension, the tar's bytes from which its values are sliced, and what decodes these.
+"""An extension, the tar's bytes from which its values are sliced, and their decoder.
 
-Without a decoder, the values are what was sliced.
+Without a decoder, the values are the slices themselves.
 """
 
 ColumnSpans = tuple[str, Slices, Decoder | None, Sequence[int], Sequence[int]]
-"""A column, and where its value begins and ends in each sample, by number."""
+"""A column, and the offsets at which its value begins and ends in each sample, by number."""
 
 Adder = Callable[[int, Sample], object]
-"""Adds members to a sample, also given by number."""
+"""Adds members to a sample, given its number and the sample itself."""
 
 Reads = Callable[[str], bool]
 """Returns True if samples get the members with an extension."""
@@ -47,12 +47,12 @@ def chosen(
     columns: Iterable[SlicedColumn], reads: Reads | None, prefix: str = ""
 ) -> list[SlicedColumn | None]:
     """Return the columns, with a prefix to their extensions, and None for those left out."""
-    found: list[SlicedColumn | None] = []
+    read: list[SlicedColumn | None] = []
     for extension, tar, decode in columns:
         name = prefix + extension
         is_read = reads is None or reads(name)
-        found.append((name, tar, decode) if is_read else None)
-    return found
+        read.append((name, tar, decode) if is_read else None)
+    return read
 
 
 def as_bytes(extensions: Iterable[str], tar: Slices) -> list[SlicedColumn]:
@@ -73,8 +73,11 @@ def cut(
     where columns are decoded.
 
     Args:
+        tables: of the shard.
         columns: in the order of the tables' extensions; None for members to leave out.
         url: of the shard.
+        start: number of the first sample.
+        stop: number after the last.
 
     Raises SampleError in place of a bad sample, which ends the iterator; DecodeError, likewise, for
     a value that cannot be decoded.
@@ -112,21 +115,20 @@ def cut(
 def keys_in_order(tables: Tables, start: int, stop: int) -> Iterator[str]:
     """Yield the keys of the samples from number `start` to `stop`."""
     firsts = range(start, stop, _KEYS_AT_ONCE)
-    some = (keys_between(tables, first, min(first + _KEYS_AT_ONCE, stop)) for first in firsts)
-    return chain.from_iterable(some)
+    blocks = (keys_between(tables, first, min(first + _KEYS_AT_ONCE, stop)) for first in firsts)
+    return chain.from_iterable(blocks)
 
 
 def keys_between(tables: Tables, start: int, stop: int) -> list[str]:
-    """Return the keys of the samples from number `start` to `stop`, of which there is one."""
+    """Return the keys of the samples from number `start` to `stop`: of one sample or more."""
     begin = tables.key_ends[start - 1] if start else 0
     ends = tables.key_ends[start:stop].tolist()
-    joined = str(tables.keys[begin : ends[-1]], "utf-8", "surrogateescape")
-    if joined.isascii():  # a character a byte: one call has decoded all
-        return [joined[first - begin : end - begin] for first, end in pairwise((begin, *ends))]
+    borders = [begin, *ends]
+    text = str(tables.keys[begin : ends[-1]], "utf-8", "surrogateescape")
+    if text.isascii():  # one character per byte: one call has decoded all keys
+        return [text[first - begin : end - begin] for first, end in pairwise(borders)]
     keys = tables.keys
-    return [
-        str(keys[first:end], "utf-8", "surrogateescape") for first, end in pairwise((begin, *ends))
-    ]
+    return [str(keys[first:end], "utf-8", "surrogateescape") for first, end in pairwise(borders)]
 
 
 def cutter(
@@ -224,8 +226,8 @@ def joined(
     Args:
         keys: of the samples, by number.
         url: of their shard.
-        runs: whose values the samples have.
-        adders: what adds further members.
+        runs: spans of the values that the samples have.
+        adders: add further members, one after another.
     """
 
     def cut_one(number: int) -> Sample:
@@ -260,6 +262,7 @@ def _undecodable(column: str, key: str, url: str, exn: BaseException) -> DecodeE
 
 
 def _sample_error(tables: Tables, number: int, url: str) -> SampleError:
+    """Return the error of an unusable sample."""
     return SampleError(
         fault_of(tables, number) or "",
         url=url,
