@@ -28,7 +28,7 @@ from shardcache_client.loading.workers import Workers
 from shardcache_client.parts.dataset_epochs import are_over
 from shardcache_client.parts.epoch_reader import EpochReader
 from shardcache_client.position.bookmark import Iteration
-from shardcache_client.position.staged_state import has_ended
+from shardcache_client.position.staged_state import has_reader_ended
 from shardcache_client.position.state import Saved
 from shardcache_client.reader import ShardReader
 from shardcache_client.reading.epochs.epoch_times import EpochTimes
@@ -317,7 +317,7 @@ class ShardLoader(Generic[B_co]):
         quota = epochs.quota(rank, deal)
         staged_epoch = StagedEpoch(staged_form, resume, rank, chunks.places, quota)
         work = StagedWork(staged_epoch, chunks, ChunkTask(resume, rank, size))
-        is_over = are_over(states) or has_ended(states, rank)
+        is_over = are_over(states) or has_reader_ended(states, rank)
         return StagedPosition(work, staged_form, form, is_over=is_over)
 
     @property

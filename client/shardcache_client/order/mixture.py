@@ -86,8 +86,8 @@ class MixtureDeal(SpanDeal):
 
     Attributes:
         sources: in the order of the mixture's manifest.
-        samples: wanted in an epoch, before any rounding to whole batches of one source.
         weights: of the sources.
+        samples: number wanted in an epoch, before any rounding to whole batches of one source.
         grouping: sources of a batch; see `Grouping`.
         spans: if each batch is of one source: number of spans of an epoch, each of which gives
             `batch_size` places to a step.
@@ -204,7 +204,7 @@ class MixtureDeal(SpanDeal):
         return MixtureState(sources, layout.samples, self.form, self._samples_wanted(epoch), change)
 
     def _change_in(self, epoch: int, sources: Iterable[KnownSource]) -> Change | None:
-        """Return the change as an epoch needs to know it, given where its sources are."""
+        """Return the change without sections that no longer matter in an epoch of some sources."""
         change = self.change
         if change is None or epoch <= change.epoch:
             return change
@@ -282,12 +282,12 @@ class MixtureDeal(SpanDeal):
         """Return the number of consecutive places that hold a whole round of each source."""
         layout = self.layout(epoch)
         total = sum(layout.samples)
-        turn_samples = 1 if self.form is None else self.form.size
+        turn_places = 1 if self.form is None else self.form.size  # of a turn, in one span
         pass_places = 0
         for number, samples in enumerate(layout.samples):
             if samples:
                 # A source may come two turns later than its proportion says.
-                needed = self._pass_samples(number) + 2 * turn_samples
+                needed = self._pass_samples(number) + 2 * turn_places
                 places = -(-needed * total // samples)  # rounded up
                 pass_places = max(pass_places, places)
         return pass_places
@@ -299,7 +299,7 @@ class MixtureDeal(SpanDeal):
         return left_of_earlier + 2 * self._orders[number].samples
 
     def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
-        """Return the samples that come in the place of skipped ones; see `SpanDeal`."""
+        """Return the samples among which substitutes are found; see `SpanDeal`."""
         rank_start = self.samples_in(epoch) * rank.rank // rank.world_size
         of_source = self.spare_of_source(epoch, rank_start + place)
         return of_source or super().spare(epoch, rank, place)

@@ -150,8 +150,8 @@ def substitutes(place: int, places: int, pass_places: int) -> Iterator[int]:
 
     The first ones are the golden section of the epoch apart, so that they are spread evenly, and
     those of neighbours are neighbours, too: the substitutes for a lost shard come from few shards.
-    (Kronecker's sequence; see Knuth, The Art of Computer Programming, vol. 3, section 6.4.) After
-    these come all in a row.
+    (Kronecker's sequence; see Knuth, The Art of Computer Programming, vol. 3, section 6.4.) Then
+    come all places, one after another.
 
     Args:
         place: from 0 to `places` - 1.
@@ -212,7 +212,7 @@ class _MixedPlaces(_Places):
         self.samples = segment.samples
         self._mix = segment.mix
         self._pieces = segment.pieces
-        self._begin = segment.span[0]
+        self._begin, _ = segment.span
         self._counts = counts
         self._steps: OrderedDict[int, _Step] = OrderedDict()  # by number
         self._numbers: dict[int, Sequence[int]] = {}  # of the samples of pieces, by piece
@@ -266,6 +266,7 @@ class _MixedPlaces(_Places):
         return step
 
     def _new_step(self, number: int) -> _Step:
+        """Compute a step: the part of each piece in it, interleaved."""
         mix = self._mix
         pieces = mix.pieces_at(number)
         # Keeps the numbers of the pieces in this step, and drops those of pieces that have left.

@@ -15,7 +15,7 @@ from shardcache_client.batches.staged_epoch import StagedForm
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.reader_sessions import ReaderSessions
 from shardcache_client.handlers import reraise
-from shardcache_client.order.dealing.assignment import check
+from shardcache_client.order.dealing.assignment import check_even
 from shardcache_client.order.dealing.deal import Deal, SpanDeal
 from shardcache_client.order.mixture import MixtureAssignment
 from shardcache_client.order.sequences.partition import Partition
@@ -107,7 +107,7 @@ class DatasetEpochs:
         group.refuse_resharding()
         topology = group.topology()
         deal = self.deal
-        check(deal, topology, samples.dealing.even)
+        check_even(deal, topology, samples.dealing.even)
         self._check_filters(topology)
         group.compare(samples.manifest, counted=deal.counted)
         group.compare_options(samples.dealing.options())
@@ -197,7 +197,7 @@ class DatasetEpochs:
             self.resume(epoch, topology, states, form.deal),
             topology,
             self.quota(topology, form.deal),
-            is_over=are_over(states) or staged_state.has_ended(states, topology),
+            is_over=are_over(states) or staged_state.has_reader_ended(states, topology),
         )
 
     def reading(self, topology: Topology, deal: Deal) -> Reading:
@@ -249,7 +249,8 @@ class DatasetEpochs:
         rank, world_size = state.rank
         if world_size != topology.world_size:
             return False
-        if rank != topology.rank and self._parts.samples.dealing.even is None:
+        ranks_are_in_step = self._parts.samples.dealing.even is not None
+        if rank != topology.rank and not ranks_are_in_step:
             return False
         return (state.part.worker, state.part.workers) == (topology.worker, topology.workers)
 

@@ -251,7 +251,7 @@ def have_ended(states: Sequence[StagedState]) -> bool:
     return has_all_readers and all(state.ended for state in states)
 
 
-def has_ended(states: Sequence[StagedState | RankState], reader: Topology) -> bool:
+def has_reader_ended(states: Sequence[StagedState | RankState], reader: Topology) -> bool:
     """Return True if a reader's own state says that it has nothing left of the epoch."""
     own = (reader.reader, reader.readers, reader.workers)
     staged = (state for state in states if isinstance(state, StagedState))

@@ -88,7 +88,7 @@ class Assignment:
 
     @property
     def needs_counts(self) -> bool:
-        """True if several ranks cannot be dealt anything until samples are counted; see `check`."""
+        """True if several ranks get nothing until samples are counted; see `check_even`."""
         if self.global_batch_size is not None or self.is_global:
             return True
         return self.even is not None and self.samples_per_epoch is None
@@ -184,7 +184,7 @@ def digest(facts: object) -> str:
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
 
 
-def check(deal: Deal, topology: Topology, even: Even) -> None:
+def check_even(deal: Deal, topology: Topology, even: Even) -> None:
     """Check that ranks get the same number of samples if they should, and that they get any.
 
     Raises ConfigError if not.

@@ -140,7 +140,7 @@ class ElasticDeal(SpanDeal):
         return self.spans.has_source_batches
 
     def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
-        """Return the samples that come in the place of skipped ones; see `SpanDeal`."""
+        """Return the samples among which substitutes are found; see `SpanDeal`."""
         size = batch_size_of_rank(self.global_batch_size, rank.world_size)
         batch, nth = divmod(place, size)
         place_in_span = batch * self.global_batch_size // self.span_count

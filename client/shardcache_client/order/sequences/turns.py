@@ -39,6 +39,10 @@ class _Split:
         return (2 * number + 1) * self.samples // (2 * (self.samples - self.share))
 
 
+_Path: TypeAlias = list[tuple[_Split, bool]]
+"""The splits from a lane up to the root; with each, True if the lane is in its first group."""
+
+
 @dataclass(frozen=True)
 class Proportions:
     """Turns of lanes with given numbers of samples, spread evenly.
@@ -112,10 +116,9 @@ class Proportions:
         return number
 
     @cached_property
-    def _paths(self) -> dict[int, list[tuple[_Split, bool]]]:
-        """The splits from each lane up to the root; True if the lane is in the first group."""
-        paths: dict[int, list[tuple[_Split, bool]]] = {}
-        nodes: list[tuple[_Split | int, list[tuple[_Split, bool]]]] = [(self._root, [])]
+    def _paths(self) -> dict[int, _Path]:
+        paths: dict[int, _Path] = {}
+        nodes: list[tuple[_Split | int, _Path]] = [(self._root, [])]
         while nodes:
             node, above = nodes.pop()
             if isinstance(node, _Split):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.dealing.assignment import Assignment, check
+from shardcache_client.order.dealing.assignment import Assignment, check_even
 from shardcache_client.order.dealing.deal import SampleDeal, ShardDeal
 from shardcache_client.order.sequences.partition import Partition, Phase
 from shardcache_client.order.sequences.rounds import Shuffle, Topology
@@ -116,12 +116,12 @@ def test_ranks_without_counts_are_refused_at_the_start() -> None:
     """Rather than found hanging at the end; unless something says how many samples there are, or that it is all one."""
     ranks = Topology(0, 2)
     with pytest.raises(ConfigError, match="shardcache index"):
-        check(ShardDeal(10), ranks, "pad")
-    check(ShardDeal(10), Topology(), "pad")
-    check(ShardDeal(10, samples_per_epoch=100), ranks, "pad")
-    check(ShardDeal(10), ranks, None)
+        check_even(ShardDeal(10), ranks, "pad")
+    check_even(ShardDeal(10), Topology(), "pad")
+    check_even(ShardDeal(10, samples_per_epoch=100), ranks, "pad")
+    check_even(ShardDeal(10), ranks, None)
     with pytest.raises(ConfigError, match="fewer samples"):
-        check(SampleDeal([1], even="drop"), ranks, "drop")
+        check_even(SampleDeal([1], even="drop"), ranks, "drop")
 
 
 def test_seeds_of_a_mixture_do_not_reseed_a_dataset() -> None:
