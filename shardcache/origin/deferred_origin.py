@@ -46,14 +46,6 @@ class DeferredOrigin(Origin):
         if self._preparing is None:
             self._preparing = asyncio.create_task(self._prepare(url))
 
-    async def _prepare(self, url: str) -> None:
-        """Load the origin and prepare it for the first requests; see `expect`."""
-        with contextlib.suppress(errors.ShardcacheError, TimeoutError):
-            async with asyncio.timeout(_PREPARATION_S):
-                origin = await self.loaded()
-                object_url, _ = key_split_in(url)
-                await origin.prepare(object_url)
-
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`. Notes whether a signed url is accepted."""
         origin = await self.loaded()
@@ -121,6 +113,14 @@ class DeferredOrigin(Origin):
             self._preparing.cancel()
         if self._origin is not None:
             await self._origin.close()
+
+    async def _prepare(self, url: str) -> None:
+        """Load the origin and prepare it for the first requests; see `expect`."""
+        with contextlib.suppress(errors.ShardcacheError, TimeoutError):
+            async with asyncio.timeout(_PREPARATION_S):
+                origin = await self.loaded()
+                object_url, _ = key_split_in(url)
+                await origin.prepare(object_url)
 
 
 def _without_key_split(obj: RemoteObject) -> RemoteObject:

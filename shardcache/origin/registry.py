@@ -102,21 +102,6 @@ class Origins:
             self._origins[key] = self._new_origin(protocol, table)
         return self._origins[key]
 
-    def _new_origin(self, protocol: str, table: OriginTable) -> DeferredOrigin:
-        """Return an origin for a protocol's urls in a table, not loaded yet."""
-        setup = Setup(
-            protocol,
-            table,
-            max_connections=self._connections,
-            redirect_guard=self._redirect_guard,
-            workers=self._workers,
-            handed=self.handed,
-            signatures=self.signatures,
-        )
-        if table.tier is None:
-            return DeferredOrigin(setup)
-        return TieredOrigin(setup, self.tiers[table.tier])
-
     def suspect(self, obj: RemoteObject, part_bytes: int) -> None:
         """Report that an object arrived damaged: its tier, if it has one, fetches it again."""
         tier = self.origin(obj.url).tier
@@ -182,6 +167,21 @@ class Origins:
             _, origin = self._origins.popitem()
             await origin.close()
         await self._workers.close()
+
+    def _new_origin(self, protocol: str, table: OriginTable) -> DeferredOrigin:
+        """Return an origin for a protocol's urls in a table, not loaded yet."""
+        setup = Setup(
+            protocol,
+            table,
+            max_connections=self._connections,
+            redirect_guard=self._redirect_guard,
+            workers=self._workers,
+            handed=self.handed,
+            signatures=self.signatures,
+        )
+        if table.tier is None:
+            return DeferredOrigin(setup)
+        return TieredOrigin(setup, self.tiers[table.tier])
 
 
 def _check_rare_protocols(urls: Iterable[str]) -> None:

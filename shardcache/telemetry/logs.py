@@ -100,7 +100,8 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
         return True
     from aiohttp.http import HttpProcessingError  # already loaded if there is a server
 
-    return not isinstance(record.exc_info[1], HttpProcessingError)
+    _class, exn, _traceback = record.exc_info
+    return not isinstance(exn, HttpProcessingError)
 
 
 class _Stderr:

@@ -218,6 +218,14 @@ class Bills:
         """Add one shard to the bills of the node and of its reader's client."""
         self._add("read", url, size_bytes, 1, client)
 
+    def forget(self, client: Hashable) -> None:
+        """Forget the bill of a client."""
+        self._by_client.pop(client, None)
+
+    def to_json(self, client: Hashable = None) -> dict[str, Any]:
+        """Return the bill of a client, by default the node's; see `Bill.to_json`."""
+        return self._by_client[client].to_json()
+
     def _add(
         self,
         kind: ChargeKind,
@@ -230,14 +238,6 @@ class Bills:
         cost = self.cost(url, size_bytes, requests)
         for payer in {None, client}:  # None stands for the node
             self._by_client[payer].add(kind, size_bytes, requests, cost)
-
-    def forget(self, client: Hashable) -> None:
-        """Forget the bill of a client."""
-        self._by_client.pop(client, None)
-
-    def to_json(self, client: Hashable = None) -> dict[str, Any]:
-        """Return the bill of a client, by default the node's; see `Bill.to_json`."""
-        return self._by_client[client].to_json()
 
 
 @dataclass(slots=True)

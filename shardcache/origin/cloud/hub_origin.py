@@ -73,23 +73,6 @@ class HubOrigin(StoreOrigin):
         self._located[url] = (obj, place)
         return obj
 
-    async def _find(self, url: str) -> tuple[Answer | None, URL]:
-        """Return the answer that describes a file, and the url at which it lies."""
-        place = URL(self._target(url), encoded=True)
-        for _ in range(MAX_REDIRECTS):
-            at_hub = Location(str(place), is_away=False)
-            answer = await self._ask("HEAD", url, {}, location=at_hub)
-            redirect = None
-            if answer is not None and answer.status in REDIRECTS:
-                redirect = answer.headers.get("location")
-            if not redirect:
-                break
-            place = following(url, place, redirect)
-            if place.origin() != self._home.origin():  # the token must not be sent there
-                break
-        self._note_permission(url, answer)
-        return answer, place
-
     @staticmethod
     def bucket(url: str) -> str:
         """As `CredentialedOrigin.bucket`: the repository."""
@@ -101,17 +84,6 @@ class HubOrigin(StoreOrigin):
         If it may not, the Hub answers as if there were no such repository.
         """
         return _repository(url) in self._readable
-
-    def _note_permission(self, url: str, answer: Answer | None) -> None:
-        """Record whether an answer shows that the token may read the repository."""
-        assert answer is not None  # only a read that `commit` refuses has no answer
-        is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
-        if answer.status < 400 or is_within:
-            if len(self._readable) >= _MAX_READABLE:
-                self._readable.clear()
-            self._readable.add(_repository(url))
-        elif answer.status in _NOT_PERMITTED:
-            self._readable.discard(_repository(url))
 
     async def list_prefix(
         self,
@@ -131,6 +103,34 @@ class HubOrigin(StoreOrigin):
         signed before, even one that a reader's GET is using.
         """
         await self.credentials(url)
+
+    async def _find(self, url: str) -> tuple[Answer | None, URL]:
+        """Return the answer that describes a file, and the url at which it lies."""
+        place = URL(self._target(url), encoded=True)
+        for _ in range(MAX_REDIRECTS):
+            at_hub = Location(str(place), is_away=False)
+            answer = await self._ask("HEAD", url, {}, location=at_hub)
+            redirect = None
+            if answer is not None and answer.status in REDIRECTS:
+                redirect = answer.headers.get("location")
+            if not redirect:
+                break
+            place = following(url, place, redirect)
+            if place.origin() != self._home.origin():  # the token must not be sent there
+                break
+        self._note_permission(url, answer)
+        return answer, place
+
+    def _note_permission(self, url: str, answer: Answer | None) -> None:
+        """Record whether an answer shows that the token may read the repository."""
+        assert answer is not None  # only a read that `commit` refuses has no answer
+        is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
+        if answer.status < 400 or is_within:
+            if len(self._readable) >= _MAX_READABLE:
+                self._readable.clear()
+            self._readable.add(_repository(url))
+        elif answer.status in _NOT_PERMITTED:
+            self._readable.discard(_repository(url))
 
     async def _locate(self, obj: RemoteObject, *, again: bool) -> Location:
         """As `StoreOrigin._locate`: the url to which the Hub has redirected a HEAD."""

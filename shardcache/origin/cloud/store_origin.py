@@ -86,47 +86,10 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """
         raise NotImplementedError
 
-    def _with_options(self, setup: Setup) -> Setup:
-        """Return the setup with the table's settings as options of the filesystem."""
-        table = setup.table
-        options: dict[str, Any] = {}
-        if table.endpoint_url and self.endpoint:
-            options[self.endpoint] = table.endpoint_url
-        options |= self.defaults
-        if table.anon:
-            options |= self.anonymous
-        options |= table.storage_options
-        if setup.credentials is not None:
-            options |= self.options_of(setup.credentials)
-        return replace(setup, table=table.model_copy(update={"storage_options": options}))
-
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
         answer = await self._ask("HEAD", url, {}, first_bytes=first_bytes)
         return self._object(url, answer)
-
-    def _object(self, url: str, answer: Answer | None) -> RemoteObject:
-        """Return the object that an answer to HEAD describes.
-
-        Raises the error for any other answer.
-        """
-        assert answer is not None  # only a read that `commit` refuses has no answer
-        headers = answer.headers
-        # The Hub states what a file of git LFS is, and redirects to where it lies.
-        is_linked = "x-linked-etag" in headers
-        is_redirect = answer.status in REDIRECTS and is_linked
-        if answer.status >= 300 and not is_redirect:
-            problem = f"the origin answered a HEAD with status {answer.status}"
-            raise error_of(answer.status, problem, url, headers)
-        size_header = "x-linked-size" if is_linked else "content-length"
-        size_bytes = size_of(headers.get(size_header), url)
-        return RemoteObject(
-            url,
-            version=self._version(headers, url),
-            size_bytes=size_bytes,
-            checksum=self._checksum(headers, url),
-            joinable=True,
-        )
 
     async def fetch(
         self,
@@ -151,6 +114,55 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
                 version = self._version_sent(answer, obj, away=away)
                 raise_unusable(answer, version, obj, parts)
         raise AssertionError  # the last answer returns or raises
+
+    async def credentials(self, url: str) -> str:
+        """As `Origin.credentials`."""
+        return (await self._proof.get(url)).source
+
+    async def close(self) -> None:
+        """As `Origin.close`."""
+        await super().close()
+        for name in ("_session", "service_client", "credential"):  # of gcsfs, and of adlfs
+            client = getattr(self._fs, name, None)
+            if client is not None:
+                await client.close()
+
+    def _with_options(self, setup: Setup) -> Setup:
+        """Return the setup with the table's settings as options of the filesystem."""
+        table = setup.table
+        options: dict[str, Any] = {}
+        if table.endpoint_url and self.endpoint:
+            options[self.endpoint] = table.endpoint_url
+        options |= self.defaults
+        if table.anon:
+            options |= self.anonymous
+        options |= table.storage_options
+        if setup.credentials is not None:
+            options |= self.options_of(setup.credentials)
+        return replace(setup, table=table.model_copy(update={"storage_options": options}))
+
+    def _object(self, url: str, answer: Answer | None) -> RemoteObject:
+        """Return the object that an answer to HEAD describes.
+
+        Raises the error for any other answer.
+        """
+        assert answer is not None  # only a read that `commit` refuses has no answer
+        headers = answer.headers
+        # The Hub states what a file of git LFS is, and redirects to where it lies.
+        is_linked = "x-linked-etag" in headers
+        is_redirect = answer.status in REDIRECTS and is_linked
+        if answer.status >= 300 and not is_redirect:
+            problem = f"the origin answered a HEAD with status {answer.status}"
+            raise error_of(answer.status, problem, url, headers)
+        size_header = "x-linked-size" if is_linked else "content-length"
+        size_bytes = size_of(headers.get(size_header), url)
+        return RemoteObject(
+            url,
+            version=self._version(headers, url),
+            size_bytes=size_bytes,
+            checksum=self._checksum(headers, url),
+            joinable=True,
+        )
 
     def _version_sent(self, answer: Answer, obj: RemoteObject, *, away: bool) -> str:
         """Return the version of an answer.
@@ -189,18 +201,6 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
             headers[name] = wanted
             expected[self.version_header] = (wanted, f"W/{wanted}")
         return headers, Body(parts, status, expected, held=held, encoded_chunks=obj.ranges)
-
-    async def credentials(self, url: str) -> str:
-        """As `Origin.credentials`."""
-        return (await self._proof.get(url)).source
-
-    async def close(self) -> None:
-        """As `Origin.close`."""
-        await super().close()
-        for name in ("_session", "service_client", "credential"):  # of gcsfs, and of adlfs
-            client = getattr(self._fs, name, None)
-            if client is not None:
-                await client.close()
 
     async def _ask(
         self,

@@ -130,19 +130,9 @@ class FsspecOrigin(Origin):
                 if f"{path}/" == root:  # the folder itself
                     continue
                 url = folder + path.removeprefix(root)
-                objects.append(self._listed(url, info, flat=flat))
+                objects.append(self._listed_object(url, info, flat=flat))
         matching = [obj for obj in objects if obj.url.startswith(prefix)]
         return sorted(matching, key=lambda obj: obj.url)
-
-    async def _infos(self, root: str, received: Received, *, flat: bool) -> dict[str, Any]:
-        """Return the filesystem's description of each file below a folder, by path."""
-        if not flat:
-            by_path = await self._call("find", root, detail=True)
-            received(len(by_path))
-            return dict(by_path)
-        infos = await self._call("ls", root, detail=True)
-        received(len(infos))
-        return {info["name"].rstrip("/"): info for info in infos}
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`.
@@ -160,13 +150,6 @@ class FsspecOrigin(Origin):
             message = "this kind of url can only be read"
             raise ConfigError(message, url=url, remedy=WRITABLE) from None
         return await self.stat(url)
-
-    async def _upload_and_rename(self, path: Path, target: str) -> None:
-        folder, _, name = target.rpartition("/")
-        draft = f"{folder}/.{name}.part"
-        await self._call("makedirs", folder, exist_ok=True)
-        await self._call("put_file", str(path), draft)
-        await self._call("mv_file" if self._fs.async_impl else "mv", draft, target)
 
     async def close(self) -> None:
         """Stop the threads.
@@ -222,7 +205,17 @@ class FsspecOrigin(Origin):
         call = partial(getattr(self._fs, name), *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
-    def _listed(self, url: str, info: Mapping[str, Any], *, flat: bool) -> RemoteObject:
+    async def _infos(self, root: str, received: Received, *, flat: bool) -> dict[str, Any]:
+        """Return the filesystem's description of each file below a folder, by path."""
+        if not flat:
+            by_path = await self._call("find", root, detail=True)
+            received(len(by_path))
+            return dict(by_path)
+        infos = await self._call("ls", root, detail=True)
+        received(len(infos))
+        return {info["name"].rstrip("/"): info for info in infos}
+
+    def _listed_object(self, url: str, info: Mapping[str, Any], *, flat: bool) -> RemoteObject:
         """Return an object of a listing; folders are listed if it is `flat`."""
         if info["type"] != "directory":
             return self._remote_object(url, info)
@@ -256,6 +249,13 @@ class FsspecOrigin(Origin):
         if "ino" in info:
             parts.append(str(info["ino"]))
         return "-".join(parts)
+
+    async def _upload_and_rename(self, path: Path, target: str) -> None:
+        folder, _, name = target.rpartition("/")
+        draft = f"{folder}/.{name}.part"
+        await self._call("makedirs", folder, exist_ok=True)
+        await self._call("put_file", str(path), draft)
+        await self._call("mv_file" if self._fs.async_impl else "mv", draft, target)
 
 
 def _check_length(received_bytes: int, wanted_bytes: int, obj: RemoteObject) -> None:

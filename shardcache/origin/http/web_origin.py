@@ -215,7 +215,7 @@ class HttpOrigin(Origin):
         Args:
             at_home: True if `target` is on the url's own server, which is sent the options.
         """
-        own = self._headers if at_home else {}
+        table_headers = self._headers if at_home else {}
         if at_home and self._params:
             queries = [target.raw_query_string, urlencode(self._params)]
             query = "&".join(filter(None, queries))
@@ -224,7 +224,7 @@ class HttpOrigin(Origin):
         return self._environment.request(
             "GET",
             str(target),
-            {**own, **headers},
+            {**table_headers, **headers},
             proxy=self._proxy,
             far_only=guard is not None and guard.far_only,
         )

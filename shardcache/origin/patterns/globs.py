@@ -8,6 +8,7 @@ from shardcache.errors import ConfigError
 # In brackets, a "]" that comes first, or first after "!", is one of the characters.
 _TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[(?>!?)(?>\]?)[^\]/]*\]|.", re.DOTALL)
 _STARS = {"*": "[^/]*", "**": ".*", "**/": "(?:.*/)?"}
+# Stars that begin an atomic group: its first match is the shortest.
 _LAZY = {"*": "[^/]*?", "**": ".*?", "**/": "(?:.*?/)??"}
 
 # Stars outside atomic groups; each multiplies the work by the length of the url.

@@ -92,7 +92,7 @@ def translation(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]
 
     A RuntimeError that is not about credentials is a bug, and raised again.
     """
-    cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
+    cause = _without_s3fs(exn)
     if isinstance(cause, _STILL_EXPIRED):
         if "expired" not in str(cause):
             raise cause
@@ -113,10 +113,15 @@ def translation_with_temporary_keys(
 
     S3 answers a HEAD with expired keys by status 400 alone: other keys may help then.
     """
-    cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
+    cause = _without_s3fs(exn)
     if isinstance(cause, boto.ClientError) and _code(cause) == "400":
         return _expired("the request was refused, as with credentials that have expired", url), True
     return translation(exn, url)
+
+
+def _without_s3fs(exn: Exception) -> Exception:
+    """Return botocore's error for S3's refusal, if s3fs has turned it into an OSError."""
+    return exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
 
 
 def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:

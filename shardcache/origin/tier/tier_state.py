@@ -103,11 +103,6 @@ class TierState:
             "cached_bytes": self._count("cached_bytes"),
         }
 
-    def _count(self, name: str) -> int:
-        """Return a number that this node's nginx publishes; 0 if it does not."""
-        count = self._published.get(name)
-        return count if isinstance(count, int) else 0
-
     async def watch(self) -> None:
         """Read the status that `shardcache cluster run` publishes on this node, again and again.
 
@@ -120,16 +115,6 @@ class TierState:
             except (OSError, ValueError):
                 self._published = {}
             await asyncio.sleep(_STATUS_INTERVAL_S)
-
-    async def _read_status(self) -> dict[str, Any] | None:
-        """Return the status that this node's nginx serves; None if it serves none."""
-        reader, writer = await asyncio.open_unix_connection(self.address)
-        try:
-            front.check_listener(writer.get_extra_info("socket"))
-            writer.write(front.page_request(front.STATUS))
-            return front.page_of(await reader.read())
-        finally:
-            writer.close()
 
     def route(self, obj: RemoteObject, start: int) -> Route | None:
         """Return the way to request the part at `start`; None while the breaker is open."""
@@ -182,6 +167,21 @@ class TierState:
         while len(self._suspects) > _MAX_SUSPECTS:
             oldest = next(iter(self._suspects))
             del self._suspects[oldest]
+
+    def _count(self, name: str) -> int:
+        """Return a number that this node's nginx publishes; 0 if it does not."""
+        count = self._published.get(name)
+        return count if isinstance(count, int) else 0
+
+    async def _read_status(self) -> dict[str, Any] | None:
+        """Return the status that this node's nginx serves; None if it serves none."""
+        reader, writer = await asyncio.open_unix_connection(self.address)
+        try:
+            front.check_listener(writer.get_extra_info("socket"))
+            writer.write(front.page_request(front.STATUS))
+            return front.page_of(await reader.read())
+        finally:
+            writer.close()
 
 
 def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:

@@ -126,10 +126,10 @@ def _no_bucket(request: S3Request) -> S3Error:
 
 
 def _bucket_in(prefix: str) -> str:
-    """Return the bucket that a canonical prefix is in; empty if it may be in several."""
+    """Return the bucket that a canonical prefix names; empty if it names none of S3."""
     protocol, _, place = prefix.partition("://")
-    bucket, slash, _ = place.partition("/")
-    return bucket if protocol == "s3" and (slash or bucket) else ""
+    bucket, _, _ = place.partition("/")
+    return bucket if protocol == "s3" else ""
 
 
 def _key_in(request: S3Request, url: str) -> str:

@@ -83,6 +83,35 @@ class Signature(NamedTuple):
             raise S3Error("InvalidArgument", "sign the header or the url, not both")
         return cls._in_header(request, authorization)
 
+    def check(self, request: SignedRequest, secret_key: str, now_s: float) -> None:
+        """Raise S3Error unless exactly this request was signed with the key, and lately."""
+        if "host" not in self.signed_headers.split(";"):
+            raise S3Error("AccessDenied", "the header Host has to be signed")
+        made_s = _seconds(self.time)
+        date = self.time[: len("YYYYMMDD")]
+        if not self.scope.startswith(f"{date}/"):
+            raise S3Error(
+                "SignatureDoesNotMatch",
+                "the date of the credential is not that of the request; sign with today's key",
+            )
+        if not self._is_valid(request, secret_key):
+            raise S3Error(
+                "SignatureDoesNotMatch",
+                "the signature is not that of this request with the key's secret; run "
+                "shardcache credentials again, and let nothing rewrite the request",
+            )
+        if self.valid_s is None:
+            if abs(now_s - made_s) > _SKEW_S:
+                raise S3Error(
+                    "RequestTimeTooSkewed",
+                    "the request was signed more than 15 minutes from now; set the clock",
+                )
+            return
+        if made_s - now_s > _SKEW_S:
+            raise S3Error("AccessDenied", "the presigned url is not valid yet; set the clock")
+        if now_s > made_s + self.valid_s:
+            raise S3Error("AccessDenied", "the presigned url has expired; sign another")
+
     @classmethod
     def _in_header(cls, request: SignedRequest, authorization: str) -> "Signature":
         """Return the signature in the header Authorization. Raises S3Error."""
@@ -124,35 +153,6 @@ class Signature(NamedTuple):
             payload=request.headers.get("x-amz-content-sha256", _UNSIGNED),
             query="&".join(unsigned),
         )
-
-    def check(self, request: SignedRequest, secret_key: str, now_s: float) -> None:
-        """Raise S3Error unless exactly this request was signed with the key, and lately."""
-        if "host" not in self.signed_headers.split(";"):
-            raise S3Error("AccessDenied", "the header Host has to be signed")
-        made_s = _seconds(self.time)
-        date = self.time[: len("YYYYMMDD")]
-        if not self.scope.startswith(f"{date}/"):
-            raise S3Error(
-                "SignatureDoesNotMatch",
-                "the date of the credential is not that of the request; sign with today's key",
-            )
-        if not self._is_valid(request, secret_key):
-            raise S3Error(
-                "SignatureDoesNotMatch",
-                "the signature is not that of this request with the key's secret; run "
-                "shardcache credentials again, and let nothing rewrite the request",
-            )
-        if self.valid_s is None:
-            if abs(now_s - made_s) > _SKEW_S:
-                raise S3Error(
-                    "RequestTimeTooSkewed",
-                    "the request was signed more than 15 minutes from now; set the clock",
-                )
-            return
-        if made_s - now_s > _SKEW_S:
-            raise S3Error("AccessDenied", "the presigned url is not valid yet; set the clock")
-        if now_s > made_s + self.valid_s:
-            raise S3Error("AccessDenied", "the presigned url has expired; sign another")
 
     def _is_valid(self, request: SignedRequest, secret_key: str) -> bool:
         """Return whether this is the signature of the request with a key."""

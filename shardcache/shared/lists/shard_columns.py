@@ -158,15 +158,6 @@ class Shards(Sequence[ShardRef]):
         """
         return digest(self._columns())
 
-    def _columns(self) -> Iterator[bytes]:
-        """Yield the list as bytes, piece by piece: the form that is packed."""
-        yield _HEAD.pack(len(self), len(self.urls.text), len(self.versions.text))
-        for texts in (self.urls, self.versions):
-            yield texts.lengths.tobytes()
-            yield texts.text
-        for numbers in (self.sizes, self.samples, self.tokens):
-            yield bytes(numbers)
-
     @cached_property
     def packed(self) -> bytes:
         """The list in the form that messages carry: its columns, compressed. Blocks."""
@@ -209,6 +200,15 @@ class Shards(Sequence[ShardRef]):
         except (ValueError, struct.error, zlib.error) as exn:
             raise ProtocolError(f"not a list of shards: {exn}") from None
         return cls(urls, versions, sizes, samples, tokens)
+
+    def _columns(self) -> Iterator[bytes]:
+        """Yield the list as bytes, piece by piece: the form that is packed."""
+        yield _HEAD.pack(len(self), len(self.urls.text), len(self.versions.text))
+        for texts in (self.urls, self.versions):
+            yield texts.lengths.tobytes()
+            yield texts.text
+        for numbers in (self.sizes, self.samples, self.tokens):
+            yield bytes(numbers)
 
 
 class _Unpacker:

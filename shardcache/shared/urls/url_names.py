@@ -83,15 +83,6 @@ def may_be_a_file(url: str) -> bool:
     return format_ is not None and format_.is_often_a_file
 
 
-def _named_format(url: str) -> Format | None:
-    """Return the format that an object's suffix names; None if it is not a shard's."""
-    named = table.suffix_of(path_of(url))
-    if named is None:
-        return None
-    _suffix, format_ = named
-    return format_
-
-
 def format_of(url: str) -> Format:
     """Return the format of a shard; tar unless its name says another."""
     return table.format_of(path_of(url))
@@ -162,3 +153,12 @@ def beside_index(index: str, suffix: str) -> str:
     query = file[len(path) :]
     stem, _, _ = path.rpartition(".")
     return stem + suffix + query
+
+
+def _named_format(url: str) -> Format | None:
+    """Return the format that an object's suffix names; None if it is not a shard's."""
+    named = table.suffix_of(path_of(url))
+    if named is None:
+        return None
+    _suffix, format_ = named
+    return format_
