@@ -52,7 +52,6 @@ class RankBatches(RankWork):
         self._deal = deal
         self._topology = topology
         self._form = form
-        self._share = share
         self._passed = start.passed
         self._epoch = RankEpoch(share, reading.form.manifest)
         if is_read:

@@ -82,7 +82,7 @@ class Substitutes:
         return [*block.samples[start:], *block.samples[:start]]
 
     def _epoch_of(self, spare: Spare) -> RankEpoch:
-        """Return the places of the samples among which substitutes are."""
+        """Return the places of the samples among which substitutes are found."""
         if spare.source not in self._epochs:
             self._epochs[spare.source] = RankEpoch(spare.share, self._manifest)
         return self._epochs[spare.source]

@@ -21,10 +21,11 @@ from shardcache_client.files.cached_file import CachedFile, session_of
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks.environment import job_name
 
-_CHOICE = {"job": JOB.or_none(), "socket": PATH.or_none(), "daemon": DAEMONS, "timeout_s": SECONDS}
+# Of the arguments of both functions.
+_RULES = {"job": JOB.or_none(), "socket": PATH.or_none(), "daemon": DAEMONS, "timeout_s": SECONDS}
 
 
-@checked(OTHER_WORDS, urls=URLS, **_CHOICE)
+@checked(OTHER_WORDS, urls=URLS, **_RULES)
 @contextmanager
 def cached_paths(
     urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -83,7 +84,7 @@ def cached_paths(
         yield [str(file.wait_whole()) for file in files]
 
 
-@checked(OTHER_WORDS, url=URL, **_CHOICE)
+@checked(OTHER_WORDS, url=URL, **_RULES)
 def open_cached(
     url: str | os.PathLike[str],
     *,

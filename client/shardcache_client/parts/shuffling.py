@@ -104,7 +104,8 @@ def _places_of(parts: DatasetParts) -> ScatteredPlaces:
         )
     sessions = ReaderSessions(parts.sessions, ReaderIdentity(parts.job))
     places = SamplePlaces(parts.manifest, tables, sessions, parts.pipeline)
-    return ScatteredPlaces([(0, places)])
+    first_shard = 0  # there is one dataset, not a mixture
+    return ScatteredPlaces([(first_shard, places)])
 
 
 def deal_samples(

@@ -135,6 +135,7 @@ def _members_of(mesh: Any) -> tuple[int, ...]:
                     remedy=f"give the other dimensions: {argument_for(mesh)}",
                 )
         return tuple(mesh.mesh.flatten().tolist())
+    # If torch is not imported, there is no such class, and nothing is an instance of it.
     distributed: Any = sys.modules.get("torch.distributed")
     if not isinstance(mesh, getattr(distributed, "ProcessGroup", ())):
         raise TypeError

@@ -34,7 +34,7 @@ def _divided_models() -> Iterator[tuple[str, str]]:
     meshes = _instances("torch.distributed.device_mesh", "DeviceMesh", _divides_model)
     for mesh in sorted(meshes, key=_likelihood, reverse=True):
         yield f"a DeviceMesh with the dimensions {mesh.mesh_dim_names}", argument_for(mesh)
-    for model in _instances("transformers.modeling_utils", "PreTrainedModel", _is_divided):
+    for model in _instances("transformers.modeling_utils", "PreTrainedModel", _is_tensor_parallel):
         yield f"a model that a tp_plan divides among {model.tp_size} ranks", "rank=0, world_size=1"
 
 
@@ -46,12 +46,13 @@ def _likelihood(mesh: Any) -> tuple[bool, int]:
     return "batch" in mesh.mesh_dim_names, mesh.ndim
 
 
-def _is_divided(model: Any) -> bool:
+def _is_tensor_parallel(model: Any) -> bool:
     ranks = getattr(model, "tp_size", None) or 1
     return ranks > 1
 
 
 def _megatron(state: Any) -> Iterator[tuple[str, str]]:
+    """Yield Megatron's division of the model, given its module `parallel_state`."""
     if state is None or not state.model_parallel_is_initialized():
         return
     processes = sys.modules["torch.distributed"].get_world_size()
@@ -60,6 +61,7 @@ def _megatron(state: Any) -> Iterator[tuple[str, str]]:
 
 
 def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
+    """Yield Accelerate's division of the model, given the fields of its `AcceleratorState`."""
     config = state.get("parallelism_config")
     shared = getattr(config, "non_data_parallel_size", 1)
     if shared <= 1:

@@ -24,7 +24,7 @@ class Plan:
         manifest: of the dataset.
         order: numbers of planned shards in the order in which this epoch reads them.
         after: returns those of the next epoch.
-        wanted: "samples" of the shards, or "files" for any of their bytes.
+        wanted: kind of data that is read of the shards; see `protocol`.
     """
 
     epoch: int
@@ -51,7 +51,6 @@ class Plan:
             after: returns those that the next one reads.
             wanted: see `Plan`.
         """
-
         order = array("I", _with_joined(manifest, now))
         return cls(epoch, manifest, order, lambda: _with_joined(manifest, after()), wanted)
 
@@ -76,6 +75,7 @@ class Plan:
         built lazily, and so is the order of the next epoch: that of many shards takes a while.
         """
         order = self.order[start:]
+        # The first message goes on with the next epoch if it has too few positions of this one.
         has_next_epoch = len(order) < _FIRST_PIECE
         if has_next_epoch:
             order = array("I", chain(order, self.after()))

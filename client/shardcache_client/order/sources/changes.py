@@ -158,7 +158,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MixtureState:
-    """The facts about a mixture in a state: what its epoch takes of each source.
+    """The facts about a mixture in a state: each source, and its samples in the epoch.
 
     Attributes:
         sources: in the order of the mixture.
