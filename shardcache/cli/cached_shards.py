@@ -35,8 +35,10 @@ def warm(urls: tuple[str, ...], wants_files: bool, as_json: bool, socket: Path |
     of JSON per event. Ctrl-C stops waiting.
     """
     wanted: Wanted = "files" if wants_files else "shards"
-    numbers = "{fetched:,} fetched, {cached:,} already cached, {failed:,} failed"
-    summary = f"{{shards}}: {numbers}; {{origin_bytes}} from the origin"
+    summary = (
+        "{shards}: {fetched:,} fetched, {cached:,} already cached, {failed:,} failed; "
+        "{origin_bytes} from the origin"
+    )
 
     def advice() -> str:
         """Return the advice that is shown if some shards fail."""
@@ -194,9 +196,10 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
         show(AdminClient(socket).pins())
         return
 
-    numbers = "{fetched:,} fetched, {cached:,} already cached; {failed:,} failed"
-    total = "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
-    summary = f"{{intact}} pinned: {numbers}\n{total}"
+    summary = (
+        "{intact} pinned: {fetched:,} fetched, {cached:,} already cached; {failed:,} failed\n"
+        "{pins[size_bytes]} of at most {pins[limit_bytes]} pinned now"
+    )
     carry_out(AdminClient(socket).pin(urls), "pinning", summary, as_json=as_json, each_shard=True)
 
 

@@ -57,9 +57,9 @@ class NodeTier:
         self._seen_stamps = self._stamps()
         self._tier = read()
         self._node = self._tier.node(name)
-        self._folder = self._tier.cache(self._node)
-        self._run = self._tier.run(self._node)
-        self._config = self._run / "nginx.conf"
+        self._cache_dir = self._tier.cache(self._node)
+        self._run_dir = self._tier.run(self._node)
+        self._config = self._run_dir / "nginx.conf"
         self._figures = TierFigures()
         self._started_s = time.time()
         # Why nginx does not use the sources as they are now; None if it does.
@@ -75,24 +75,24 @@ class NodeTier:
         self._prepare(nginx)
         nginx_process.check_config(nginx, self._config)
         nginx_process.clear_front(self._tier.front(self._node))
-        log = AccessLog(self._folder / _ACCESS_LOG, self._tier.owner_port)
+        log = AccessLog(self._cache_dir / _ACCESS_LOG, self._tier.owner_port)
         process = nginx_process.start(nginx, self._config)
         try:
-            if nginx_process.wait_until_listening(process, self._run / _PID_FILE):
+            if nginx_process.wait_until_listening(process, self._run_dir / _PID_FILE):
                 self._tell_ready()
             self._supervise(nginx, process, log, stopping)
         finally:
             status = nginx_process.end(process)
-        tier_folder.finish(self._folder)
+        tier_folder.finish(self._cache_dir)
         return 0 if stopping.is_set() else status
 
     def _prepare(self, nginx: str) -> None:
         """Make the folders and the configuration. Raises ConfigError."""
         try:
             user = self._tier.user or nginx_process.default_user(nginx)
-            tier_folder.make_folder(self._folder, 0o700, user)
-            tier_folder.make_folder(self._run, 0o750, user)
-            if tier_folder.prepare(self._folder):
+            tier_folder.make_folder(self._cache_dir, 0o700, user)
+            tier_folder.make_folder(self._run_dir, 0o750, user)
+            if tier_folder.prepare(self._cache_dir):
                 self._say("unclean shutdown: the tier's cache was cleared")
             self._config.write_text(render(self._tier, self._node))
         except OSError as exn:
@@ -109,11 +109,11 @@ class NodeTier:
         next_measure_s = time.monotonic()
         while process.poll() is None:
             if time.monotonic() >= next_measure_s:
-                self._figures.measure(self._folder / tier_folder.PARTS)
+                self._figures.measure(self._cache_dir / tier_folder.PARTS)
                 next_measure_s = time.monotonic() + _MEASURE_S
             log.read(self._figures)
             if log.rotate():
-                process.send_signal(signal.SIGUSR1)
+                process.send_signal(signal.SIGUSR1)  # nginx then reopens its logs
             self._publish()
             if stopping.wait(_PERIOD_S):
                 return
@@ -157,15 +157,15 @@ class NodeTier:
         page = {
             "node": self._node.name,
             "started_s": self._started_s,
-            "free_bytes": shutil.disk_usage(self._folder).free,
+            "free_bytes": shutil.disk_usage(self._cache_dir).free,
             "stale": self._stale,
             "certificate_expires_s": _expiry_s(self._tier.tls_of(self._node)),
             **asdict(self._figures),
         }
-        new_file = self._run / f".{_STATUS_FILE}"
+        new_file = self._run_dir / f".{_STATUS_FILE}"
         new_file.write_text(json.dumps(page))
         new_file.chmod(0o644)  # for nginx's workers
-        new_file.replace(self._run / _STATUS_FILE)
+        new_file.replace(self._run_dir / _STATUS_FILE)
 
     def _stamps(self) -> list[tuple[int, int]]:
         """Return modification time and inode of each watched file: they differ after a change."""

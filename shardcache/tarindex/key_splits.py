@@ -1,9 +1,9 @@
 """Splits of the names of a tar's members into key and extension, as the shard's url says them.
 
-WebDataset's rule is the first dot of a name. Other programs take the last one, as WeNet does: the
-member `spk.01.wav` is the `wav` of sample `spk.01` then. It decides which samples a shard has, so
-it is a part of the shard's url, `a.tar#key_split=last-dot`, and with it of its name in the cache,
-of its counts, and of the indexes that list it.
+WebDataset splits a name at its first dot. Other programs, such as WeNet, take the last one: the
+member `spk.01.wav` is then the `wav` of sample `spk.01`. The split decides which samples a shard
+has. So it is a part of the shard's url, `a.tar#key_split=last-dot`, and thus of the shard's name in
+the cache, its counts, and the indexes that list it.
 """
 
 from typing import Literal, TypeAlias
@@ -17,14 +17,14 @@ _MARK = f"#key_split={LAST_DOT}"
 
 
 def with_key_split(url: str, key_split: str) -> str:
-    """Return a url or pattern that says where names are split; unchanged for the first dot."""
+    """Return a url or pattern with its key split; unchanged for the first dot."""
     if key_split == FIRST_DOT or url.endswith(_MARK):
         return url
     return url + _MARK
 
 
 def key_split_in(url: str) -> tuple[str, str]:
-    """Return a url without what it says of names, and where they are split."""
+    """Return a url without its key split, and the key split."""
     if url.endswith(_MARK):
         return url[: -len(_MARK)], LAST_DOT
     return url, FIRST_DOT

@@ -1,11 +1,13 @@
 """Spans of samples in their tar: for most samples, some blocks that are a small tar by themselves.
 
-A row of a sample table (`contents`) has them as `first_block`, the number of the 512-byte block
-where its first sample begins; `blocks`, for each sample the number of blocks up to where the next
-one begins; and `irregular`, the places in the row of the samples whose members do not simply follow
-one another: in the order of `sizes`, each behind a header of one block. A sample that takes other
-bytes of the tar to be read, such as a line of a member or a hard link, has its number of blocks
-negated, or 0.
+A row of a sample table (`contents`) has them in these fields:
+
+    first_block     number of the 512-byte block at which the row's first sample begins
+    blocks          for each sample, the number of blocks up to the next one; negated, or 0, for a
+                    sample that cannot be read from these blocks alone, such as a line of a member,
+                    or a hard link
+    irregular       the places in the row of samples whose members do not simply follow one another,
+                    in the order of `sizes`, each after a header of one block
 """
 
 from array import array
@@ -50,7 +52,7 @@ def blocks_of(tables: Tables, tar: TarBytes | None) -> Iterator[int]:
         end_block = max(begin_block, _blocks(end_byte))
         blocks = end_block - begin_block
         members = range(first_member, end_member)
-        if _is_alone(tables, number, members, begin_block, blocks, tar):
+        if _blocks_suffice(tables, number, members, begin_block, blocks, tar):
             yield blocks
         else:
             yield -blocks
@@ -58,7 +60,7 @@ def blocks_of(tables: Tables, tar: TarBytes | None) -> Iterator[int]:
         first_member = end_member
 
 
-def _is_alone(
+def _blocks_suffice(
     tables: Tables,
     number: int,
     members: range,

@@ -153,7 +153,7 @@ class HuggingFace(_RowBlocks):
         columns: Mapping[str, str],
         seed: int | None,
     ) -> None:
-        dataset = _loaded(name, split)
+        dataset = _load_split(name, split)
         self.identity = str(dataset._fingerprint)  # noqa: SLF001  # there is no public one
         rows = dataset.with_format("arrow")
         self._columns = columns_of(rows.features.arrow_schema, columns, name)
@@ -168,27 +168,27 @@ class HuggingFace(_RowBlocks):
         yield self._columns, self._dataset[block.start : block.stop]
 
 
-def _loaded(name: str, split: str | None) -> datasets.Dataset:
+def _load_split(name: str, split: str | None) -> datasets.Dataset:
     """Load one split of a dataset. Raises InputError, ConfigError for several splits."""
     import datasets  # only users of such datasets need it
 
     try:
         if name.startswith(HUB):
-            loaded = datasets.load_dataset(name.removeprefix(HUB), split=split)
+            dataset = datasets.load_dataset(name.removeprefix(HUB), split=split)
         else:
-            loaded = datasets.load_from_disk(name)
-            if isinstance(loaded, datasets.DatasetDict) and split in loaded:
-                return loaded[split]
+            dataset = datasets.load_from_disk(name)
+            if isinstance(dataset, datasets.DatasetDict) and split in dataset:
+                return dataset[split]
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as exn:
         raise InputError(
             f"cannot load the dataset ({exn})",
             url=name,
             remedy="check its name and --split",
         ) from exn
-    if isinstance(loaded, Mapping):
+    if isinstance(dataset, Mapping):
         raise ConfigError(
             f"the dataset has several splits, and {split or 'none'} is chosen",
             url=name,
-            remedy=f"choose one with --split: {', '.join(loaded)}",
+            remedy=f"choose one with --split: {', '.join(dataset)}",
         )
-    return loaded
+    return dataset

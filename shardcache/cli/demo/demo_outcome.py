@@ -88,11 +88,12 @@ def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]
         job: its name.
         runs: for each run and rank, the list of epochs that `demo_training.py` wrote.
     """
-    legs: dict[int, list[Sequence[Json]]] = {}
+    legs_by_epoch: dict[int, list[Sequence[Json]]] = {}
     for ranks in runs:
-        for rows in zip(*ranks, strict=True):
-            legs.setdefault(rows[0]["epoch"], []).append(rows)
-    return [Epoch(job, number, reports) for number, reports in sorted(legs.items())]
+        for leg in zip(*ranks, strict=True):
+            epoch = leg[0]["epoch"]  # the same for all ranks
+            legs_by_epoch.setdefault(epoch, []).append(leg)
+    return [Epoch(job, number, legs) for number, legs in sorted(legs_by_epoch.items())]
 
 
 @dataclass(frozen=True, slots=True)

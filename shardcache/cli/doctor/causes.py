@@ -46,7 +46,8 @@ def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) ->
         place = f"the [[origin]] table for {table.match}" if table.match else "the [[origin]] table"
         return Endpoint(str(in_table), f"`{_OPTION}` in {place}")
     row = row_of(protocol_of(url))
-    if environment.get(row.provider_variable, "").lower() == "true":
+    uses_provider = environment.get(row.provider_variable, "").lower() == "true"
+    if uses_provider:
         return None
     for name in row.endpoint_variables:
         if environment.get(name):

@@ -74,6 +74,11 @@ warning = partial(finding, "warning")  # it works, but poorly or not for long
 failed = partial(finding, "failed")  # it keeps shards from being fetched, kept or read
 
 
+def measured(found: str, figures: Mapping[str, float]) -> Finding:
+    """Return the finding of measurements that show no problem."""
+    return replace(ok(found), figures=figures)
+
+
 def finding_of(error: ShardcacheError, cause: str = "", remedy: str | None = None) -> Finding:
     """Return the finding of a failure for an error, with its own remedy unless another is given."""
     return failed(error.message, cause, error.remedy if remedy is None else remedy)

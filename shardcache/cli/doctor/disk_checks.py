@@ -13,6 +13,7 @@ from shardcache.cli.doctor.context import (
     Context,
     Finding,
     failed,
+    measured,
     ok,
     skipped,
     start_command,
@@ -45,7 +46,9 @@ def folder(context: Context) -> Finding:
     place = context.cache_dir
     if place is None:
         return skipped("unknown: no daemon answers, and there are no valid options")
-    return _check_writable(context, place) if context.is_operator else _check_readable(place)
+    if context.is_operator:
+        return _check_writable(context, place)
+    return _check_readable(place)
 
 
 def _check_readable(place: Path) -> Finding:
@@ -181,7 +184,7 @@ def space(context: Context) -> Finding:
         remedy = "mkfs.ext4 -i 65536 DEVICE   # reformat, or remove files"
         return failed(found, "no inode is free", remedy, **figures)
     if reachable_bytes >= capacity_bytes:
-        return ok(found, "", "", **figures)
+        return measured(found, figures)
     can_grow = f"the cache can grow to {size(reachable_bytes)}"
     if total_bytes - min_free_bytes < capacity_bytes:
         cause = f"the filesystem is too small for the capacity: {can_grow}"

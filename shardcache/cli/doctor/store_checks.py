@@ -17,7 +17,15 @@ from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.causes import failure
-from shardcache.cli.doctor.context import Context, Finding, ok, skipped, this_user, warning
+from shardcache.cli.doctor.context import (
+    Context,
+    Finding,
+    measured,
+    ok,
+    skipped,
+    this_user,
+    warning,
+)
 from shardcache.config.settings import Settings
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin
@@ -215,7 +223,7 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
         cause = "the object store is far away or busy; more concurrent requests make up for it"
         remedy = "shardcache serve --max-connections 32 --shard-connections 16"
         return warning(found, cause, remedy, **figures)
-    return ok(found, "", "", **figures)
+    return measured(found, figures)
 
 
 async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Finding:
@@ -232,7 +240,7 @@ async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Findi
     found = f"{size(rate)}/s over up to {connections} connections ({amount})"
     is_too_short = timing.elapsed_s < _MIN_ELAPSED_S
     if rate >= _SLOW_BYTES_PER_S or is_too_short:
-        return ok(found, "", "", **figures)
+        return measured(found, figures)
     cause = "training that reads faster than this will wait for the network"
     remedy = (
         "ethtool IFACE | grep Speed   # then look for a proxy, and check the object store's region"

@@ -189,11 +189,11 @@ def _write_table(
 def _count(events: Lines, output: str, *, as_json: bool) -> list[ShardRef]:
     """Show the counting of shards; return them in the order of the list. Exit 1 if one failed."""
     refs: dict[int, ShardRef] = {}  # by their numbers in the list
-    numbers = "{fetched:,} fetched, {known:,} already known, {failed:,} failed"
     carry_out(
         _collecting(events, refs),
         "counting",
-        f"{{shards}}, {{samples}}: {numbers}; {{origin_bytes}} from the origin",
+        "{shards}, {samples}: {fetched:,} fetched, {known:,} already known, {failed:,} failed; "
+        "{origin_bytes} from the origin",
         as_json=as_json,
         advice=lambda: "no index written: it would lack the failed shards",
         stderr=output == _STDOUT,

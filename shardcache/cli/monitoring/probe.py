@@ -57,8 +57,9 @@ def passes(what: str, reported: dict[str, Any]) -> bool:
     """Return True if a daemon with this health passes the probe `what`, one of `PASSES`."""
     if reported["status"] not in PASSES[what]:
         return False
-    silent_s: float = reported.get("disk", {}).get("silent_s", 0.0)
-    return what != "live" or silent_s <= HUNG_S
+    is_disk_hung = reported.get("disk", {}).get("silent_s", 0.0) > HUNG_S
+    fails_live = what == "live" and is_disk_hung
+    return not fails_live
 
 
 @common.examples("probe ready --wait-s 60", "probe live")

@@ -242,14 +242,14 @@ class SampleSimulation:
                 cache.read(cache.ask(*sample_range))
         return cache.store_bytes
 
-    def forecast(self, line: int, table: OriginTable) -> Json:
+    def forecast(self, line_bytes_per_s: int, table: OriginTable) -> Json:
         """Return what the nodes fetch with and without a cache, the disk and the time, as JSON.
 
         Raises CapacityError.
 
         Args:
-            line: bytes per second of each node's network.
-            table: has the prices.
+            line_bytes_per_s: bandwidth of each node's network.
+            table: the [[origin]] table with the prices.
         """
         run = self._run
         caches = [self.replay(node) for node in range(run.nodes)]
@@ -266,7 +266,7 @@ class SampleSimulation:
             },
             "disk_bytes": max(cache.peak_bytes for cache in caches),
             "tier_disk_bytes": 0,
-            "first_batch_s": first_batch_bytes / line,
+            "first_batch_s": first_batch_bytes / line_bytes_per_s,
         }
 
 

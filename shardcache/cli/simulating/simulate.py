@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _COUNT = click.IntRange(1)
 _WORKERS_HELP = "Worker processes per rank; all of them visit the same shards. 1 for threads."
-# Formats of the forecast's figures; all others are bytes.
-_UNITS: dict[str, Any] = {
+# Formats of the forecast's figures; all others are sizes in bytes.
+_FORMATS: dict[str, Any] = {
     "hits": "{:.1%}".format,
     "requests": "{:,}".format,
     "cost": "{:,.2f}".format,
@@ -201,7 +201,7 @@ def _check_global(run: SimulatedRun, picture: Path | None) -> None:
 def _forecast_of_samples(
     run: SimulatedRun,
     index: Path,
-    line: int,
+    line_bytes_per_s: int,
     range_part_size: int | None,
     whole_from_percent: int | None,
 ) -> Json:
@@ -217,10 +217,11 @@ def _forecast_of_samples(
         part_bytes=range_part_size or settings.range_part_size,
         whole_from_percent=whole_from_percent or settings.whole_from_percent,
     )
-    return simulation.forecast(line, table_of(settings.origin, run.manifest[0].url))
+    table = table_of(settings.origin, run.manifest[0].url)
+    return simulation.forecast(line_bytes_per_s, table)
 
 
-def _forecast(run: SimulatedRun, line: int) -> Json:
+def _forecast(run: SimulatedRun, line_bytes_per_s: int) -> Json:
     """Return, as JSON, what each policy fetches, and the disks and the time that the run takes."""
     all_reads = 0
     disk_bytes = 0
@@ -233,7 +234,7 @@ def _forecast(run: SimulatedRun, line: int) -> Json:
             fetched[name].update(shards)
         all_reads += run.process_reads(reads)
         disk_bytes = max(disk_bytes, used_bytes)
-        first_batch_s = max(first_batch_s, run.first_batch_bytes(reads) / line)
+        first_batch_s = max(first_batch_s, run.first_batch_bytes(reads) / line_bytes_per_s)
     policies = {name: run.figures(name, shards, all_reads) for name, shards in fetched.items()}
     return {
         "policies": policies,
@@ -247,9 +248,10 @@ def _print_forecast(forecast: Json, *, has_tier: bool) -> None:
     policies = forecast["policies"]
     rows = []
     for key in policies["shardcache"]:
-        values = [each[key] for each in policies.values()]
+        values = [figures[key] for figures in policies.values()]
         if any(values):
-            rows.append([key.replace("_", " "), *map(_UNITS.get(key, size), values)])
+            as_text = _FORMATS.get(key, size)
+            rows.append([key.replace("_", " "), *map(as_text, values)])
     common.print_table(["", *policies], rows, tuple(policies))
     disk = size(forecast["disk_bytes"])
     if has_tier:
