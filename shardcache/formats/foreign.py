@@ -1,4 +1,4 @@
-"""Files that are not shards of a format that is read: which one they are, and what to do."""
+"""Files of another format than their names say: which one it is, and a remedy for each."""
 
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ _FOREIGN = (
     ),
     _Foreign("an HDF5 file", b"\x89HDF\r\n\x1a\n", _WRITER),
     _Foreign("a SQLite database", b"SQLite format 3\0", _WRITER),
-    _Foreign("an LMDB database", b"\xde\xc0\xef\xbe", _WRITER, 16),
+    _Foreign("an LMDB database", b"\xde\xc0\xef\xbe", _WRITER, at=16),
     _Foreign("a RecordIO file of MXNet", b"\x0a\x23\xd7\xce", _WRITER),
     _Foreign("a NumPy file", b"\x93NUMPY", _WRITER),
     _Foreign("a web page", b"<!DOCTYPE", "check the url: it leads to a page, not to the file"),

@@ -108,7 +108,7 @@ class _TierRequests:
                 try:
                     sums, is_first = await self._request(route, read)
                 except SlowOwnerError:
-                    continue
+                    continue  # the owner is left out by now, so that the next route avoids it
                 except LostRequestError:
                     losses += 1
                     self._counters.tier_requests += 1

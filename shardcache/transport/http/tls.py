@@ -130,9 +130,10 @@ class _Records:
         # that may be another's.
         library.SSL_set_quiet_shutdown(ssl_pointer, 1)
         library.SSL_up_ref(ssl_pointer)
-        reads = library.BIO_new(library.BIO_f_ssl())
-        library.BIO_ctrl(reads, _SET_SSL, _CLOSE, ssl_pointer)
-        self._chain = library.BIO_push(library.BIO_new(library.BIO_f_buffer()), reads)
+        ssl_bio = library.BIO_new(library.BIO_f_ssl())
+        library.BIO_ctrl(ssl_bio, _SET_SSL, _CLOSE, ssl_pointer)
+        buffer_bio = library.BIO_new(library.BIO_f_buffer())
+        self._chain = library.BIO_push(buffer_bio, ssl_bio)
         # Not at exit, when a thread may still be reading.
         weakref.finalize(self, library.BIO_free_all, self._chain).atexit = False
 
