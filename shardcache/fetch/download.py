@@ -109,7 +109,7 @@ class Downloader:
         """
 
         async def attempt() -> T:
-            self.counters.fetched(url, 0, 1)
+            self.counters.fetched(url, size_bytes=0, requests=1)
             read = PausableRead(url, self._settings.stall_timeout_s)
             async with read.limit():
                 return await request(read.received)

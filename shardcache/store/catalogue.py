@@ -139,7 +139,7 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
         rows = self._sql(_SELECT, [json.dumps(names)]).fetchall()
         for name, mode, filename, value in rows:
             try:
-                values[name] = parse(self.disk.fetch(mode, filename, value, False))
+                values[name] = parse(self.disk.fetch(mode, filename, value, read=False))
             except (*_DAMAGED, FileNotFoundError) as exn:  # a large value has a file of its own
                 log.warning("catalogue row damaged; dropped", row=name, cause=str(exn))
                 damaged.append(name)

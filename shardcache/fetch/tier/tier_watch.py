@@ -24,6 +24,8 @@ from shardcache.transport.between.parts import PartSums
 
 # Status of an owner's answer if it has no request for the parts in hand.
 _NOT_IN_HAND = 404
+# From this one on, statuses are of this node's nginx, which cannot reach the owner.
+_UNREACHABLE = 500
 # An owner is slow if the object store sends the part within this share of the time that the owner
 # would still take.
 _MUCH_SOONER = 0.25
@@ -74,7 +76,7 @@ class OwnerQuestions:
         answer = await self._ask(replace(route, question="alive"))
         if answer is None:
             return OwnerState.SILENT
-        if answer.status >= 500:
+        if answer.status >= _UNREACHABLE:
             return OwnerState.UNREACHABLE
         if answer.status == _NOT_IN_HAND:
             return OwnerState.LOST_THEM

@@ -1,7 +1,7 @@
 """Chunks of LitData: samples with typed leaves, and an index.json that alone describes them.
 
 A chunk has the offsets of its samples (`offset_table`), and in each sample the size of every leaf,
-then the leaves. What the leaves are is said by the index.json beside the chunks, in `config`, so a
+then the leaves. Only the index.json beside the chunks says, in `config`, what the leaves are, so a
 chunk cannot be indexed without it. Values are those that `litdata` gives.
 
 Chunks of texts, numbers and nested values hold rows in Arrow's format instead; these rows are
@@ -128,7 +128,7 @@ class LitDataFormat(Format):
             return None
         if config.get("format") == "mds":
             raise ValueError("it is an index by LitData of MDS shards: use the index.json of MDS")
-        fault = _unsupported(config)
+        fault = _fault_of(config)
         if fault is not None:
             raise ValueError(f"{fault.what}: {fault.remedy}")
         return map(_listed, rows)
@@ -145,25 +145,25 @@ def _listed(row: Any) -> ListedShard:
     return ListedShard(name, samples, None)
 
 
-class _Unsupported(NamedTuple):
-    """The reason why chunks cannot be read, and a remedy."""
+class _Fault(NamedTuple):
+    """The reason why chunks are not supported, and a remedy."""
 
     what: str
     remedy: str
 
 
-def _unsupported(config: Mapping[str, Any]) -> _Unsupported | None:
+def _fault_of(config: Mapping[str, Any]) -> _Fault | None:
     """Return why chunks of a description are not supported; None if they are."""
     if config.get("encryption"):
-        return _Unsupported("its chunks are encrypted", _REWRITE + "encryption=")
+        return _Fault("its chunks are encrypted", _REWRITE + "encryption=")
     loader = config.get("item_loader") or "PyTreeLoader"
     if loader != "PyTreeLoader":
-        return _Unsupported(
+        return _Fault(
             f"chunks for the item loader {loader} are not supported",
             _OTHERS_REMEDY,
         )
     if config.get("compression_level") == "sample":
-        return _Unsupported(
+        return _Fault(
             "each of its samples is compressed by itself (compression_level='sample')",
             _REWRITE + "it",
         )
@@ -182,9 +182,9 @@ def _columns(companion: str, url: str) -> ChunkColumns:
             url=url,
             remedy="upload the index.json that litdata.optimize wrote with the chunks",
         ) from exn
-    fault = _unsupported(config)
+    fault = _fault_of(config)
     if fault is None and names is None:
-        fault = _Unsupported("samples of nested dicts or lists are not supported", _OTHERS_REMEDY)
+        fault = _Fault("samples of nested dicts or lists are not supported", _OTHERS_REMEDY)
     if fault is not None:
         raise UnsupportedShardError(fault.what, url=url, remedy=fault.remedy)
     assert names is not None

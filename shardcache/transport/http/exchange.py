@@ -90,7 +90,7 @@ class Exchange:
             return None
         parts = self._body.parts
         if parts.start != 0 or parts.count != 1:
-            return None
+            return None  # only requests for an object's first part are sent ahead
         primed = pool.primed.pop(self._request.url, None)
         if primed is None:
             return None
@@ -298,8 +298,8 @@ def _drain(response: Response, headers: dict[str, str], sock: socket.socket) -> 
 def _page_aligned(size_bytes: int) -> memoryview:
     """Return zeroed memory that does not begin 16 bytes into a page, as malloc's does.
 
-    AMD's Zen 3 and 4 copy (`rep movsb`) at a third of the speed to 1 to 31 bytes further into a
-    page than from where.
+    AMD's Zen 3 and 4 copy (`rep movsb`) at a third of the speed if the destination lies 1 to 31
+    bytes further into its page than the source does.
     """
     memory = memoryview(bytearray(size_bytes + mmap.PAGESIZE))
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % mmap.PAGESIZE
