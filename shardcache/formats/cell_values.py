@@ -22,6 +22,7 @@ BOOL = "bool"
 TAGGED = "tagged"
 
 _TAG = "!"
+# Their codes in `struct`, by encoding.
 _NUMBERS: Mapping[str, str] = {
     "int8": "b",
     "int16": "h",

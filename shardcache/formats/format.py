@@ -110,8 +110,8 @@ class Format:
         repacks: True if `stored_copy` may return another file than the object.
         needs: name of the file in the same folder without which a shard cannot be indexed.
         lists: True if `listed` reads an index file that the format's own writer makes.
-        is_often_a_file: True if other programs read such files as often: where both shards and
-            files are wanted, they are files.
+        is_often_a_file: True if other programs read such files just as often. Where shards and
+            other files are both expected, it counts as another file.
         is_numbered_behind: True if plain files are often named `NAME.SUFFIX-00000-of-00010`, with
             their number behind the suffix.
     """

@@ -46,9 +46,9 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
     lowered = name.lower()
     unnumbered = _NUMBER_BEHIND.sub("", lowered)
     if unnumbered != lowered:
-        found = suffix_of(unnumbered)
-        if found is not None and _may_be_numbered(*found):
-            return found
+        plain = suffix_of(unnumbered)
+        if plain is not None and _may_be_numbered(*plain):
+            return plain
     if not lowered.endswith(SUFFIXES):
         return None
     file_name = lowered.rpartition("/")[2]
@@ -65,19 +65,19 @@ def _may_be_numbered(suffix: str, format_: Format) -> bool:
 
 def format_of(name: str) -> Format:
     """Return the format of a shard with this name; tar if the name says nothing."""
-    found = suffix_of(name)
-    if found is None:
+    suffix_and_format = suffix_of(name)
+    if suffix_and_format is None:
         return TAR
-    _, format_ = found
+    _, format_ = suffix_and_format
     return format_
 
 
 def compression_of(name: str) -> str | None:
     """Return the compression that a shard's name states; None for any other file."""
-    found = suffix_of(name)
-    if found is None:
+    suffix_and_format = suffix_of(name)
+    if suffix_and_format is None:
         return None
-    suffix, format_ = found
+    suffix, format_ = suffix_and_format
     return format_.suffixes[suffix]
 
 

@@ -28,7 +28,7 @@ _MAX_WINDOW_LOG = 27
 _MAX_MEMORY_BYTES = 129 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
 
-# Beginnings of the libraries' messages: by nothing else do they tell that a limit was exceeded.
+# Words of the libraries' messages: nothing else in their errors tells that a limit was exceeded.
 _TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
 
 
@@ -152,7 +152,7 @@ def write_pieces(
     part_bytes: int,
     reserve: Callable[[int], None],
 ) -> tuple[int, list[int]]:
-    """Write a stream to `dst`. Blocks. See `inflate`; errors of both files are left as they are."""
+    """Write a stream to `dst`. Blocks. See `inflate`; errors of both files are not translated."""
     size_bytes = 0
     crcs: list[int] = []
     with open(dst, "wb") as file:

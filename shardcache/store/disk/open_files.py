@@ -67,9 +67,10 @@ def ask_openness(path: Path) -> bool | None:
 
 
 def _is_other_users(fd: int, folder: Path) -> bool:
-    """Return True if a new file of this process in the same folder has another owner than `fd`.
+    """Return True if a new file of this process has another owner than the open file `fd`.
 
-    The user's own id is not compared: some filesystems report one owner for all files.
+    It is made in `folder`. The process's own user id would not do: some filesystems report one
+    owner for all files.
     """
     try:
         own_fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -95,16 +95,16 @@ class CacheFolder:
                 unlink_quietly(self._layout.probe)
         return was_mended
 
+    def close(self) -> None:
+        """Unlock the folder."""
+        os.close(self._fd)
+
     def _write_probe(self) -> None:
         """Write a small file to the disk. Raises DiskError."""
         probe = self._layout.probe
         with disk_errors(self._layout.partial), open(probe, "wb", buffering=0) as file:
             file.write(bytes(_PROBE_BYTES))
             os.fsync(file.fileno())
-
-    def close(self) -> None:
-        """Unlock the folder."""
-        os.close(self._fd)
 
     def _mend(self) -> bool:
         """Recreate and lock the folder, as far as that is needed; return whether it was."""

@@ -179,7 +179,7 @@ def compare_folder(
             present |= {shard.key: shard for shard in _shards(tars, sidecars)}
 
         missing = [key for key in shards if key not in present]
-        missing += [each.key for each in leftovers if not _has_files(each)]
+        missing += [leftover.key for leftover in leftovers if not _has_files(leftover)]
 
         known_keys = {leftover.key for leftover in leftovers}
         paths = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem)]

@@ -56,7 +56,7 @@ def check_writers(layout: Layout) -> None:
 
 
 def _check_only_writer(folder: Path, root: Path) -> None:
-    """Raise CacheDirError if another user can write to a folder. Missing ones are right."""
+    """Raise CacheDirError if a folder exists, and another user can write to it."""
     try:
         who = other_writers(folder, os.geteuid())
     except (FileNotFoundError, NotADirectoryError):

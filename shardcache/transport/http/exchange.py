@@ -227,7 +227,7 @@ class Exchange:
             return None, False
         if body.held:
             self._report_held()
-            self._gate.committed()
+            self._gate.wait_for_commit()
         with self._gate.writing():
             return write_parts(body.parts, memory), not read.has_more
 

@@ -74,7 +74,7 @@ class Gate:
         finally:
             self._writes = False
 
-    def committed(self) -> None:
+    def wait_for_commit(self) -> None:
         """Wait until the body may be written. Raises CancelledError."""
         with self._changed:
             self._changed.wait_for(lambda: self._cancelled or self._committed)

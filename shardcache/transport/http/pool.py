@@ -164,7 +164,7 @@ class Pool:
         self._drop(before_s)
 
     def expire(self) -> None:
-        """Close the connections that have been idle for `idle_s`, and those primed in vain."""
+        """Close connections idle for `idle_s`, and those of requests sent ahead but not taken."""
         now_s = time.monotonic()
         self._drop(now_s - self.idle_s)
 
