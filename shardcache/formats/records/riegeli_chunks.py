@@ -62,7 +62,7 @@ class RiegeliChunks:
     """The chunks of an open file.
 
     Args:
-        file: is moved about. Most chunks are small, so it should be buffered.
+        file: it is read at any offset, and should be buffered, as most chunks are small.
         url: of the same, for errors.
     """
 
@@ -159,6 +159,7 @@ class RiegeliChunks:
         )
 
     def _brotli_pieces(self, stored: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the content of a buffer that brotli has compressed, in pieces of bounded size."""
         try:
             import brotli
         except ImportError as exn:
@@ -185,37 +186,39 @@ class _Content:
     def __init__(self, pieces: Iterator[bytes], size_bytes: int) -> None:
         """Begin with `pieces`, which together have to have `size_bytes`."""
         self._pieces = pieces
-        self._expected_bytes = size_bytes  # still to come of the pieces
-        self._left = memoryview(b"")  # of those that have come
+        self._expected_bytes = size_bytes  # size of the pieces still to come
+        self._unread = memoryview(b"")  # of those that have come
 
     def _next(self) -> bytes:
         """Return the next piece; nothing at the end. Raises ValueError for another size."""
         piece = next(self._pieces, b"")
         self._expected_bytes -= len(piece)
-        if self._expected_bytes < 0 or (self._expected_bytes and not piece):
+        is_too_long = self._expected_bytes < 0
+        is_too_short = self._expected_bytes > 0 and not piece
+        if is_too_long or is_too_short:
             raise ValueError("a buffer has another size than it says")
         return piece
 
     def varint(self) -> int:
         """Return the number that comes next."""
-        while len(self._left) < MAX_VARINT_BYTES:
+        while len(self._unread) < MAX_VARINT_BYTES:
             piece = self._next()
             if not piece:
                 break
-            self._left = memoryview(bytes(self._left) + piece)
-        number, end = varint(self._left, 0, len(self._left))
-        self._left = self._left[end:]
+            self._unread = memoryview(bytes(self._unread) + piece)
+        number, end = varint(self._unread, 0, len(self._unread))
+        self._unread = self._unread[end:]
         return number
 
     def take(self, size_bytes: int) -> Iterator[bytes]:
         """Yield the bytes that come next."""
         while size_bytes:
-            if not self._left:
-                self._left = memoryview(self._next())
-            piece = self._left[:size_bytes]
+            if not self._unread:
+                self._unread = memoryview(self._next())
+            piece = self._unread[:size_bytes]
             if not piece:
                 raise ValueError("a record ends early")
-            self._left = self._left[len(piece) :]
+            self._unread = self._unread[len(piece) :]
             size_bytes -= len(piece)
             yield bytes(piece)
 
@@ -226,7 +229,10 @@ class _Content:
 
 
 def _behind_header(at: int) -> int:
-    """Return an offset of data, which is not in a block's header."""
+    """Return the offset of the data at an offset: behind the block's header, if one is there.
+
+    Raises ValueError for an offset inside of a header.
+    """
     in_block = at % BLOCK_BYTES
     if not in_block:
         return at + _BLOCK_HEADER_BYTES
@@ -246,6 +252,7 @@ def _end_of(at: int, size_bytes: int) -> int:
 
 
 def _zstd_pieces(stored: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the content of a buffer that zstd has compressed, in pieces of bounded size."""
     zstd = zstd_library()
     stream = zstd.ZstdDecompressor()
     try:

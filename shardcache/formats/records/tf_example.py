@@ -115,7 +115,7 @@ def _list_in(data: bytes, start: int, end: int) -> tuple[int, int, int]:
     list_end = end
     for number, kind, first, last in fields(data, start, end):
         _expect(number in (BYTES_LIST, FLOAT_LIST, INT64_LIST) and kind == LENGTH)
-        _expect(list_kind == _NO_LIST)  # a second list is no alternative
+        _expect(list_kind == _NO_LIST)  # a Feature has one list at most
         list_kind = number
         list_start = first
         list_end = last
