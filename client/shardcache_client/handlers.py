@@ -91,8 +91,8 @@ def for_epoch(handler: Handler) -> Handler:
 
 
 _BY_NAME = {
-    each.__name__: each
-    for each in (reraise, warn_and_continue, ignore_and_continue, warn_and_stop, ignore_and_stop)
+    handler.__name__: handler
+    for handler in (reraise, warn_and_continue, ignore_and_continue, warn_and_stop, ignore_and_stop)
 }
 _BY_NAME |= {
     "warn": warn_and_continue,

@@ -157,7 +157,7 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
 
         Its workers decode samples; this process sorts and collates them. So the batches are the
         same for any number and kind of workers. It takes no `batch_size` and no `collate_fn`, as
-        the batches are made before.
+        the samples are in batches already.
         """
         for name in ("batch_size", "collate_fn", "drop_last"):
             if options.get(name) is not None:
@@ -169,4 +169,5 @@ class LengthBatches(IterableDataset[B_co], Generic[B_co]):
 
 
 def _unchanged(batch: Any) -> Any:
+    """A `collate_fn` for batches; not None, for which torch would convert arrays to tensors."""
     return batch

@@ -64,7 +64,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
     For training without torch: each process of the job makes one, with its rank and the number of
     processes, and gets its share of the samples. `ShardDataset` adds what torch has: DataLoader
-    workers, and ranks that compare notes.
+    workers, and ranks that check that their datasets agree.
 
         rank = jax.process_index()
         reader = ShardReader(urls, shuffle=True, rank=rank, world_size=jax.process_count())
@@ -126,11 +126,11 @@ class ShardReader(Selecting, Generic[T_co]):
             check_permuted(shuffle_window, canonical_nodes, global_batch_size, tokens, zero_copy)
         shuffling = shuffle_of(shuffle, shuffle_window, canonical_nodes)
         dealing = Assignment(
-            shuffling,
-            even,
-            batch_size,
-            samples_per_epoch,
-            global_batch_size,
+            shuffle=shuffling,
+            even=even,
+            batch_size=batch_size,
+            samples_per_epoch=samples_per_epoch,
+            global_batch_size=global_batch_size,
             spans=canonical_nodes,
             unit="" if tokens is None else repr(tokens),
         )

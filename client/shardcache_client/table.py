@@ -103,7 +103,14 @@ class Table:
         Raises what resolving and reading the files raises, and what `row_files.rows_of` does.
         """
         reader = ReaderIdentity(access.job)
-        manifest = resolve(access.choice, reader, self.urls, access.timeout_s, "files", _MAX_AGE_S)
+        manifest = resolve(
+            access.choice,
+            reader,
+            self.urls,
+            access.timeout_s,
+            wanted="files",
+            max_age_s=_MAX_AGE_S,
+        )
         pattern = "" if self.pattern is None else self.pattern.pattern
         # All that the rows depend on.
         identity = (_LAYOUT, manifest.fingerprint, self.key, repr(self.columns), pattern)
@@ -129,9 +136,9 @@ class Table:
         """Return the key of the sample that a row belongs to. Raises MetadataError."""
         value = row.get(self.key)
         if value is None:
-            has = ", ".join(map(repr, row))
+            columns = ", ".join(map(repr, row)) or "no column"
             raise MetadataError(
-                f"a row of the table has no {self.key!r}; it has {has or 'no column'}",
+                f"a row of the table has no {self.key!r}; it has {columns}",
                 url=url,
                 remedy="name the column with the samples' keys: Table(urls, key=...)",
             )
@@ -192,24 +199,25 @@ def row_stages(
     if isinstance(decode, Mapping):
         _check_decode(tables, decode)
     prefixes = tuple(tables)
-    named = None if members is None else tuple(members)
+    names = None if members is None else tuple(members)
     stages = []
     for prefix, table in tables.items():
-        required = tuple(name for name in named or () if name.startswith(prefix))
-        if named is not None and not required:
+        required = tuple(name for name in names or () if name.startswith(prefix))
+        if names is not None and not required:
             continue
-        opened = table.open(access)
-        stages.append(Rows(opened, prefix, table.urls[0], required, missing, table.key_of))
+        node_table = table.open(access)
+        stages.append(Rows(node_table, prefix, table.urls[0], required, missing, table.key_of))
 
-    if named is not None:
-        named = tuple(name for name in named if not name.startswith(prefixes))
-        if not named:
+    if names is not None:
+        names = tuple(name for name in names if not name.startswith(prefixes))
+        if not names:
             raise ConfigError(
                 "members names only columns of tables", remedy="name a member of the shards, too"
             )
     if isinstance(missing, Mapping):
+        # If no value is left, samples that lack a member of the shards are errors.
         missing = {name: value for name, value in missing.items() if not name.startswith(prefixes)}
-    return tuple(stages), named, missing or "error"
+    return tuple(stages), names, missing or "error"
 
 
 def _check_decode(tables: Mapping[str, Table], decode: Mapping[str, Spec]) -> None:

@@ -187,11 +187,11 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def _whole_numbers(value: Any) -> list[int]:
     rule = whole()
-    return [rule.converted(plain(each)) for each in value]
+    return [rule.converted(plain(number)) for number in value]
 
 
 def _positive_numbers(value: Any) -> list[float]:
-    return [_positive(plain(each)) for each in value]
+    return [_positive(plain(number)) for number in value]
 
 
 def _job(value: Any) -> str:

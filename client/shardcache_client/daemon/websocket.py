@@ -163,11 +163,11 @@ class WebSocket:
         Without receiving, both sides could wait for ever: the other one may take no more requests
         until its answers are read.
         """
-        changes = select.poll()
-        changes.register(self._socket, select.POLLIN | select.POLLOUT)
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN | select.POLLOUT)
         while True:
             self._socket.settimeout(_timeout_s(deadline_s))
-            ready = changes.poll(_timeout_s(deadline_s) * 1000)
+            ready = poller.poll(_timeout_s(deadline_s) * 1000)
             if not ready:
                 raise TimeoutError("timed out")
             [(_descriptor, events)] = ready

@@ -99,9 +99,9 @@ def end_with_trainer() -> None:
 
 def _exit_after(pidfd: int) -> None:
     """Wait until a process has ended, then end this one."""
-    ended = select.poll()
-    ended.register(pidfd, select.POLLIN)
-    ended.poll()
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    poller.poll()  # a pidfd is readable once its process has ended
     os._exit(1)
 
 

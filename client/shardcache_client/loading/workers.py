@@ -41,6 +41,7 @@ def _prepare_thread(device: int | None) -> None:
 
 
 def _unchanged(made: MadeBatch) -> MadeBatch:
+    """The last step for a part that needs no pinned memory."""
     return made
 
 

@@ -23,8 +23,8 @@ def reopen(fd: int) -> int:
 
     Forked processes share that of the original.
     """
-    # /proc/self is this process in every PID namespace, unlike /proc/PID; elsewhere it does not
-    # exist.
+    # Where /proc is that of another PID namespace, /proc/self still is this process, or does not
+    # exist; /proc/PID may be another process.
     try:
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError as exn:

@@ -143,8 +143,8 @@ class Loan:
             Form.VIEW: whole,
             Form.BY_SIZE: ValuesBySize(self._map, whole),
         }
-        named = zip(tables.extensions, self._forms, strict=True)
-        return [(extension, slices[form], None) for extension, form in named]
+        forms_by_extension = zip(tables.extensions, self._forms, strict=True)
+        return [(extension, slices[form], None) for extension, form in forms_by_extension]
 
     @property
     def sends_references(self) -> bool:

@@ -87,7 +87,7 @@ class _Rounds:
         self._refused = 0
         self._repeated = 0
         self._on_error = for_epoch(stage.on_error)
-        self._read_until = facts.start.first
+        self._read_until = facts.start.first  # place of the next sample to be read
 
     def __iter__(self) -> Iterator[tuple[Any, Mark]]:
         try:

@@ -181,7 +181,7 @@ def _array_of(item: Any, tokens: Any) -> Any:
     Raises SampleError if they cannot be one.
 
     Args:
-        tokens: the value of the user's function for the sample.
+        tokens: what the user's function returned for the sample.
     """
     import numpy
 

@@ -94,12 +94,12 @@ class SampleBuffer:
             self._passed |= 1 << (place - self.first)
 
     def mark(self, given: int) -> Mark:
-        """Return where a reader is that has yielded `given` batches of this buffer."""
+        """Return the mark of a reader that has yielded `given` batches of this buffer."""
         passed = self._passed if given else 0
         has_own = bool(self.places) and self.places[-1] >= self.first
         if has_own or self.spare is None:
             return Mark(self.first, self.number, given, passed)
-        # It may turn out to have no sample: then the one to be repeated must be read again.
+        # This buffer may get no sample of its own: then the one to be repeated must be read again.
         again = self.first - self.spare
         all_before = (1 << again) - 1
         beyond = (passed << again) | all_before

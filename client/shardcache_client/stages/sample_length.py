@@ -17,7 +17,7 @@ def length_of(sample: Any, value: Any, max_tokens: int) -> int:
     Raises SampleError if it is too long, or not a whole number.
 
     Args:
-        value: the value of the user's function for the sample.
+        value: what the user's function returned for the sample.
     """
     try:
         length: int = whole().converted(plain(value))

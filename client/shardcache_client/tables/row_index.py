@@ -34,6 +34,7 @@ _ALIGNMENT_BYTES = 8
 
 
 def _hash_of(key: str) -> int:
+    """Return a 64-bit number for a key, the same in every process."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8)
     return int.from_bytes(digest.digest(), "big")
 
@@ -89,6 +90,7 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
 
 
 def _numbers_in(file: IO[bytes]) -> "array[int]":
+    """Return the 64-bit numbers of a file from its beginning."""
     file.seek(0)
     numbers = array("Q")
     numbers.frombytes(file.read())
