@@ -156,6 +156,15 @@ def members_of(file: BinaryIO, url: str) -> list[ZipMember]:
     return _Zip(file, size_bytes, url).members()
 
 
+def is_stored(file: BinaryIO, url: str) -> bool:
+    """Return True if no file in a zip is compressed. Blocks.
+
+    Reads the directory alone, up to the first file that is; raises what `members_of` raises.
+    """
+    size_bytes = os.fstat(file.fileno()).st_size
+    return all(method == STORED for method in _Zip(file, size_bytes, url).methods())
+
+
 class _Zip:
     """One zip, read by its descriptor at any offset."""
 
@@ -163,6 +172,11 @@ class _Zip:
         self._fd = file.fileno()
         self._size_bytes = size_bytes
         self._url = url
+
+    def methods(self) -> Iterator[int]:
+        """Yield the method of compression of each file."""
+        for entry in self._entries(self._directory()):
+            yield entry.method
 
     def members(self) -> list[ZipMember]:
         directory = self._directory()

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from shardcache.errors import CorruptShardError
 from shardcache.formats.format import Format, IndexOptions
 from shardcache.formats.streams import stream_of
-from shardcache.formats.zip_directory import DEFLATED, STORED, ZipMember, members_of
+from shardcache.formats.zip_directory import DEFLATED, ZipMember, is_stored, members_of
 from shardcache.tarindex.grouping import group, index_tar, split_name
 from shardcache.tarindex.members import BLOCK_BYTES, padded, parse_header
 from shardcache.tarindex.tables import Samples
@@ -36,15 +36,6 @@ def index(path: Path, url: str) -> Samples:
             _check_content(file, member, url)
     grouped = _by_sample(members)
     return group((member.name, member.start, member.end, None) for member in grouped)
-
-
-def is_stored(path: Path, url: str) -> bool:
-    """Return True if no member of the zip at `path` is compressed. Blocks.
-
-    Raises OSError, and what `members_of` raises.
-    """
-    with open(path, "rb", buffering=0) as file:
-        return all(member.method == STORED for member in members_of(file, url))
 
 
 def as_tar(path: Path, url: str) -> Iterator[bytes]:
@@ -80,8 +71,9 @@ class ZipFormat(Format):
 
     def stored_copy(self, path: Path, url: str) -> BinaryIO | None:
         """As `Format.stored_copy`."""
-        if is_stored(path, url):
-            return None
+        with open(path, "rb", buffering=0) as file:
+            if is_stored(file, url):
+                return None
         return stream_of(as_tar(path, url))
 
 
