@@ -41,7 +41,7 @@ _DATALOADER_ARGUMENTS = [
 
 
 def _converted_batch_size(value: Any) -> Any:
-    """Return a loader's batch size as it is kept. Raises TypeError or ValueError for any other."""
+    """Return a loader's `batch_size`. Raises TypeError or ValueError if it cannot be one."""
     if value in ("dataset", None):
         return value
     return whole(1, MAX_BATCH).converted(value)

@@ -29,6 +29,7 @@ def reopen(fd: int) -> int:
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError as exn:
         raise _no_proc() from exn
+    # A lock on another file would exclude nobody, and nobody would notice.
     if os.path.sameopenfile(own_fd, fd):
         return own_fd
     os.close(own_fd)

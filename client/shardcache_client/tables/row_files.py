@@ -174,11 +174,10 @@ def _parquet(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterat
         ) from exn
     with file:
         table = parquet.ParquetFile(file)
-        wanted = columns
         if columns is not None:
-            present = table.schema_arrow.names
-            wanted = [name for name in columns if name in present]
-        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=wanted):
+            names_in_file = table.schema_arrow.names
+            columns = [name for name in columns if name in names_in_file]
+        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns):
             yield from batch.to_pylist()
 
 
