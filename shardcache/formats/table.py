@@ -27,14 +27,15 @@ FORMATS: tuple[Format, ...] = (
 """All formats. The first is that of shards whose name says nothing."""
 
 _BY_NAME: Mapping[str, Format] = {format_.name: format_ for format_ in FORMATS}
-_ROWS = [(suffix, format_) for format_ in FORMATS for suffix in format_.suffixes]
-_ROWS.sort(key=lambda row: -len(row[0]))  # the longest first: ".zstd.bin" before ".bin"
+_BY_SUFFIX: Mapping[str, Format] = {
+    suffix: format_ for format_ in FORMATS for suffix in format_.suffixes
+}
 
 # As in "name.tfrecord-00000-of-00010".
 _NUMBER_BEHIND = re.compile(r"-[0-9]+-of-[0-9]+\Z")
 
-SUFFIXES = tuple(suffix for suffix, _ in _ROWS)
-"""Endings of the names of shards, in lower case."""
+SUFFIXES = tuple(sorted(_BY_SUFFIX, key=len, reverse=True))
+"""Endings of the names of shards, in lower case, the longest first: ".zstd.bin" before ".bin"."""
 
 
 def suffix_of(name: str) -> tuple[str, Format] | None:
@@ -52,7 +53,8 @@ def suffix_of(name: str) -> tuple[str, Format] | None:
     if not lowered.endswith(SUFFIXES):
         return None
     file_name = lowered.rpartition("/")[2]
-    for suffix, format_ in _ROWS:
+    for suffix in SUFFIXES:
+        format_ = _BY_SUFFIX[suffix]
         if lowered.endswith(suffix) and format_.has_name(file_name):
             return suffix, format_
     return None

@@ -43,7 +43,7 @@ class StoredColumn:
     Attributes:
         field: its name and type, with the encoding of its cells.
         source: name of the parquet file's column from which it is made.
-        convert: makes its cells from a batch of the source's.
+        convert: makes its cells from the source's values of a batch.
     """
 
     field: pa.Field
