@@ -57,7 +57,8 @@ def examples(*commands: str) -> Callable[[AnyCommand], AnyCommand]:
 
     def add(command: AnyCommand) -> AnyCommand:
         lines = (f"  shardcache {each}" for each in commands)
-        command.epilog = "\n".join(("\b", "Examples:", *lines, "", command.epilog or ""))
+        as_written = "\b"  # click then keeps the lines of the paragraph
+        command.epilog = "\n".join((as_written, "Examples:", *lines, "", command.epilog or ""))
         return command
 
     return add

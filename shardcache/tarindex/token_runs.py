@@ -74,18 +74,21 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
         first_token = start
         if start < end:
             key = key_of(tables, sample)
-            if member.dtype is None:  # a .npy file, which states its type in a header
+            sample_dtype = member.dtype
+            if sample_dtype is None:  # a .npy file, which states its type in a header
                 head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
-                own_dtype, first_token = _npy_values(head, start, end, key, url)
-                if dtype not in (None, own_dtype):
-                    raise _unsupported(
-                        f"the sample {key!r} has {own_dtype}, those before {dtype}", url
-                    )
-                dtype = own_dtype
-            total += _token_count(end - first_token, dtype or "", key, url)
+                sample_dtype, first_token = _npy_values(head, start, end, key, url)
+            if dtype not in (None, sample_dtype):
+                raise _unsupported(
+                    f"the sample {key!r} has {sample_dtype}, those before {dtype}", url
+                )
+            dtype = sample_dtype
+            total += _token_count(end - first_token, dtype, key, url)
         starts.append(first_token)
         ends.append(total)
-    return TokenRuns(dtype or "uint8", starts, ends)
+    if dtype is None:
+        dtype = "uint8"  # there are no tokens: any type will do
+    return TokenRuns(dtype, starts, ends)
 
 
 def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:

@@ -57,7 +57,7 @@ class Input:
     Attributes:
         kind: "folder", "jsonl", "parquet" or "datasets".
         arguments: from which any process can construct the `Source`.
-        identity: short hash, by names, sizes and modification times, that changes with its content.
+        identity: short hash of names, sizes and modification times, which changes with the content.
         files: number of its files; 0 if unknown.
         skipped: number of files that belong to no sample.
         classes: their names, by number.

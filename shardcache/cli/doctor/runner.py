@@ -142,11 +142,12 @@ def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
     if counts["failed"]:
         failures = f"{common.count(counts['failed'], 'check')} failed"
     console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
-    to_do = [each for each in findings if each.state in ("failed", "warning") and each.remedy]
-    if to_do:
-        # The first failure, or else the first warning: later checks depend on earlier ones.
-        failed_ones = [each for each in to_do if each.state == "failed"]
-        first = (failed_ones or to_do)[0]
+    fixable = [each for each in findings if each.remedy]
+    failures_to_fix = [each for each in fixable if each.state == "failed"]
+    warnings_to_fix = [each for each in fixable if each.state == "warning"]
+    most_urgent = failures_to_fix or warnings_to_fix
+    if most_urgent:
+        first = most_urgent[0]  # later checks depend on earlier ones
         console.print(f"do first ({first.check}): {first.remedy}", markup=False, soft_wrap=True)
 
 

@@ -107,19 +107,20 @@ def put(
     with folder_of(folder, tuple(folders)) as parent, cached.open("rb", buffering=0) as file:
         with suppress(FileNotFoundError):
             present = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            if links is not False and os.path.samestat(present, os.fstat(file.fileno())):
+            is_linked = os.path.samestat(present, os.fstat(file.fileno()))
+            if is_linked and links is not False:  # else a copy replaces the link
                 return "present"
         if may_link:
             # It fails on another filesystem, or for another user's file.
-            with suppress(OSError), _replaced(name, parent) as temporary:
+            with suppress(OSError), _replacing(name, parent) as temporary:
                 os.link(cached, temporary, dst_dir_fd=parent)
                 return "linked"
-        with _replaced(name, parent) as temporary:
+        with _replacing(name, parent) as temporary:
             return _copy(file.fileno(), temporary, parent, ref, on_copied)
 
 
 @contextmanager
-def _replaced(name: str, parent: int) -> Iterator[str]:
+def _replacing(name: str, parent: int) -> Iterator[str]:
     """Provide a temporary name under which to make a file.
 
     At the end of the block, the file gets its name, in place of any other file.

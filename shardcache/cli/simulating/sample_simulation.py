@@ -208,29 +208,6 @@ class SampleSimulation:
             readers = [reader for reader in readers if reader.step()]
         return cache
 
-    def _ranks_of(self, node: int) -> range:
-        return range(node * self._run.ranks, (node + 1) * self._run.ranks)
-
-    @property
-    def _epoch_samples(self) -> int:
-        """Number of samples of a rank in an epoch."""
-        return self._samples // (self._run.nodes * self._run.ranks)
-
-    def _ranges(self, job: int, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
-        from shardcache_client.order.dealing.assignment import Assignment
-        from shardcache_client.order.rank_epoch import RankEpoch
-        from shardcache_client.order.sequences.rounds import Shuffle, Topology
-
-        run = self._run
-        shuffle = Shuffle(job, window=None)
-        deal = Assignment(shuffle, batch_size=run.batch_size).deal(run.manifest)
-        topology = Topology(rank, run.nodes * run.ranks)
-        for epoch in range(run.epochs):
-            places = RankEpoch(deal.share(epoch, 0, topology), run.manifest)
-            for shard, number in places.samples(0, len(places)):
-                yield shard, *self._positions.range_of(shard, number)
-
     def first_batch_bytes(self, node: int) -> int:
         """Return the bytes that a node receives until each rank of the first job has a batch."""
         run = self._run
@@ -257,17 +234,41 @@ class SampleSimulation:
         misses = sum(cache.misses for cache in caches)
         store_bytes = sum(cache.store_bytes for cache in caches)
         requests = sum(cache.requests for cache in caches)
-        alone_bytes = self._positions.all_bytes * asked // self._samples
+        # Without a cache, each read fetches its sample.
+        uncached_bytes = self._positions.all_bytes * asked // self._samples
         first_batch_bytes = max(map(self.first_batch_bytes, range(run.nodes)))
         return {
             "policies": {
                 "shardcache": _figures(1 - misses / asked, store_bytes, requests, table),
-                "none": _figures(0.0, alone_bytes, asked, table),
+                "none": _figures(0.0, uncached_bytes, asked, table),
             },
             "disk_bytes": max(cache.peak_bytes for cache in caches),
             "tier_disk_bytes": 0,
             "first_batch_s": first_batch_bytes / line_bytes_per_s,
         }
+
+    def _ranks_of(self, node: int) -> range:
+        return range(node * self._run.ranks, (node + 1) * self._run.ranks)
+
+    @property
+    def _epoch_samples(self) -> int:
+        """Number of samples of a rank in an epoch."""
+        return self._samples // (self._run.nodes * self._run.ranks)
+
+    def _ranges(self, job: int, rank: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
+        from shardcache_client.order.dealing.assignment import Assignment
+        from shardcache_client.order.rank_epoch import RankEpoch
+        from shardcache_client.order.sequences.rounds import Shuffle, Topology
+
+        run = self._run
+        shuffle = Shuffle(job, window=None)
+        deal = Assignment(shuffle, batch_size=run.batch_size).deal(run.manifest)
+        topology = Topology(rank, run.nodes * run.ranks)
+        for epoch in range(run.epochs):
+            places = RankEpoch(deal.share(epoch, 0, topology), run.manifest)
+            for shard, number in places.samples(0, len(places)):
+                yield shard, *self._positions.range_of(shard, number)
 
 
 def _figures(hit_share: float, store_bytes: int, requests: int, table: OriginTable) -> Json:

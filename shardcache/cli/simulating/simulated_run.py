@@ -179,10 +179,10 @@ class SimulatedRun:
         from shardcache.config.settings import Settings
 
         has_tier = self.tier and policy != NO_CACHE
-        sent = Counter(set(fetched)) if has_tier else fetched
-        store_bytes = self._total_bytes(sent)
+        sent_by_store = Counter(set(fetched)) if has_tier else fetched
+        store_bytes = self._total_bytes(sent_by_store)
         requests = self.requests_without_bytes(policy, fetched.total(), reads)
-        for shard, times in sent.items():
+        for shard, times in sent_by_store.items():
             parts = math.ceil(self.size_bytes(shard) / _PART_BYTES)
             requests += times * parts
         between_nodes_bytes = 0
