@@ -1,6 +1,7 @@
 """The shards of a dataset, with the names that plans give them."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
@@ -12,8 +13,9 @@ _LIST_BYTES = 16_384
 _ROW_BYTES = 168
 
 
+@lru_cache(4096)
 def name_of(ref: ShardRef) -> str:
-    """Return the name of a shard in plans."""
+    """Return the name of a shard in plans, which is a hash: each range of it asks for its name."""
     place = place_of(ref.url, is_file=ref.is_file)
     return _name(place, ref.version)
 

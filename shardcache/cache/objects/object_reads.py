@@ -123,7 +123,7 @@ class ObjectReads:
 
         None if the range has to be fetched or checked first, which `span` does.
         """
-        file = self._leasing.at_hand(_name(obj), span, obj.version)
+        file = self._leasing.at_hand(name_of(_ref(obj)), span, obj.version)
         if file is None:
             return None
         self._counters.hits += 1
@@ -225,12 +225,6 @@ class ObjectReads:
 def _tar_of(layout: Layout, key: str) -> Path:
     """Return the path of a published object; small ranges are read of the same ones again."""
     return layout.tar(key)
-
-
-@lru_cache(4096)
-def _name(obj: RemoteObject) -> str:
-    """Return the name of an object in plans, which is a hash: small ranges ask for it again."""
-    return name_of(_ref(obj))
 
 
 def _ref(obj: RemoteObject) -> ShardRef:
