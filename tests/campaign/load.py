@@ -29,7 +29,9 @@ from support.programs.daemon import Daemon, UnixConnection, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.stores import aws_env
-from support.stores.faulty_s3 import BUCKET, Fault, FaultyS3
+from support.stores.faulty_s3 import BUCKET, FaultyS3
+from support.stores.mischief import Mischief
+from support.stores.spoiling_server import Request, Rule
 
 SHARDS = 10_000
 _BROKEN_SHARE = 0.05
@@ -78,21 +80,22 @@ class MoodyS3(FaultyS3):
 
     share, broken, dice = 0.0, 0, random.Random(0)
 
-    def _fault(self, method: str, key: str, start: int | None) -> Fault | None:
-        self.seen.clear()  # ten minutes of requests are of no use to anyone
+    def rules_for(self, request: Request) -> list[Rule]:
         if self.dice.random() >= self.share:
-            return None
+            return []
         self.broken += 1
-        kinds = [Fault.SLOW_DOWN, Fault.SERVER_ERROR, Fault.SILENCE]
-        if method == "GET":
-            kinds += [Fault.STALL, Fault.RESET, Fault.TRUNCATE, Fault.WRONG_RANGE, Fault.IGNORE_RANGE]
-            kinds += [Fault.WRONG_ETAG, Fault.CORRUPT]
-        return self.dice.choice(kinds)
+        kinds = [Mischief.SLOW_DOWN, Mischief.INTERNAL_ERROR, Mischief.SILENCE]
+        if request.method == "GET":
+            kinds += [Mischief.STALL, Mischief.RESET, Mischief.TRUNCATE, Mischief.RANGE_SHIFTED, Mischief.WHOLE]
+            kinds += [Mischief.ETAG_OTHER, Mischief.FLIP]
+        return [Rule(self.dice.choice(kinds))]
 
 
 async def _serve() -> None:
     logging.disable()  # who was cut off is no news here
-    async with MoodyS3(_objects=_Shards(), crc32c=True) as store:  # type: ignore[arg-type]
+    async with MoodyS3() as store:
+        store.objects = _Shards()  # type: ignore[assignment]
+        store.crc32c = True
         print(store.endpoint_url, flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             store.share = float(line)

@@ -7,8 +7,6 @@ import pytest
 
 from support.programs.daemon import Daemon
 from support.programs.downloads import Rig
-from support.stores.buckets import use_aws
-from support.stores.faulty_s3 import GaugedS3
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +22,3 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     found = Rig(tmp_path / "cache")
     yield found
     await found.origins.close()
-
-
-@pytest.fixture
-async def gauged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[GaugedS3]:
-    """A server that knows what it could send; this process's AWS variables point at it."""
-    async with GaugedS3() as server:
-        use_aws(monkeypatch, tmp_path, server.env())
-        yield server

@@ -25,7 +25,8 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, token_tar
-from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.faulty_s3 import FaultyS3
+from support.stores.mischief import Mischief
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,7 @@ async def test_finished_parts_outlive_the_daemon(
     """After kill -9 or SIGTERM in the middle of a download, only the part that was missing is asked for again."""
     url = faulty.put("a.tar", shard(0))
     last = (PARTS - 1) * PART_BYTES
-    faulty.fail("a.tar", Fault.SILENCE, start=last)
+    faulty.fail(Mischief.SILENCE, key="a.tar", times=1, start=last)
     asking = asyncio.create_task(asyncio.to_thread(read, daemon, url))
     await aside(eventually, lambda: journalled_parts(daemon) == PARTS - 1 and last in first_bytes(faulty, "a.tar"))
     before = len(first_bytes(faulty, "a.tar"))
@@ -101,7 +102,7 @@ async def test_finished_parts_outlive_the_daemon(
 async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, faulty: FaultyS3) -> None:
     """It continues without them, and no part is requested twice."""
     url = faulty.put("a.tar", shard(0))
-    faulty.fail("a.tar", Fault.STALL, start=0)
+    faulty.fail(Mischief.STALL, key="a.tar", times=1, start=0)
     with RawSession(daemon) as session:
         session.plan([url], [0])
         session.send(type="lease", id=9, position=0)
@@ -122,7 +123,7 @@ async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: Fault
         return [sample["tokens"].tolist() for sample in ShardReader(url, tokens=TokenBlocks(2), socket=daemon.socket)]
 
     assert await aside(blocks) == [[1, 2], [3, 4]]
-    faulty.fail("index.json", Fault.SERVER_ERROR, method="HEAD", times=1000)
+    faulty.fail(Mischief.INTERNAL_ERROR, key="index.json", method="HEAD")
     await aside(daemon.restart)
     assert await aside(blocks) == [[1, 2], [3, 4]]
 
@@ -130,7 +131,7 @@ async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: Fault
 def stalled(store: FaultyS3, key: str = "stalled.tar") -> str:
     """Put a shard whose last part never comes, and return its url."""
     url = store.put(key, shard(0))
-    store.fail(key, Fault.SILENCE, start=(PARTS - 1) * PART_BYTES, times=1000)
+    store.fail(Mischief.SILENCE, key=key, start=(PARTS - 1) * PART_BYTES)
     return url
 
 

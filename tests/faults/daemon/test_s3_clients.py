@@ -16,7 +16,8 @@ from support.programs.guard import GUARD_S
 from support.programs.raw_session import RawSession
 from support.programs.s3_door import DOOR, address_of, ask, keys_of, signed
 from support.stores.buckets import Bucket, MotoS3, new_bucket
-from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.faulty_s3 import FaultyS3
+from support.stores.mischief import Mischief
 
 MIB = 1024 * 1024
 PART_BYTES = 8 * MIB
@@ -218,7 +219,7 @@ def test_more_open_ranges_than_are_answered_get_bytes_or_slow_down(patient: Daem
 async def test_an_object_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path) -> None:
     """The first part is with the client before the store gives the second."""
     faulty.put("large", LARGE)
-    faulty.fail("large", Fault.LATE, start=PART_BYTES, times=100)
+    faulty.hold("large", start=PART_BYTES, times=100)
     daemon = Daemon(tmp_path, *DOOR, "--shard-connections", "1", env=faulty.env())
     with ending(daemon):
         await asyncio.to_thread(daemon.start)
@@ -235,7 +236,7 @@ async def test_an_object_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path)
 async def test_a_store_that_changes_under_a_read_never_mixes_versions(faulty: FaultyS3, tmp_path: Path) -> None:
     """The client sees that bytes are missing; its next request gets the new version."""
     faulty.put("large", LARGE)
-    faulty.fail("large", Fault.LATE, start=PART_BYTES, times=1)
+    faulty.hold("large", start=PART_BYTES, times=1)
     daemon = Daemon(tmp_path, *DOOR, "--shard-connections", "1", "--listing-ttl-s", "0", env=faulty.env())
     with ending(daemon):
         await asyncio.to_thread(daemon.start)
@@ -254,7 +255,7 @@ async def test_a_store_that_changes_under_a_read_never_mixes_versions(faulty: Fa
 async def test_a_client_that_leaves_no_longer_waits(faulty: FaultyS3, tmp_path: Path) -> None:
     """A store that does not answer keeps no request of a client that is gone."""
     faulty.put("large", LARGE)
-    faulty.fail("large", Fault.SILENCE, times=100)
+    faulty.fail(Mischief.SILENCE, key="large", times=100)
     daemon = Daemon(tmp_path, *DOOR, env=faulty.env())
 
     def waiters() -> list[int]:
@@ -270,15 +271,15 @@ async def test_a_client_that_leaves_no_longer_waits(faulty: FaultyS3, tmp_path: 
 
 @pytest.mark.parametrize(
     ("fault", "status", "code"),
-    [(Fault.FORBIDDEN, 403, "AccessDenied"), (Fault.SERVER_ERROR, 503, "ServiceUnavailable")],
+    [(Mischief.FORBIDDEN, 403, "AccessDenied"), (Mischief.INTERNAL_ERROR, 503, "ServiceUnavailable")],
 )
 async def test_errors_of_the_store_have_their_codes(
-    faulty: FaultyS3, tmp_path: Path, fault: Fault, status: int, code: str
+    faulty: FaultyS3, tmp_path: Path, fault: Mischief, status: int, code: str
 ) -> None:
     """Refusals of the store are refusals; errors that may be over later are for another try."""
     faulty.put("large", LARGE)
-    faulty.fail("large", fault, method="HEAD", times=100)
-    faulty.fail("large", fault, method="GET", times=100)
+    faulty.fail(fault, key="large", method="HEAD", times=100)
+    faulty.fail(fault, key="large", method="GET", times=100)
     daemon = Daemon(tmp_path, *DOOR, "--attempts", "1", env=faulty.env())
     with ending(daemon):
         await asyncio.to_thread(daemon.start)
@@ -291,7 +292,7 @@ async def test_errors_of_the_store_have_their_codes(
 async def test_a_store_that_changes_under_a_long_range_never_mixes_versions(faulty: FaultyS3, tmp_path: Path) -> None:
     """Nor do pieces of an object that is larger than the cache: each is of the version that the head names."""
     faulty.put("large", LARGE)
-    faulty.fail("large", Fault.LATE, start=2 * PART_BYTES, times=100)
+    faulty.hold("large", start=2 * PART_BYTES, times=100)
     daemon = Daemon(tmp_path, *DOOR, "--listing-ttl-s", "0", capacity="20MB", env=faulty.env())
     with ending(daemon):
         await asyncio.to_thread(daemon.start)
@@ -311,7 +312,7 @@ async def test_a_range_is_sent_as_it_arrives(faulty: FaultyS3, tmp_path: Path) -
     """Its first part is with the client before the store gives the next, and is fetched by itself."""
     faulty.put("large", LARGE)
     for start in (RANGE_PART_BYTES, MAX_REQUEST_BYTES):
-        faulty.fail("large", Fault.LATE, start=start, times=100)
+        faulty.hold("large", start=start, times=100)
     daemon = Daemon(tmp_path, *DOOR, env=faulty.env())
     with ending(daemon):
         await asyncio.to_thread(daemon.start)

@@ -15,7 +15,8 @@ from shardcache.store.catalogue import Catalogue
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
-from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.faulty_s3 import FaultyS3
+from support.stores.mischief import Mischief
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +167,7 @@ async def test_cached_shards_are_served_without_catalogue_and_store(tmp_path: Pa
         assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]
         await asyncio.to_thread(daemon.kill)
         _delete(daemon.cache_dir / "catalogue")
-        faulty.fail("0.tar", Fault.SERVER_ERROR, method="HEAD", times=1000)
+        faulty.fail(Mischief.INTERNAL_ERROR, key="0.tar", method="HEAD")
         await asyncio.to_thread(daemon.start)
         assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]
 

@@ -17,7 +17,8 @@ from support.cases import first_quick
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.daemon import eventually
 from support.programs.downloads import PART, Rig
-from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.faulty_s3 import FaultyS3
+from support.stores.mischief import Mischief
 
 DATA = random.Random(5).randbytes(6 * PART + 99)
 PARTS = 7
@@ -90,8 +91,8 @@ async def test_secrets_that_the_tier_would_keep_on_disk_bypass_it(
 async def test_a_busy_store_is_asked_again_by_way_of_the_tier(tiered: TieredRig) -> None:
     """Its 503 is no failure of the tier, and a request past that would be one more for the store."""
     obj = await tiered.put()
-    tiered.near.passes_on = True
-    tiered.near.fail("a.tar", Fault.SLOW_DOWN, start=2 * PART)
+    tiered.near.refusal_headers = {"X-Shardcache-Tier": "MISS"}  # it passes the store's answer on
+    tiered.near.fail(Mischief.SLOW_DOWN, key="a.tar", times=1, start=2 * PART)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures, tiered.counters.retries) == (0, 0, 1)
 
@@ -100,7 +101,7 @@ async def test_known_versions_come_from_the_tier_while_the_store_fails(tiered: T
     """An object whose version was not learned before cannot be read."""
     obj = await tiered.put()
     for key in ("a.tar", "b.tar"):
-        tiered.far.fail(key, Fault.SLOW_DOWN, method="HEAD", times=1000)
+        tiered.far.fail(Mischief.SLOW_DOWN, key=key, method="HEAD")
     assert await tiered.stat(obj.url) == obj
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert tiered.gets(tiered.far) == 0
@@ -111,21 +112,21 @@ async def test_known_versions_come_from_the_tier_while_the_store_fails(tiered: T
 @pytest.mark.parametrize(
     ("fault", "times", "refreshed"),
     [
-        (Fault.SLOW_DOWN, 1, 0),
-        pytest.param(Fault.FORBIDDEN, 1, 0, marks=pytest.mark.slow),
-        pytest.param(Fault.RESET, 1, 1, marks=pytest.mark.slow),
-        pytest.param(Fault.TRUNCATE, 2, 1, marks=pytest.mark.slow),
-        pytest.param(Fault.WRONG_RANGE, 2, 1, marks=pytest.mark.slow),
-        pytest.param(Fault.IGNORE_RANGE, 1, 1, marks=pytest.mark.slow),
-        (Fault.WRONG_ETAG, 1, 1),
+        (Mischief.SLOW_DOWN, 1, 0),
+        pytest.param(Mischief.FORBIDDEN, 1, 0, marks=pytest.mark.slow),
+        pytest.param(Mischief.RESET, 1, 1, marks=pytest.mark.slow),
+        pytest.param(Mischief.TRUNCATE, 2, 1, marks=pytest.mark.slow),
+        pytest.param(Mischief.RANGE_SHIFTED, 2, 1, marks=pytest.mark.slow),
+        pytest.param(Mischief.WHOLE, 1, 1, marks=pytest.mark.slow),
+        (Mischief.ETAG_OTHER, 1, 1),
     ],
 )
 async def test_a_part_that_the_tier_fails_to_send_comes_from_the_origin(
-    fault: Fault, times: int, refreshed: int, tiered: TieredRig
+    fault: Mischief, times: int, refreshed: int, tiered: TieredRig
 ) -> None:
     """In the same call, without a retry or pause; one that may be damaged is first asked for past the tier's cache."""
     obj = await tiered.put()
-    tiered.near.fail("a.tar", fault, start=2 * PART, times=times)
+    tiered.near.fail(fault, key="a.tar", start=2 * PART, times=times)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert tiered.near.refreshed == [f"bytes={2 * PART}-{3 * PART - 1}"] * refreshed
     from_origin = times - refreshed
@@ -150,7 +151,7 @@ async def test_a_part_whose_owner_is_unreachable_is_requested_from_the_tier_agai
 ) -> None:
     """The next owner on the ring fetches it once for all nodes; the store is asked if that one is silent as well."""
     obj = await tiered.put()
-    tiered.near.fail("a.tar", Fault.SILENCE, start=2 * PART, times=silences)
+    tiered.near.fail(Mischief.SILENCE, key="a.tar", start=2 * PART, times=silences)
     tiered.near.owner = None
     tiered.downloader = tiered.make(stall_timeout_s=2, attempts=1)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
@@ -163,7 +164,7 @@ async def test_a_part_whose_owner_is_unreachable_is_requested_from_the_tier_agai
 async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig) -> None:
     """However long the object store takes: the owner answers that it lives, and nothing comes from the origin."""
     obj = await tiered.put()
-    tiered.near.fail("a.tar", Fault.LATE, start=2 * PART)
+    tiered.near.hold("a.tar", times=1, start=2 * PART)
     tiered.downloader = tiered.make(stall_timeout_s=0.5, attempts=1)
     download = asyncio.create_task(tiered.download(obj))
     await asyncio.to_thread(eventually, lambda: tiered.near.questions["alive"] >= 8)  # twice the stall time-out
@@ -173,12 +174,12 @@ async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Fault.SILENCE, Fault.STALL])
-async def test_a_request_that_its_owner_has_lost_is_sent_again(fault: Fault, tiered: TieredRig) -> None:
+@pytest.mark.parametrize("fault", [Mischief.SILENCE, Mischief.STALL])
+async def test_a_request_that_its_owner_has_lost_is_sent_again(fault: Mischief, tiered: TieredRig) -> None:
     """An owner that says that it has no request for the part is not waited for, and the store is not asked."""
     obj = await tiered.put()
     tiered.near.owner_has_parts = False
-    tiered.near.fail("a.tar", fault, start=2 * PART)
+    tiered.near.fail(fault, key="a.tar", times=1, start=2 * PART)
     tiered.downloader = tiered.make(stall_timeout_s=8, attempts=1)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert tiered.gets(tiered.near) == PARTS + 1
@@ -191,7 +192,7 @@ async def test_a_request_that_is_lost_twice_goes_to_the_store(tiered: TieredRig)
     """No part waits for a third worker that may hang as well."""
     obj = await tiered.put()
     tiered.near.owner_has_parts = False
-    tiered.near.fail("a.tar", Fault.SILENCE, start=2 * PART, times=2)
+    tiered.near.fail(Mischief.SILENCE, key="a.tar", start=2 * PART, times=2)
     tiered.downloader = tiered.make(stall_timeout_s=4, attempts=1)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert (tiered.gets(tiered.near), tiered.gets(tiered.far)) == (PARTS + 1, 1)
@@ -206,7 +207,7 @@ async def test_an_owner_that_is_slow_twice_is_left_out(tiered: TieredRig) -> Non
     tiered.near.owner_is_slow = True
     for number in (2, 4):
         tiered.forget()
-        tiered.near.fail("a.tar", Fault.TRICKLE, start=number * PART)
+        tiered.near.fail(Mischief.DRIP, key="a.tar", times=1, start=number * PART)
         assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert (tiered.gets(tiered.far), tiered.counters.hedges, tiered.counters.tier_failures) == (2, 2, 0)
     before = len(tiered.near.detoured)
@@ -228,7 +229,7 @@ async def test_an_owner_is_learnt_to_be_slow_from_its_own_rate(tiered: TieredRig
     tiered.forget()
     tiered.near.owner_has_parts = False
     for number in (1, 2, 3):
-        tiered.near.fail("a.tar", Fault.TRICKLE, start=number * PART)
+        tiered.near.fail(Mischief.DRIP, key="a.tar", times=1, start=number * PART)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert len(tiered.near.detoured) > 0
     assert tiered.gets(tiered.far) == 0
@@ -239,8 +240,8 @@ async def test_an_owner_is_learnt_to_be_slow_from_its_own_rate(tiered: TieredRig
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "from_origin"), [(Fault.SILENCE, 2), (Fault.STALL, 0)])
-async def test_a_silent_owner_is_not_called_slow(fault: Fault, from_origin: int, tiered: TieredRig) -> None:
+@pytest.mark.parametrize(("fault", "from_origin"), [(Mischief.SILENCE, 2), (Mischief.STALL, 0)])
+async def test_a_silent_owner_is_not_called_slow(fault: Mischief, from_origin: int, tiered: TieredRig) -> None:
     """It is dead, and nginx has the next one for all nodes alike: another way would fetch its parts a second time.
 
     That it had sent the beginning of a part makes no difference: that part, too, comes by way of the next owner.
@@ -251,7 +252,7 @@ async def test_a_silent_owner_is_not_called_slow(fault: Fault, from_origin: int,
     tiered.near.owner_is_slow = True
     for number in (2, 4):
         tiered.forget()
-        tiered.near.fail("a.tar", fault, start=number * PART)
+        tiered.near.fail(fault, key="a.tar", times=1, start=number * PART)
         assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert tiered.gets(tiered.far) == from_origin
     tiered.forget()
@@ -264,8 +265,8 @@ async def test_a_part_on_which_the_tier_stalled_is_fetched_past_its_cache_next_t
     """That part alone, and once; one that was refused, from the cache."""
     obj = await tiered.put()
     tiered.downloader = tiered.make(stall_timeout_s=2)
-    tiered.near.fail("a.tar", Fault.STALL, start=2 * PART)
-    tiered.near.fail("a.tar", Fault.SERVER_ERROR, start=3 * PART)
+    tiered.near.fail(Mischief.STALL, key="a.tar", times=1, start=2 * PART)
+    tiered.near.fail(Mischief.INTERNAL_ERROR, key="a.tar", times=1, start=3 * PART)
     for _ in range(3):
         await tiered.download(obj)
         tiered.forget()
@@ -276,7 +277,7 @@ async def test_bytes_that_arrived_damaged_are_fetched_past_the_tiers_cache(tiere
     """The checksum tells; any part may be the damaged one."""
     tiered.near.crc32c = tiered.far.crc32c = True
     obj = await tiered.put()
-    tiered.near.fail("a.tar", Fault.CORRUPT, start=2 * PART)
+    tiered.near.fail(Mischief.FLIP, key="a.tar", times=1, start=2 * PART)
     with pytest.raises(CorruptShardError):
         await tiered.download(obj)
     tiered.forget()
@@ -301,7 +302,7 @@ async def test_a_dead_tier_is_left_alone_but_for_probes(tiered: TieredRig) -> No
     """After sixteen failures in a row; everything comes from the origin."""
     for number in range(4):
         obj = await tiered.put(f"{number}.tar")
-        tiered.near.fail(f"{number}.tar", Fault.SERVER_ERROR, times=1000)
+        tiered.near.fail(Mischief.INTERNAL_ERROR, key=f"{number}.tar")
         assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert tiered.gets(tiered.far) == 4 * PARTS
     assert 16 <= tiered.gets(tiered.near) < 16 + 4  # three parts at a time
@@ -330,7 +331,7 @@ async def test_a_front_of_another_user_gets_no_signed_url(faulty: FaultyS3, tmp_
 async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredRig) -> None:
     """A failure counts by the time that it took: sixteen stalls, two at a time, would hold up a shard for minutes."""
     obj = await tiered.put()
-    tiered.near.fail("a.tar", Fault.STALL, times=1000)
+    tiered.near.fail(Mischief.STALL, key="a.tar")
     tiered.downloader = tiered.make(stall_timeout_s=1, shard_connections=2)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert tiered.gets(tiered.near) in (2, 3), "a third part may begin between two stalls"
@@ -357,7 +358,7 @@ async def test_requests_that_tell_no_version_or_need_the_sdk_bypass_the_tier(
 async def test_a_cancelled_download_ends_its_requests_to_the_tier(tiered: TieredRig) -> None:
     """And is no failure of the tier."""
     obj = await tiered.put()
-    tiered.near.fail("a.tar", Fault.SILENCE, times=1000)
+    tiered.near.fail(Mischief.SILENCE, key="a.tar")
     task = asyncio.create_task(tiered.download(obj))
     await asyncio.to_thread(eventually, lambda: bool(tiered.near.seen))
     task.cancel()

@@ -17,7 +17,8 @@ from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, write_shards
 from support.stores.canary import GatedStore
-from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.faulty_s3 import FaultyS3
+from support.stores.mischief import Mischief
 
 PART_BYTES = 64 * 1024
 
@@ -31,7 +32,7 @@ async def test_a_slow_shard_shows_what_has_come_of_it(tmp_path: Path, faulty: Fa
     """Bytes are told as they come, long before the first part of the shard is whole."""
     body = make_tar(random_samples(4, {"bin": 9_000}))
     url = faulty.put("a.tar", body)
-    faulty.fail("a.tar", Fault.STALL, times=1000)
+    faulty.fail(Mischief.STALL, key="a.tar")
     with ThreadPoolExecutor(1) as thread, Daemon(tmp_path, "--stall-timeout-s", "300", env=faulty.env()) as daemon:
 
         def shown() -> None:

@@ -15,8 +15,8 @@ from support.cases import first_quick
 from support.network.scripted_server import Reply, ScriptedServer, answer, head
 from support.stores import aws_env
 from support.stores.buckets import read_range, read_whole, use_aws
-from support.stores.faulty_s3 import Fault, FaultyS3
-from support.stores.mischief import Ending
+from support.stores.faulty_s3 import FaultyS3
+from support.stores.mischief import Ending, Mischief
 
 DATA = bytes(range(256)) * 400
 
@@ -42,7 +42,7 @@ async def test_ranges_of_one_version(validators: tuple[str, ...], faulty: Faulty
     assert await read_range(origin, obj, 1000, 70_000) == DATA[1000:70_000]
     assert await read_range(origin, await origin.stat(obj.url, 1000), 0, 1000) == DATA[:1000]
     assert len(faulty.seen) == 4, "the read was requested with the version"
-    faulty.fail("a.tar", Fault.REPLACED)
+    faulty.put("a.tar", DATA[::-1])
     with pytest.raises(errors.ShardChangedError):
         await read_range(origin, obj, 0, 10)
 
@@ -94,7 +94,7 @@ async def test_bytes_that_are_encoded_on_the_way_are_refused(
     """A server that compresses what it was asked to send as it is gets an error with a remedy, and no second try."""
     obj = await stat(origins, faulty)
     faulty.ranges, faulty.lengths = ranges, lengths
-    faulty.fail("a.tar", Fault.ENCODED, times=2)
+    faulty.compresses = True
     with pytest.raises(errors.OriginError, match="encodes the file on the fly") as refused:
         await stat(origins, faulty)
     assert "compression" in refused.value.remedy
@@ -122,14 +122,14 @@ async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
         with pytest.raises(error):
             await origins.origin(url).stat(url)
     for fault, error in {
-        Fault.FORBIDDEN: errors.AccessDeniedError,
-        Fault.SLOW_DOWN: errors.OriginBusyError,
-        Fault.SERVER_ERROR: errors.OriginUnavailableError,
-        Fault.WRONG_RANGE: errors.OriginUnavailableError,
-        Fault.RESET: errors.OriginUnavailableError,
-        Fault.WRONG_ETAG: errors.ShardChangedError,
+        Mischief.FORBIDDEN: errors.AccessDeniedError,
+        Mischief.SLOW_DOWN: errors.OriginBusyError,
+        Mischief.INTERNAL_ERROR: errors.OriginUnavailableError,
+        Mischief.RANGE_SHIFTED: errors.OriginUnavailableError,
+        Mischief.RESET: errors.OriginUnavailableError,
+        Mischief.ETAG_OTHER: errors.ShardChangedError,
     }.items():
-        faulty.fail("a.tar", fault)
+        faulty.fail(fault, key="a.tar", times=1)
         with pytest.raises(error):
             await read_range(origins.origin(obj.url), obj, 0, 50_000)
 

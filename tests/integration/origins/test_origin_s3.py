@@ -34,10 +34,11 @@ from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.stores import aws_env
 from support.stores.buckets import Bucket, read_range, read_whole, use_aws
-from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.faulty_s3 import FaultyS3
+from support.stores.mischief import Mischief
 
 DATA = bytes(range(256)) * 400
-PRIMED_IN_VAIN = [Fault.SERVER_ERROR, Fault.WRONG_RANGE, Fault.IGNORE_RANGE, Fault.WRONG_ETAG]
+PRIMED_IN_VAIN = [Mischief.INTERNAL_ERROR, Mischief.RANGE_SHIFTED, Mischief.WHOLE, Mischief.ETAG_OTHER]
 
 
 def table(**fields: object) -> OriginTable:
@@ -72,29 +73,29 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [None, Fault.REPLACED, *PRIMED_IN_VAIN])
+@pytest.mark.parametrize("fault", [None, "replaced", *PRIMED_IN_VAIN])
 async def test_a_part_requested_ahead_is_of_the_version_reported_since(
-    fault: Fault | None, faulty: FaultyS3, origins: Origins
+    fault: Mischief | str | None, faulty: FaultyS3, origins: Origins
 ) -> None:
     """Its answer is the read, and nothing else is requested; any other than the right one is dropped."""
     url, origin = faulty.put("a.tar", DATA), origins.origin("s3://x")
-    if fault in PRIMED_IN_VAIN:
-        faulty.fail("a.tar", fault)
-    faulty.fail("a.tar", Fault.LATE, method="HEAD")
+    if isinstance(fault, Mischief):
+        faulty.fail(fault, key="a.tar", times=1)
+    faulty.hold("a.tar", times=1, method="HEAD")
     asked = asyncio.create_task(origin.stat(url, 1000))
     await asyncio.to_thread(eventually, lambda: len(faulty.seen) == 2)
-    if fault is Fault.REPLACED:
+    if fault == "replaced":
         faulty.put("a.tar", DATA[::-1])
     faulty.answer_late()
     obj = await asked
-    assert await read(origins, obj, 0, 1000) == (DATA[::-1] if fault is Fault.REPLACED else DATA)[:1000]
+    assert await read(origins, obj, 0, 1000) == (DATA[::-1] if fault == "replaced" else DATA)[:1000]
     condition = [each[-1] for each in faulty.seen if each[0] == "GET"]
     assert condition == [None] + [f'"{obj.version}"'] * (fault is not None)
 
 
 async def test_few_connections_are_taken_by_what_is_requested_ahead(rig: Rig, faulty: FaultyS3) -> None:
     """One of four; a busy store's answer to it counts as any other's."""
-    faulty.fail("0", Fault.SLOW_DOWN)
+    faulty.fail(Mischief.SLOW_DOWN, key="0", times=1)
     urls = [faulty.put(str(number), DATA) for number in range(4)]
     origin = rig.origins.origin(urls[0])
     first, *_ = await asyncio.gather(*(rig.downloader.stat(origin, url, first_bytes=1000) for url in urls))
@@ -111,7 +112,7 @@ async def test_a_shard_that_a_reader_begins_with_is_requested_together_with_its_
     body = make_tar(random_samples(2))
     urls = [faulty.put(name, body) for name in ("a.tar", "b.tar")]
     for name in ("a.tar", "b.tar"):
-        faulty.fail(name, Fault.LATE, method="HEAD")
+        faulty.hold(name, times=1, method="HEAD")
     with Daemon(tmp_path, env=faulty.env()) as daemon, RawSession(daemon) as session:
         await asyncio.to_thread(session.plan, urls, [0, 1])
         await asyncio.to_thread(eventually, lambda: len(faulty.seen) == 3)
@@ -349,7 +350,7 @@ async def test_an_etag_that_is_the_md5_is_compared_where_there_is_no_checksum(ri
     obj = await rig.stat(faulty.put("a.tar", DATA))
     assert obj.checksum is not None
     assert obj.checksum.algorithm == MD5
-    faulty.fail("a.tar", Fault.CORRUPT, start=PART)
+    faulty.fail(Mischief.FLIP, key="a.tar", times=1, start=PART)
     with pytest.raises(CorruptShardError, match="MD5"):
         await rig.download(obj)
 

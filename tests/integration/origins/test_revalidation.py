@@ -24,7 +24,7 @@ from support.shards.stores import open_store, publish
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 from support.stores.faulty_proxy import FaultyProxy
-from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.faulty_s3 import FaultyS3
 from support.stores.mischief import Mischief
 
 SHARDS = 12
@@ -133,7 +133,7 @@ async def test_a_prompt_answer_counts_at_once(asking: Asking, monkeypatch: pytes
 async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> None:
     """A lease during the check gets the cached version, without a question of its own; the answer comes after it."""
     former = asking.names.key(asking.url)
-    asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)
+    asking.faulty.hold("a.tar", method="HEAD", times=10)
     asking.faulty.put("a.tar", shard(1))
     assert {await asking.check() for _ in range(5)} == {former}
     assert len(asking.revalidation.questions) == 1
@@ -145,7 +145,7 @@ async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> No
 @pytest.mark.slow
 async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) -> None:
     """Facts that a transfer learned while a question was under way stay."""
-    asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)
+    asking.faulty.hold("a.tar", method="HEAD", times=10)
     await asking.check()
     asking.names.learn(asking.url, "newer", asyncio.get_running_loop().time())
     asking.faulty.answer_late()

@@ -1,10 +1,14 @@
 """Stores behind TLS, at IPv6 addresses and behind proxies: whom the daemon trusts, and what it says of others."""
 
+import base64
+import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -13,7 +17,7 @@ from shardcache.errors import AccessDeniedError, ConfigError, OriginError, Origi
 from shardcache.origin.patterns.expansion import expand
 from shardcache.origin.registry import Origins
 from support.network.certificates import Authority
-from support.network.scripted_server import ForwardProxy, Reply, ScriptedServer, answer, cut_record, head
+from support.network.scripted_server import Reply, Request, ScriptedServer, answer, head
 from support.programs.downloads import Rig
 from support.stores import aws_env
 from support.stores.buckets import use_aws
@@ -31,6 +35,9 @@ FACTS = {
 KINDS = pytest.mark.parametrize("kind", ["s3", "web"])
 LOOPBACK = "::1"
 USER, PASSWORD = "me", "p@ss:w/rd"
+BLOCK_BYTES = 64 * 1024
+# The head of a TLS record of 16 KiB of ciphertext, and less of it than that.
+HALF_A_RECORD = b"\x17\x03\x03\x40\x00" + bytes(100)
 
 
 @pytest.fixture
@@ -77,6 +84,11 @@ async def test_a_certificate_that_is_refused_is_an_error_at_once(
     assert "SSL_CERT_FILE" in failed.value.remedy
     assert "AWS_CA_BUNDLE" in failed.value.remedy
     assert (rig.counters.retries, server.seen) == (0, [])
+
+
+def cut_record(plain: socket.socket) -> None:
+    """Send the beginning of a TLS record; for `Reply.then`, before the connection is closed."""
+    plain.sendall(HALF_A_RECORD)
 
 
 @KINDS
@@ -147,6 +159,51 @@ async def test_a_store_at_an_ipv6_address_is_read(
     for asked in server.heads:
         assert f"\r\nHost: {host}\r\n" in asked
         assert ("X-Amz-Signature=" in asked) == (kind != "web")
+
+
+PORTS = {"http": 80, "https": 443}
+
+
+class ForwardProxy(ScriptedServer):
+    def __init__(self, user: str, password: str) -> None:
+        super().__init__()
+        self._user = user
+        self._pair = base64.b64encode(f"{user}:{password}".encode()).decode()
+        self.targets: list[str] = []  # that a connection was made for, a url or, by CONNECT, host and port
+
+    def url_for(self, password: str) -> str:
+        return self.url("", f"{quote(self._user)}:{quote(password, '')}@127.0.0.1")
+
+    def reply(self, head: str, _number: int) -> Reply:
+        request = Request.parse(head)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        if headers.get("proxy-authorization") != f"Basic {self._pair}":
+            return Reply(answer(b"", status="407 Proxy Authentication Required"), Ending.CLOSE)
+        self.targets.append(request.target)
+        tunnel = request.method == "CONNECT"
+        url = urlsplit(f"//{request.target}" if tunnel else request.target)
+        far = socket.create_connection((url.hostname, url.port or PORTS[url.scheme]))
+        if tunnel:
+            return Reply(b"HTTP/1.1 200 Connection established\r\n\r\n", Ending.CLOSE, partial(join, far))
+        far.sendall(head.encode("latin-1"))
+        return Reply(b"", Ending.CLOSE, partial(join, far))
+
+
+def join(far: socket.socket, near: socket.socket) -> None:
+    """Pass on what comes from either side, until both have ended."""
+    with far:
+        there = threading.Thread(target=pump, args=(near, far))
+        there.start()
+        pump(far, near)
+        there.join()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(BLOCK_BYTES):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
 
 
 @pytest.fixture

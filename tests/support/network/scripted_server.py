@@ -1,7 +1,6 @@
-"""Servers of HTTP, or of what is none: one answers with the bytes that it was given, one is a proxy."""
+"""A server of HTTP, or of what is none: it answers with the bytes that it was given."""
 
 import asyncio
-import base64
 import contextlib
 import socket
 import ssl
@@ -9,17 +8,12 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
-from urllib.parse import quote, urlsplit
 
 from support.programs.guard import GUARD_S
-from support.stores.mischief import Ending
+from support.stores.mischief import Ending, in_chunks
 
 _HEAD_BYTES = 64 * 1024
-_CHUNK_BYTES = 10_000
-# The head of a TLS record of 16 KiB of ciphertext, and less of it than that.
-_HALF_A_RECORD = b"\x17\x03\x03\x40\x00" + bytes(100)
 _LINGER = struct.pack("ii", 1, 0)  # close by a reset
 
 
@@ -165,56 +159,4 @@ def head(*headers: str, status: str = "206 Partial Content") -> bytes:
 
 
 def chunked(body: bytes, *headers: str) -> bytes:
-    pieces = [body[at : at + _CHUNK_BYTES] for at in range(0, len(body), _CHUNK_BYTES)]
-    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
-    return head("Transfer-Encoding: chunked", *headers) + chunks
-
-
-def cut_record(plain: socket.socket) -> None:
-    """Send the beginning of a TLS record; for `Reply.then`, before the connection is closed."""
-    plain.sendall(_HALF_A_RECORD)
-
-
-_PORTS = {"http": 80, "https": 443}
-
-
-class ForwardProxy(ScriptedServer):
-    def __init__(self, user: str, password: str) -> None:
-        super().__init__()
-        self._user = user
-        self._pair = base64.b64encode(f"{user}:{password}".encode()).decode()
-        self.targets: list[str] = []  # that a connection was made for, a url or, by CONNECT, host and port
-
-    def url_for(self, password: str) -> str:
-        return self.url("", f"{quote(self._user)}:{quote(password, '')}@127.0.0.1")
-
-    def reply(self, head: str, _number: int) -> Reply:
-        request = Request.parse(head)
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        if headers.get("proxy-authorization") != f"Basic {self._pair}":
-            return Reply(answer(b"", status="407 Proxy Authentication Required"), Ending.CLOSE)
-        self.targets.append(request.target)
-        tunnel = request.method == "CONNECT"
-        url = urlsplit(f"//{request.target}" if tunnel else request.target)
-        far = socket.create_connection((url.hostname, url.port or _PORTS[url.scheme]))
-        if tunnel:
-            return Reply(b"HTTP/1.1 200 Connection established\r\n\r\n", Ending.CLOSE, partial(_join, far))
-        far.sendall(head.encode("latin-1"))
-        return Reply(b"", Ending.CLOSE, partial(_join, far))
-
-
-def _join(far: socket.socket, near: socket.socket) -> None:
-    """Pass on what comes from either side, until both have ended."""
-    with far:
-        there = threading.Thread(target=_pump, args=(near, far))
-        there.start()
-        _pump(far, near)
-        there.join()
-
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(_HEAD_BYTES):
-            sink.sendall(data)
-    with contextlib.suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
+    return head("Transfer-Encoding: chunked", *headers) + in_chunks(body)

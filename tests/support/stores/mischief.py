@@ -31,6 +31,7 @@ class Mischief(enum.StrEnum):
     SLOW_DOWN = "503 SlowDown"
     TOO_MANY = "429 TooManyRequests"
     FORBIDDEN = "403 AccessDenied"
+    EXPIRED = "400 ExpiredToken"
     NOT_FOUND = "404 NoSuchKey"
     TIMEOUT = "408 RequestTimeout"
     CHANGED = "412 PreconditionFailed"
@@ -108,6 +109,7 @@ _REFUSALS = {
     Mischief.SLOW_DOWN: (503, "SlowDown"),
     Mischief.TOO_MANY: (429, "TooManyRequests"),
     Mischief.FORBIDDEN: (403, "AccessDenied"),
+    Mischief.EXPIRED: (400, "ExpiredToken"),
     Mischief.NOT_FOUND: (404, "NoSuchKey"),
     Mischief.TIMEOUT: (408, "RequestTimeout"),
     Mischief.CHANGED: (412, "PreconditionFailed"),
@@ -121,12 +123,13 @@ _REFUSALS = {
 
 def spoil(mischief: Mischief, answer: Answer, scene: Scene) -> None:
     if mischief in _REFUSALS:
-        _refuse(answer, *_REFUSALS[mischief])
+        refuse(answer, *_REFUSALS[mischief])
     else:
         _SPOILERS[mischief](answer, scene)
 
 
-def _refuse(answer: Answer, status: int, code: str) -> None:
+def refuse(answer: Answer, status: int, code: str) -> None:
+    """Turn an answer into a refusal with S3's code, without a body where that is empty."""
     answer.status = status
     answer.body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode() if code else b""
     answer.headers = {"content-type": "application/xml", _LENGTH: str(len(answer.body))}
@@ -191,11 +194,17 @@ def _empty(answer: Answer, _scene: Scene) -> None:
     answer.body, answer.headers[_LENGTH] = b"", "0"
 
 
-def _chunked(answer: Answer, _scene: Scene) -> None:
+def chunked(answer: Answer, _scene: Scene | None = None) -> None:
+    """Send an answer's body in chunks, without a Content-Length."""
     del answer.headers[_LENGTH]
     answer.headers["transfer-encoding"] = "chunked"
-    chunks = [answer.body[first : first + _CHUNK_BYTES] for first in range(0, len(answer.body), _CHUNK_BYTES)]
-    answer.body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+    answer.body = in_chunks(answer.body)
+
+
+def in_chunks(body: bytes) -> bytes:
+    """Return a body as `Transfer-Encoding: chunked` sends it."""
+    chunks = [body[first : first + _CHUNK_BYTES] for first in range(0, len(body), _CHUNK_BYTES)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
 
 
 def _flip(answer: Answer, _scene: Scene) -> None:
@@ -245,7 +254,7 @@ _SPOILERS: Mapping[Mischief, Spoiler] = {
     Mischief.ENDLESS_HEAD: partial(
         _set, raw=b"HTTP/1.1 206 OK\r\n" + b"x-more: and more\r\n" * 20_000, ending=Ending.HANG
     ),
-    Mischief.CHUNKED: _chunked,
+    Mischief.CHUNKED: chunked,
     Mischief.ENCODED: partial(_with, "content-encoding", "gzip"),
     Mischief.FLIP: _flip,
     Mischief.ETAG_OTHER: _other_etag,

@@ -1,0 +1,258 @@
+"""Servers of HTTP that spoil answers as a test says, in the loop of the test or in a thread of their own."""
+
+import asyncio
+import random
+import re
+import ssl
+import sys
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from support.stores.mischief import Answer, Ending, Mischief, Scene, spoil
+
+# A head's headers that hold for one connection alone.
+HOP = ("connection", "keep-alive", "expect", "transfer-encoding")
+_HEAD_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; the names of its headers are in lower case."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def key(self) -> str:
+        """Path without its first folder, which is the bucket."""
+        return unquote(urlsplit(self.target).path).lstrip("/").partition("/")[2]
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """First byte asked for, and the one behind the last; None without such a header."""
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
+        if match is None:
+            return None
+        return int(match[1]), int(match[2]) + 1 if match[2] else sys.maxsize
+
+
+@dataclass(slots=True, eq=False)
+class Rule:
+    """Requests to be spoiled: those for one key and first byte, where given, and of these a share at random."""
+
+    mischief: Mischief | None
+    method: str = "GET"
+    key: str | None = None
+    start: int | None = None
+    share: float = 1.0
+    times: int | None = None  # how many at most; None for all
+    action: Callable[[], Awaitable[object]] | None = None  # called once, before any of the requests is answered
+    _acting: asyncio.Future[object] | None = None
+
+    def takes(self, request: Request, rng: random.Random) -> bool:
+        start = request.range[0] if request.range else None
+        fits = self.method == request.method and self.key in (None, request.key) and self.start in (None, start)
+        if not fits or self.times == 0 or rng.random() >= self.share:
+            return False
+        self.times = None if self.times is None else self.times - 1
+        return True
+
+    async def act(self) -> None:
+        """Return once the action is done, whichever request caused it: a late part may be asked for twice."""
+        if self.action is not None:
+            self._acting = self._acting or asyncio.ensure_future(self.action())
+            await self._acting
+
+
+class SpoilingServer:
+    """Listens on a free port of the loopback; a subclass knows the right answers.
+
+    Attributes:
+        endpoint_url: where it listens; set by `listen`.
+        objects: the bytes of each key, for mischief that needs more of an object than was asked for.
+        other: bytes of another object, as long as the longest at least.
+        version: header of an object's version.
+        late_s, drip_s: how long a late answer waits, and a drop of a body that drips.
+        refusal_headers: sent with all answers that are errors.
+        connections: number of connections.
+        sent_bytes: of objects and their ranges.
+        done: how often each mischief really reached a client.
+    """
+
+    endpoint_url: str
+    other = b""
+    version = "etag"
+    late_s = 2.0
+    drip_s = 1.0
+
+    def __init__(self) -> None:
+        self.objects: Mapping[str, bytes] = {}
+        self.refusal_headers: dict[str, str] = {}
+        self.connections = 0
+        self.sent_bytes = 0
+        self.done: Counter[Mischief] = Counter()
+        self._rules: tuple[Rule, ...] = ()
+        self._rng = random.Random(0)  # decides what a rule with a share takes
+        self._servers: list[asyncio.Server] = []
+        self._clients: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+
+    async def ask(self, request: Request) -> Answer:
+        """Return the right answer."""
+        raise NotImplementedError
+
+    def drop_bytes(self, body: bytes) -> int:
+        """Return how much of a body that drips is sent at a time."""
+        return 1
+
+    async def listen(self, context: ssl.SSLContext | None = None, front: Path | None = None) -> None:
+        """Serve from now on, with `context` over TLS; at the Unix socket `front`, too, where one is given."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES, ssl=context)
+        self._servers.append(server)
+        if front is not None:
+            self._servers.append(await asyncio.start_unix_server(self._serve, front, limit=_HEAD_BYTES))
+        scheme = "http" if context is None else "https"
+        self.endpoint_url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def end(self) -> None:
+        for server in self._servers:
+            server.close()
+        for writer in self._clients:
+            writer.transport.abort()
+        await asyncio.gather(*self._clients.values())
+
+    def fail(
+        self,
+        mischief: Mischief,
+        *,
+        key: str | None = None,
+        start: int | None = None,
+        share: float = 1.0,
+        times: int | None = None,
+        method: str | None = None,
+    ) -> None:
+        """Spoil the next `times` answers, or all; `start` picks the range that begins there."""
+        self._rules += (Rule(mischief, method or mischief.method, key, start, share, times),)
+
+    def before(self, action: Callable[[], object], *, key: str, start: int | None = None) -> None:
+        """Call something once, in a thread, before any further GET of a key is answered."""
+        self._rules += (Rule(None, key=key, start=start, action=lambda: asyncio.to_thread(action)),)
+
+    def heal(self) -> None:
+        """Spoil nothing more; what hangs goes on to hang."""
+        self._rules = ()
+
+    def rules_for(self, request: Request) -> list[Rule]:
+        return [rule for rule in self._rules if rule.takes(request, self._rng)]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients[writer] = task
+        self.connections += 1
+        try:
+            while request := await _read_request(reader, writer):
+                if not await self._answer(request, reader, writer):
+                    break
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client went away
+        finally:
+            del self._clients[writer]
+            writer.close()
+
+    async def _answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; return whether the connection can take another."""
+        rules = self.rules_for(request)
+        for rule in rules:
+            await rule.act()
+        answer = await self.ask(request)
+        mischief = next((rule.mischief for rule in rules if rule.mischief and _can_spoil(rule.mischief, answer)), None)
+        if mischief:
+            start = request.range[0] if request.range else 0
+            whole = self.objects.get(request.key, answer.body)
+            spoil(mischief, answer, Scene(start, self.other, whole, self.version))
+        if answer.status >= 400:
+            answer.headers |= self.refusal_headers
+        if answer.late:
+            await asyncio.sleep(self.late_s)
+        writer.write(answer.head() if answer.raw is None else answer.raw)
+        await writer.drain()
+        if mischief:
+            self.done[mischief] += 1
+        if answer.raw is None and request.method != "HEAD":
+            await self._send(answer, writer)
+        await writer.drain()
+        if request.method == "GET" and request.key and answer.status < 300:
+            self.sent_bytes += len(answer.body)
+        return await end_by(answer.ending, reader, writer)
+
+    async def _send(self, answer: Answer, writer: asyncio.StreamWriter) -> None:
+        body = answer.body[: answer.sent]
+        if not answer.drips:
+            writer.write(body)
+            return
+        drop_bytes = self.drop_bytes(body)
+        for start in range(0, len(body), drop_bytes):
+            if writer.transport.is_closing():
+                raise ConnectionResetError
+            writer.write(body[start : start + drop_bytes])
+            await asyncio.sleep(self.drip_s)
+
+
+class ThreadedServer(SpoilingServer):
+    """A server in a thread and a loop of its own; a context manager."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        super().__init__()
+        self._context = context
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="spoiling-server")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        await self.listen(self._context)
+        self._started.set()
+        await self._stop.wait()
+        await self.end()
+
+
+def _can_spoil(mischief: Mischief, answer: Answer) -> bool:
+    """Tell whether an answer can be made worse that way: refusals stay what they are, and not all have a range."""
+    return answer.status == 206 or (answer.status == 200 and not mischief.name.startswith("RANGE"))
+
+
+async def end_by(ending: Ending, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """End a connection as an answer does; return whether it can take another request."""
+    if ending is Ending.RESET:
+        writer.transport.abort()
+    if ending is Ending.HANG:
+        await reader.read()  # until the client has had enough
+    return ending is Ending.STAY
+
+
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
+    try:
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    method, target, _ = first.split(" ", 2)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("expect", "").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Request(method, target, {name: value for name, value in headers.items() if name not in HOP}, body)
