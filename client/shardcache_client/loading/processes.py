@@ -6,11 +6,14 @@ A DataLoader over the numbers of the parts sees to their order, their memory, an
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from shardcache_client.batches.maker import MadeBatch, Maker, Skips
@@ -131,6 +134,7 @@ class PartsByTask(Dataset[MadePart]):
         topology = issued.task.rank
         if info is not None:
             topology = replace(topology, worker=info.id, workers=info.num_workers)
+            Queue._on_queue_feeder_error = _put_error  # type: ignore[attr-defined]  # noqa: SLF001
         sessions = self._reading.sessions
         identity = ReaderIdentity(sessions.identity.job, topology, self._loader, self._form.places)
         reading = replace(self._reading, sessions=replace(sessions, identity=identity))
@@ -152,6 +156,20 @@ class PartsByTask(Dataset[MadePart]):
         self._open_task = None
         if open_task is not None:
             open_task.resources.close()
+
+
+def _put_error(queue: Queue[Any], _error: Exception, lost: Any) -> None:
+    """Put the current error in place of a part that cannot be pickled: the trainer waits for one.
+
+    Overrides a hook of multiprocessing, as concurrent.futures does. A queue pickles in a thread of
+    its own, which would print the error and go on without the part.
+    """
+    match lost:
+        case (number, MadePart()):
+            error = ExceptionWrapper(where="in a worker process")  # type: ignore[no-untyped-call]
+            queue.put((number, error))
+        case _:  # another queue's
+            traceback.print_exc()
 
 
 class _PartNumbers(Sampler[tuple[IssuedTask, int]]):

@@ -247,3 +247,17 @@ def test_substitutes_are_of_shards_that_are_open(daemon: Daemon, tmp_path: Path)
     assert set(found) == {f"{number:06d}" for number in range(0, 800, 10)}
     shards_read = sum(job["shards_done"] for job in daemon.status()["jobs"] if job["name"] == "open")
     assert shards_read < 800
+
+
+def test_sample_that_cannot_be_pickled_is_an_error(daemon: Daemon, tmp_path: Path) -> None:
+    """A worker process cannot send it: the trainer gets the error in place of its batch, and does not wait for that."""
+    dataset = ShardDataset(write_indexed(tmp_path, [6]), socket=daemon.socket)
+
+    def spoil(sample: dict[str, Any]) -> Any:
+        return threading.Lock() if sample["__key__"] == "000005" else sample
+
+    batches = iter(dataset.map(spoil).loader(batch_size=2, num_workers=1, workers="processes", collate_fn=list))
+    assert keys_of(next(batches)) == ["000000", "000001"]
+    assert keys_of(next(batches)) == ["000002", "000003"]
+    with pytest.raises(TypeError, match=r"cannot pickle '_thread.lock' object"):
+        next(batches)
