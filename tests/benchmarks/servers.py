@@ -79,7 +79,7 @@ def _nginx(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
                 folder=name,
                 # The dataset's folder may be closed to the user that nginx would change to.
                 user="user root;" if os.geteuid() == 0 else "",
-                certificate=place.certificate.server,
+                certificate=place.authority.server_file(),
                 http=http,
                 https=https,
                 location=f"/{BUCKET}/{kind.name}",
@@ -87,7 +87,7 @@ def _nginx(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
             )
         )
         with Nginx(None, config, [("127.0.0.1", http)]) as nginx:
-            secure = {"AWS_CA_BUNDLE": str(place.certificate.ca)}
+            secure = {"AWS_CA_BUNDLE": str(place.authority.ca_file)}
             yield [
                 Endpoint("nginx, http", aws_env(f"http://127.0.0.1:{http}"), nginx.pid),
                 Endpoint("nginx, https", aws_env(f"https://127.0.0.1:{https}") | secure, nginx.pid),

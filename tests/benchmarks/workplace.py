@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.data import KINDS, Dataset, Kind, make_litdata, make_tars
-from support.network.certificates import Certificate, make_certificate
+from support.network.certificates import Authority
 from support.programs import daemon
 from support.stores.seaweedfs import SeaweedFS
 from support.stores.throttled_s3 import ThrottledS3
@@ -96,14 +96,14 @@ class Workplace:
             )
 
     @cached_property
-    def certificate(self) -> Certificate:
-        return make_certificate(Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tls-"))))
+    def authority(self) -> Authority:
+        return Authority(Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tls-"))))
 
     @cached_property
     def store(self) -> SeaweedFS:
         """The S3 server over http and https, with an empty bucket."""
         self.say("starting SeaweedFS")
-        server = self._stack.enter_context(SeaweedFS(self.root, self.certificate))
+        server = self._stack.enter_context(SeaweedFS(self.root, self.authority))
         server.make_bucket(BUCKET)
         return server
 

@@ -28,7 +28,7 @@ from shardcache_client.files.filesystem import ShardcacheFileSystem
 from support.cases import first_quick
 from support.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
-from support.network.certificates import Certificate, make_certificate
+from support.network.certificates import Authority
 from support.network.lead import NameServer
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -75,15 +75,15 @@ def _client(endpoint_url: str, access_key: str, secret_key: str, style: str = "p
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Of the store."""
-    return make_certificate(tmp_path_factory.mktemp("certificates"))
+    return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
-def cluster(certificate: Certificate) -> Iterator[Cluster]:
+def cluster(authority: Authority) -> Iterator[Cluster]:
     """Three nodes in front of a store that checks signatures, and speaks TLS as well."""
-    with SeaweedFS(certificate=certificate) as store:
+    with SeaweedFS(authority=authority) as store:
         store.make_bucket("data")
         for name, body in BODIES.items():
             store.put("data", name, body)
@@ -452,14 +452,14 @@ def by_name(store: SeaweedFS, name: str = DOMAIN) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_store_is_found_by_its_name(cluster: Cluster, certificate: Certificate) -> None:
+def test_a_store_is_found_by_its_name(cluster: Cluster, authority: Authority) -> None:
     """And the names of its buckets at run time; fetched once over TLS, for all nodes.
 
     One at the same address, whose certificate has another name, is not trusted.
     """
     (stranger,) = by_name(cluster.store, "store.invalid")
     stores = [*by_name(cluster.store), stranger]
-    with NameServer() as names, TierNodes(stores, 2, resolvers=(names.address,), store_ca=certificate.ca) as nodes:
+    with NameServer() as names, TierNodes(stores, 2, resolvers=(names.address,), store_ca=authority.ca_file) as nodes:
         for style in ("virtual", "path"):
             answers = [part(cluster, nodes, node, style=style) for node in (0, 1)]
             assert [answer.body for answer in answers] == [BODIES[SHARDS[0]][:100_000]] * 2
@@ -469,12 +469,12 @@ def test_a_store_is_found_by_its_name(cluster: Cluster, certificate: Certificate
 
 
 @pytest.mark.slow
-def test_daemons_share_what_one_fetched_over_tls(cluster: Cluster, certificate: Certificate, tmp_path: Path) -> None:
+def test_daemons_share_what_one_fetched_over_tls(cluster: Cluster, authority: Authority, tmp_path: Path) -> None:
     """Versions and listings over TLS from the store, parts from the tier, which alone fetched them, once."""
     stores = by_name(cluster.store)
     url = cluster.store.put("data", "over-tls.tar", make_tar(random_samples(20, {"bin": 50_000})))
     env = {**cluster.store.https_env(), "AWS_ENDPOINT_URL": stores[0]}
-    with NameServer() as names, TierNodes(stores, 2, resolvers=(names.address,), store_ca=certificate.ca) as nodes:
+    with NameServer() as names, TierNodes(stores, 2, resolvers=(names.address,), store_ca=authority.ca_file) as nodes:
         for node in nodes.tier.nodes:
             root = tmp_path / node.name
             root.mkdir()

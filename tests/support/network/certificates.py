@@ -1,7 +1,6 @@
 """TLS certificates for local servers, signed by an authority made for the occasion."""
 
 import ssl
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,11 +10,24 @@ _DAY = timedelta(days=1)
 
 
 class Authority:
+    """An authority and what it has signed.
+
+    Attributes:
+        ca_file: its own certificate, for clients to trust.
+    """
+
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._authority = trustme.CA()
-        self.ca_file = folder / "authority.pem"  # its own certificate, for clients to trust
+        self.ca_file = folder / "authority.pem"
         self._authority.cert_pem.write_to_path(self.ca_file)
+
+    def server_file(self) -> Path:
+        """Write a private key and a certificate for localhost and 127.0.0.1, in one file; return its path."""
+        path = self._folder / "server.pem"
+        self._authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(path)
+        return path
 
     def server(
         self, host: str = "127.0.0.1", *, lifetime: timedelta = _DAY, context: ssl.SSLContext | None = None
@@ -29,18 +41,3 @@ class Authority:
         context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._authority.issue_cert(host, not_before=now - 3 * _DAY, not_after=now + lifetime).configure_cert(context)
         return context
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    ca: Path  # certificate of the authority, for clients to trust
-    server: Path  # private key and certificate for localhost and 127.0.0.1, in one file
-
-
-def make_certificate(folder: Path) -> Certificate:
-    """Write a server certificate, and that of its authority, to `folder`."""
-    authority = trustme.CA()
-    made = Certificate(folder / "ca.pem", folder / "server.pem")
-    authority.cert_pem.write_to_path(made.ca)
-    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(made.server)
-    return made

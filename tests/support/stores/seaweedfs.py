@@ -14,7 +14,7 @@ from typing import Any, Self
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from support.network.certificates import Certificate
+from support.network.certificates import Authority
 from support.network.ports import free_port
 from support.programs.guard import GUARD_S
 from support.stores import aws_env
@@ -66,13 +66,13 @@ class SeaweedFS(S3Server):
         access_key, secret_key: the only identity that the server knows; any other gets a 403.
     """
 
-    https_endpoint_url: str  # the same over TLS; set on entering, where there is a certificate
+    https_endpoint_url: str  # the same over TLS; set on entering, where there is an authority
     pid: int  # of the server; set on entering
 
     def __init__(
         self,
         root: Path | None = None,
-        certificate: Certificate | None = None,
+        authority: Authority | None = None,
         address: str = "127.0.0.1",
         port: int | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class SeaweedFS(S3Server):
         self.access_key = "shardcache-test"
         self.secret_key = secrets.token_hex(16)
         self._root = root
-        self._certificate = certificate
+        self._authority = authority
         self._address = address
         self._port = port
         self._stack = ExitStack()
@@ -107,8 +107,8 @@ class SeaweedFS(S3Server):
         self._stack.close()
 
     def https_env(self) -> dict[str, str]:
-        assert self._certificate is not None
-        trusted = {"AWS_CA_BUNDLE": str(self._certificate.ca)}
+        assert self._authority is not None
+        trusted = {"AWS_CA_BUNDLE": str(self._authority.ca_file)}
         return {**self.env(), **trusted, "AWS_ENDPOINT_URL": self.https_endpoint_url}
 
     def _start(self, folder: Path) -> subprocess.Popen[bytes]:
@@ -142,9 +142,9 @@ class SeaweedFS(S3Server):
         return process
 
     def _https_options(self) -> list[str]:
-        if self._certificate is None:
+        if self._authority is None:
             return []
-        port, pem = free_port(), self._certificate.server
+        port, pem = free_port(), self._authority.server_file()
         self.https_endpoint_url = f"https://{self._address}:{port}"
         return [f"-s3.port.https={port}", f"-s3.cert.file={pem}", f"-s3.key.file={pem}"]
 
