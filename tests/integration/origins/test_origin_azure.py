@@ -2,8 +2,11 @@
 
 import asyncio
 import hashlib
+import os
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +27,19 @@ from shardcache.origin.objects import Checksum
 from shardcache.origin.registry import Origins
 from shardcache.transport.between.flow import nothing
 from support.network.certificates import Authority
+from support.network.ports import free_port
+from support.programs.daemon import eventually
 from support.stores.buckets import read_range, read_whole
 from support.stores.object_servers import AzureServer, Refusal
 
 pytest.importorskip("adlfs", reason="adlfs is not installed: pip install 'shardcache[azure]'")
 
-from support.stores.azurite import Azurite, azurite_program
+from azure.core.exceptions import AzureError
+from azure.storage.blob import BlobServiceClient
 
+# The program of `npm install azurite`, and the key of its one account.
+AZURITE = os.environ.get("AZURITE") or shutil.which("azurite-blob")
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 DATA = bytes(range(256)) * 400
 URL = "az://bucket/train/ü b+c%20#?.tar"
 MD5 = int(hashlib.md5(DATA, usedforsecurity=False).hexdigest(), 16)
@@ -164,16 +173,45 @@ async def test_url_of_another_account_is_refused(server: AzureServer) -> None:
             await origin.list_prefix(wrong, nothing)
 
 
-@pytest.mark.skipif(azurite_program() is None, reason="Azurite is not installed: npm install -g azurite")
+@contextmanager
+def azurite(folder: Path) -> Iterator[str]:
+    """Run Azurite, in memory and with a container `bucket`; yield the connection string of its well-known account."""
+    assert AZURITE is not None
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}/devstoreaccount1"
+    account = f"AccountName=devstoreaccount1;AccountKey={AZURITE_KEY};BlobEndpoint={endpoint};"
+    connection_string = f"DefaultEndpointsProtocol=http;{account}"
+    options = ("--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry")
+    command = ["node", os.path.realpath(AZURITE), "--blobPort", str(port), *options]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+
+        def has_container() -> bool:
+            assert process.poll() is None
+            with (
+                suppress(AzureError),
+                BlobServiceClient.from_connection_string(connection_string, retry_total=0) as client,
+            ):
+                client.create_container("bucket")
+                return True
+            return False
+
+        try:
+            eventually(has_container, pause_s=0.1)
+            yield connection_string
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(AZURITE is None, reason="Azurite is not installed: npm install -g azurite")
 @pytest.mark.parametrize("by_endpoint", [False, True], ids=["connection string", "endpoint"])
 async def test_azurite_takes_what_is_sent(by_endpoint: bool, tmp_path: Path) -> None:
     """Uploads, listings with the versions of `stat`, reads signed by the account's key, and a change."""
     file = tmp_path / "a.tar"
     file.write_bytes(DATA)
-    with Azurite(tmp_path) as azurite:
-        table: dict[str, Any] = {"match": "az://", "storage_options": {"connection_string": azurite.connection_string}}
+    with azurite(tmp_path) as connection_string:
+        table: dict[str, Any] = {"match": "az://", "storage_options": {"connection_string": connection_string}}
         if by_endpoint:
-            account = dict(each.split("=", 1) for each in azurite.connection_string.split(";") if each)
+            account = dict(each.split("=", 1) for each in connection_string.split(";") if each)
             table["endpoint_url"] = account["BlobEndpoint"]
             table["storage_options"] = {"account_name": account["AccountName"], "account_key": account["AccountKey"]}
         origins = Origins([OriginTable.model_validate(table)], max_connections=16)

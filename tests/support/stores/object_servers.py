@@ -1,5 +1,6 @@
 """Servers of what object stores document, strict about requests: Google's XML API, Azure's blobs, the Hub."""
 
+import asyncio
 import base64
 import gzip
 import hashlib
@@ -14,7 +15,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,6 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from shardcache.transport.between.checksums import crc32c
+from support.stores.mischief import Answer, Ending
+from support.stores.spoiling_server import Request, ThreadedServer
 
 _RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
 
@@ -36,44 +38,14 @@ class Refusal:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: "_Http"
-
-    def do_GET(self) -> None:
-        length = int(self.headers.get("content-length", 0))
-        body = self.rfile.read(length)
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        status, found, data = self.server.store.answer(self.command, self.path, headers, body)
-        self.send_response(status)
-        sent = {"Content-Length": str(len(data)), **found}
-        for name, value in sent.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.close_connection |= int(sent["Content-Length"]) > len(data)
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815  # names of http.server
-
-    def log_message(self, *_args: object) -> None:
-        pass
-
-
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
-    store: "ObjectServer"
-
-
 Answered = tuple[int, Mapping[str, str], bytes]
 
 
-class ObjectServer:
-    """Listens on a free port of the loopback; a context manager.
+class ObjectServer(ThreadedServer):
+    """Serves what a store documents.
 
     Attributes:
-        objects: bodies by path, such as `/bucket/key`.
+        bodies: of the objects, by path, such as `/bucket/key`.
         refusals: of the next requests for objects.
         requests: method, path and headers of those so far.
         lifetime_s: of the tokens that are issued.
@@ -82,8 +54,8 @@ class ObjectServer:
     """
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        self._context = context
-        self.objects: dict[str, bytes] = {}
+        super().__init__(context)
+        self.bodies: dict[str, bytes] = {}
         self.versions: Counter[str] = Counter()
         self.refusals: list[Refusal] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
@@ -91,31 +63,27 @@ class ObjectServer:
         self.issued = 0
         self.valid: set[str] = set()
         self._lock = threading.Lock()
-        self._stack = ExitStack()
+        self._stack = ExitStack()  # other servers that this one needs
 
-    def __enter__(self) -> Self:
-        self._http = self._stack.enter_context(_Http(("127.0.0.1", 0), _Handler))
-        self._http.store = self
-        if self._context is not None:
-            self._http.socket = self._context.wrap_socket(self._http.socket, server_side=True)
-        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
-        self._stack.callback(self._http.shutdown)
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stack.close()
-
-    @property
-    def endpoint_url(self) -> str:
-        return f"{'http' if self._context is None else 'https'}://{self.host}"
+        super().__exit__(*exc)
 
     @property
     def host(self) -> str:
-        return f"127.0.0.1:{self._http.server_port}"
+        return urlsplit(self.endpoint_url).netloc
 
     def put(self, path: str, body: bytes) -> None:
-        self.objects[path] = body
+        self.bodies[path] = body
         self.versions[path] += 1
+
+    async def ask(self, request: Request) -> Answer:
+        status, headers, body = await asyncio.to_thread(
+            self.answer, request.method, request.target, request.headers, request.body
+        )
+        sent = {"content-length": str(len(body))} | {name.lower(): value for name, value in headers.items()}
+        is_cut = int(sent["content-length"]) > len(body)
+        return Answer(status, sent, body, ending=Ending.CLOSE if is_cut else Ending.STAY)
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answered:
         with self._lock:
@@ -225,9 +193,9 @@ class GoogleServer(ObjectServer):
         return answer
 
     def _object(self, path: str, headers: Mapping[str, str]) -> Answered:
-        if path not in self.objects and not self._uploaded(path):
+        if path not in self.bodies and not self._uploaded(path):
             return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
-        body, generation = self.objects[path], str(1_700_000_000_000_000 + self.versions[path])
+        body, generation = self.bodies[path], str(1_700_000_000_000_000 + self.versions[path])
         if headers.get("x-goog-if-generation-match", generation) != generation:
             return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
         crc = base64.b64encode(crc32c(body, 0).to_bytes(4, "big")).decode()
@@ -249,7 +217,7 @@ class GoogleServer(ObjectServer):
         if status != 200:
             return False
         self.versions[path] = int(json.loads(data)["generation"]) - 1_700_000_000_000_000
-        self.objects[path] = self._emulated("GET", f"/{bucket}/{quote(key)}", {}, b"")[2]
+        self.bodies[path] = self._emulated("GET", f"/{bucket}/{quote(key)}", {}, b"")[2]
         return True
 
     def _emulated(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answered:
@@ -300,7 +268,7 @@ class AzureServer(ObjectServer):
             return 401, {"x-ms-error-code": "InvalidAuthenticationInfo"}, b""
         if not token and not self._is_permitted(path, query):
             return (403, {"x-ms-error-code": "AuthenticationFailed"}, b"") if query else (404, {}, b"")
-        if (blob := self.objects.get(unquote(path))) is None:
+        if (blob := self.bodies.get(unquote(path))) is None:
             return 404, {"x-ms-error-code": "BlobNotFound"}, b""
         etag = f'"0x8D{self.versions[unquote(path)]:X}"'
         if headers.get("if-match", etag) != etag:
@@ -367,12 +335,12 @@ class HubServer(ObjectServer):
             return 404, {"X-Error-Code": "RepoNotFound"}, b""
         if self.elsewhere:
             return 302, {"Location": self.elsewhere, "X-Linked-ETag": f'"{"0" * 64}"', "X-Linked-Size": "1"}, b""
-        if path.startswith("/datasets/") and path in self.objects and path not in self.lfs:
+        if path.startswith("/datasets/") and path in self.bodies and path not in self.lfs:
             return 307, {"Location": f"/api/resolve-cache{target}"}, b""
         if path.startswith(("/api/datasets/", "/api/models/")):
             return self._api(path.partition("?")[0])
         path = path.removeprefix("/api/resolve-cache")
-        if (found := self.objects.get(path)) is None:
+        if (found := self.bodies.get(path)) is None:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         if path not in self.lfs:
             others = self.mixed.get(path) if method == "GET" else None
@@ -386,7 +354,7 @@ class HubServer(ObjectServer):
         """Describe a repository at `main`, or list all of its files."""
         repository = ("/" + "/".join(path.split("/")[2:5])).removeprefix("/models")
         root = f"{repository}/resolve/main/"
-        files = [self._entry(name.removeprefix(root), name) for name in self.objects if name.startswith(root)]
+        files = [self._entry(name.removeprefix(root), name) for name in self.bodies if name.startswith(root)]
         info = {
             "id": repository.removeprefix("/datasets").lstrip("/"),
             "_id": "1",
@@ -398,7 +366,7 @@ class HubServer(ObjectServer):
         return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
 
     def _entry(self, name: str, path: str) -> dict[str, Any]:
-        body = self.objects[path]
+        body = self.bodies[path]
         entry = {"type": "file", "path": name, "size": len(body), "oid": git_sha(body)}
         lfs = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
         return entry | ({"lfs": lfs} if path in self.lfs else {})
@@ -423,7 +391,7 @@ class _Content(ObjectServer):
         self.mixed: list[bytes] = []
 
     def sign(self, sha: str, body: bytes) -> str:
-        self.objects[f"/lfs/{sha}"] = body
+        self.bodies[f"/lfs/{sha}"] = body
         self.signed += 1
         return f"/lfs/{sha}?X-Amz-Expires=3600&X-Amz-Signature={self.signed}"
 
@@ -432,7 +400,7 @@ class _Content(ObjectServer):
         number = int(query.rpartition("=")[2] or 0)
         if "authorization" in headers or number not in range(self.signed + 1)[-self.valid_urls :]:
             return 403, {}, b"<Error><Message>Request has expired</Message></Error>"
-        found = self.mixed.pop(0) if self.mixed else self.objects[path]
+        found = self.mixed.pop(0) if self.mixed else self.bodies[path]
         status, headers_sent, data = ranged(found, headers.get("range"), {"ETag": '"of the content"'})
         if not self.cuts:
             return status, headers_sent, data
