@@ -8,8 +8,10 @@ from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.urls.url_names import is_shard, is_shard_or_file
 from shardcache.store.keys import place_of, shard_key
 
-# Memory of a list, and of a shard in it: its name and numbers, without the texts of the list.
+# Memory of an empty list.
 _LIST_BYTES = 16_384
+# Memory of each shard's name and numbers; urls and versions are counted by the lengths of their
+# texts.
 _ROW_BYTES = 168
 
 
@@ -48,7 +50,7 @@ class Listing:
         """Build from the shards. Blocks.
 
         Args:
-            names: names of the shards, if known already.
+            names: names of the shards; by default, they are made from urls and versions.
             wanted: decides which of them are read as shards, and which as files or by ranges.
         """
         self.shards = shards
@@ -85,7 +87,7 @@ class Listing:
 
     def refs(self) -> Sequence[ShardRef]:
         """Return all shards and files. Blocks."""
-        if self._wanted == "samples":
+        if self._wanted == "samples":  # none of them is read as a file
             return self.shards
         return [self.ref(number) for number in range(len(self.shards))]
 
@@ -93,11 +95,15 @@ class Listing:
         """Return the same shards with something else wanted of them. Blocks."""
         if wanted == self._wanted:
             return self
-        return Listing(self.shards, (), self.remembered, wanted)
+        # Names are made again: a file's differs from a shard's.
+        return Listing(self.shards, remembered=self.remembered, wanted=wanted)
 
     @classmethod
     def joined(cls, lists: Sequence["Listing"]) -> "Listing":
-        """Return the shards of several lists, one after another. Blocks."""
+        """Return the shards of several lists, one after another, as "samples". Blocks.
+
+        Their `remembered` counts are left out: each list's was sent when the list was resolved.
+        """
         shards = Shards.joined([each.shards for each in lists])
         names = [name for each in lists for name in each.names]
         return cls(shards, names)

@@ -1,11 +1,11 @@
 """Early access to a shard: it can be read while it is still being downloaded.
 
 It is for readers with nothing else to read, and only for origins that check the version on every
-read: a version checked once, at the end, could be a mixture. Readers see the contiguous finished
-parts from the first byte on, and the beginning of the part after them. Each part is fetched with
-If-Match, and nothing of it is written before the answer's header proves to be the expected one.
-Whether the whole shard is sound is known only at the end, so a reader may learn then that the
-beginning it read belongs to a corrupt shard.
+read: if it were checked once, at the end, the beginning could be of several versions. Readers see
+the contiguous finished parts from the first byte on, and the beginning of the part after them. Each
+part is fetched with If-Match, and nothing of it is written before the answer's header proves to be
+the expected one. Whether the whole shard is sound is known only at the end, so a reader may learn
+then that the beginning it read belongs to a corrupt shard.
 
 Once a shard of any origin has passed every check, readers with nothing else to read get its files
 before these are published: a disk that is slow to sync them delays nobody.
@@ -70,7 +70,9 @@ class Arrival:
         while self._first_parts in partial.done:
             self._first_parts += 1
         finished_bytes = min(self._first_parts * partial.part_bytes, partial.obj.size_bytes)
-        written_bytes = finished_bytes + self._coming.written_bytes(self._first_parts)
+        # Parts are numbered from 0, so this is the number of the first unfinished one.
+        unfinished = self._first_parts
+        written_bytes = finished_bytes + self._coming.written_bytes(unfinished)
         # Never less than before: a part that is fetched again writes the same bytes to the same
         # place.
         self._ready_bytes = max(self._ready_bytes, written_bytes)
@@ -82,8 +84,12 @@ class Arrival:
             return False
         if self.files_for(wait) is not None:
             return True
-        if not wait.partial or self.partial.may_be_copied:
+        if not wait.partial:  # it accepts only a whole shard
             return False
+        # The shard's bytes may differ from those that arrive, such as a compressed tar's.
+        if self.partial.may_be_copied:
+            return False
+        # Once all bytes have arrived, only the checks are left to wait for.
         return 0 < self.ready_bytes < self.partial.obj.size_bytes
 
     def files_for(self, wait: Wait) -> Unpublished | None:

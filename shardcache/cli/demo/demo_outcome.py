@@ -58,10 +58,10 @@ class Epoch:
         for steps in self.steps:
             if len(set(steps)) > 1:
                 return f"the ranks took {', '.join(map(str, steps))} steps"
-        first_leg, *others = self.legs
-        if others:  # the loader's length is that of a whole epoch
+        # The promise is the loader's length, that of a whole epoch: one leg of several takes less.
+        if len(self.legs) > 1:
             return ""
-        for rank in first_leg:
+        for rank in self.legs[0]:
             if rank["steps"] != rank["promised"]:
                 return f"{rank['steps']} steps, but the loader's length is {rank['promised']}"
         return ""
@@ -90,6 +90,7 @@ def epochs_of(job: str, runs: Iterable[Iterable[Iterable[Json]]]) -> list[Epoch]
     """
     legs_by_epoch: dict[int, list[Sequence[Json]]] = {}
     for ranks in runs:
+        # From the epochs of each rank to the ranks of each epoch.
         for leg in zip(*ranks, strict=True):
             epoch = leg[0]["epoch"]  # the same for all ranks
             legs_by_epoch.setdefault(epoch, []).append(leg)
@@ -168,12 +169,13 @@ def show(outcome: DemoOutcome) -> None:
     table = common.make_table(*columns, numbers=("epoch", "samples", "padding", "data wait"))
     for epoch in outcome.epochs:
         row = epoch.to_json(outcome.samples)
-        samples = len(outcome.samples & set(epoch.keys))
+        # Each counts once here; `row` has them with the repeated and the unknown ones.
+        distinct_samples = len(outcome.samples & set(epoch.keys))
         steps = ", then ".join(" | ".join(map(str, leg)) for leg in epoch.steps)
         table.add_row(
             row["job"],
             str(row["epoch"]),
-            f"{samples:,}",
+            f"{distinct_samples:,}",
             str(row["padding"]),
             verdict(epoch.wrong_samples(outcome.samples)),
             steps,

@@ -23,9 +23,10 @@ _INTERVAL_S = 10.0
 # Pings per watchdog period: one lost ping, or a late one on a busy node, must not get the daemon
 # killed.
 _PINGS_PER_WATCHDOG_PERIOD = 3
-# During blocking work, the daemon asks for this much more time again and again, up to a total.
+# During blocking work, each message asks for this much more time, from then on.
 _MORE_S = 30.0
-_MAX_MORE_S = 900.0
+# Duration of the work after which no more time is asked for.
+_MAX_WORK_S = 900.0
 
 
 class Liveness(NamedTuple):
@@ -123,12 +124,12 @@ class ServiceNotifier:
         else:
             self._is_unreachable = False
 
-    async def watch(self, liveness: Callable[[], Liveness]) -> None:
+    async def watch(self, current_liveness: Callable[[], Liveness]) -> None:
         """Send the status line, and a watchdog ping while the daemon is alive, until cancelled."""
         while self._address is not None:
-            now = liveness()
-            fields: dict[str, object] = {"STATUS": now.line}
-            if now.alive:
+            current = current_liveness()
+            fields: dict[str, object] = {"STATUS": current.line}
+            if current.alive:
                 fields["WATCHDOG"] = 1
             await self.tell(**fields)
             await asyncio.sleep(self._period_s)
@@ -142,7 +143,7 @@ class ServiceNotifier:
             doing: the status line during the call.
         """
         work = asyncio.get_running_loop().run_in_executor(None, call)
-        for _ in range(int(_MAX_MORE_S / self._period_s)):
+        for _ in range(int(_MAX_WORK_S / self._period_s)):
             await asyncio.wait([work], timeout=self._period_s)
             if work.done():
                 break
