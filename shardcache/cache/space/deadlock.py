@@ -32,8 +32,9 @@ def check_progress(
         in_use: the shards that have leases.
     """
     blocked = [each for each in claims if each.is_blocked]
-    is_anyone_waiting = any(each.stuck_waits for each in blocked)
-    if not is_anyone_waiting or not claim.is_blocked:
+    # Stuck waits are of readers that have nothing else to read. Other waits for space are no hurry.
+    is_anyone_stuck = any(each.stuck_waits for each in blocked)
+    if not is_anyone_stuck or not claim.is_blocked:
         return
 
     # Everything else resolves itself: shards without leases can be evicted, and running downloads
@@ -43,9 +44,10 @@ def check_progress(
     if use.has_room:
         return
     readers = _stuck_readers(blocked)
-    leases = sum(shard.leases for shard in in_use)
-    if leases != sum(reader.leased_shards() for reader in readers):
-        return  # a reader that does not wait may give its shards back
+    all_leases = sum(shard.leases for shard in in_use)
+    stuck_leases = sum(reader.leased_shards() for reader in readers)
+    if all_leases != stuck_leases:
+        return  # another reader has leases, and may end them
 
     if claim is not max(blocked, key=_giving_up_rank):
         return
@@ -73,13 +75,17 @@ class _SpaceUse:
         space: Space,
     ) -> Self:
         """Add up the bytes of all claims and shards."""
+        # What running transfers will write may be allocated already: the disk then shows it as
+        # used, although it is the cache's.
         reservations = [claim.reservation for claim in running if claim.reservation is not None]
         arriving_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
+        # A claim blocked by the one ahead of it wants nothing itself, but that one does.
+        wanted_bytes = [claim.wanted_bytes for claim in blocked if claim.wanted_bytes]
         return cls(
             pinned_bytes=space.pinned_bytes,
             leased_bytes=sum(shard.kept_bytes for shard in in_use if not shard.pinned),
             reserved_bytes=sum(claim.reserved_bytes for claim in blocked),
-            needed_bytes=min(claim.wanted_bytes for claim in blocked if claim.wanted_bytes),
+            needed_bytes=min(wanted_bytes),
             possible_bytes=space.effective_bytes(arriving_bytes),
         )
 
@@ -113,10 +119,10 @@ def _deadlock_error(claim: KeyClaim, use: _SpaceUse, space: Space, readers: int)
 class _GivingUpRank(NamedTuple):
     """Sort key of blocked claims: the one with the largest gives up."""
 
-    # 1. No reader waits for it.
+    # 1. No reader waits for it: giving up is an error for nobody.
     is_idle: bool
-    # 2. A reader without anything to read waits for it.
-    is_awaited: bool
+    # 2. One of its readers is stuck. Those of other claims still have something to read.
+    is_stuck: bool
     # 3. Its readers hold shards: giving up frees space for others.
     holds_shards: bool
     # 4. It is the most recent: the others continue as soon as its reader disconnects.
@@ -127,14 +133,18 @@ def _giving_up_rank(claim: KeyClaim) -> _GivingUpRank:
     readers = _stuck_readers([claim])
     return _GivingUpRank(
         is_idle=not claim.space_waits,
-        is_awaited=bool(claim.stuck_waits),
+        is_stuck=bool(claim.stuck_waits),
         holds_shards=any(reader.leased_shards() for reader in readers),
         since_s=claim.waits_since_s,
     )
 
 
 def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
-    """Return the readers that wait for blocked shards, and those that keep theirs for them."""
+    """Return the readers that are stuck on blocked claims, and those that wait for such a reader.
+
+    A loader waits for its stuck worker. It hardly asks the others in the meantime: they keep their
+    shards.
+    """
     waits = [wait for claim in blocked for wait in claim.stuck_waits]
-    waiting = {wait.holder for wait in waits if wait.holder is not None}
-    return waiting.union(*(reader.kept_waiting() for reader in waiting))
+    stuck = {wait.holder for wait in waits if wait.holder is not None}
+    return stuck.union(*(reader.kept_waiting() for reader in stuck))

@@ -14,7 +14,8 @@ MAX_REDIRECTS = 5
 # Characters that a url cannot have: blanks, those beyond ASCII, some others, and a % that encodes
 # nothing.
 _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
-# Characters that are encoded in a Location header; its bytes beyond ASCII are sent as they came.
+# Characters to encode in the url of a Location header. Bytes beyond ASCII in it are sent as they
+# came.
 _BLANKS = re.compile(r"[\x00-\x20\x7f]")
 
 
@@ -49,6 +50,7 @@ def parsed(url: str) -> URL:
     """
     try:
         server = _with_host(URL(url))
+        # yarl would encode the path and the query in its own way; urlsplit leaves them as they are.
         parts = urlsplit(url)
         return verbatim(server, _sendable(parts.path), _sendable(parts.query))
     except ValueError as exn:
