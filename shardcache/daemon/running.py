@@ -51,7 +51,8 @@ log = structlog.get_logger()
 # Hard limit for shutdown, even if a task hangs. Service managers usually allow 90 s, Kubernetes
 # 30 s.
 _STOP_LIMIT_S = 20.0
-_MARGIN_S = 5.0  # that the service manager is asked for in addition
+# The service manager is asked for this much more than the hard limit.
+_STOP_MARGIN_S = 5.0
 # Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink,
 # inflating.
 _THREADS = 32
@@ -127,14 +128,15 @@ class DaemonRun:
         sys.setswitchinterval(_SWITCH_S)
         with (
             listening(settings.http, settings.http_token_file, activated.tcp) as listener,
-            listening_for_s3(settings.s3) as for_s3,
+            listening_for_s3(settings.s3) as s3_sockets,
             listening_at(path, settings.group, activated.unix) as sock,
             contextlib.ExitStack() as stack,
         ):
             socks = [sock]
             if self._second_socket is not None:
-                socks.append(stack.enter_context(listening_at(self._second_socket, None)))
-            s3 = S3Options(for_s3, settings.s3_key_life_s, settings.s3_stall_s)
+                second = listening_at(self._second_socket, group=None)
+                socks.append(stack.enter_context(second))
+            s3 = S3Options(s3_sockets, settings.s3_key_life_s, settings.s3_stall_s)
             return await self._serve_at(socks, listener, s3)
 
     async def _serve_at(
@@ -157,7 +159,8 @@ class DaemonRun:
                 loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
 
                 async def serve_cache(cache: Cache) -> Drain:
-                    # By the limit of open files at the time: an operator may change it (prlimit).
+                    # Computed for each connection: an operator may raise the number of open files
+                    # of a running daemon (prlimit).
                     limits = partial(Limits.of_socket, self._settings)
                     server = serving(cache, socks, limits, listener, s3)
                     return await server_stack.enter_async_context(server)
@@ -189,8 +192,9 @@ class DaemonRun:
         try:
             async with asyncio.TaskGroup() as group:
                 cache = Cache(settings, store, origins, downloader, indexers, group)
-                # Before the first connection is handled: a private daemon's reader is there
-                # already.
+                # This comes before the first connection is handled: the reader that started a
+                # private daemon has connected by now, and would otherwise wait for the preparation
+                # in its first batch.
                 tasks = await start_preparing(group, origins, indexers)
                 drain = await serve_cache(cache)
                 tasks.append(group.create_task(prepare_later(origins)))
@@ -259,7 +263,7 @@ class DaemonRun:
         end_by_force(_STOP_LIMIT_S)
         for task in tasks:
             task.cancel()
-        limit_s = _STOP_LIMIT_S + _MARGIN_S
+        limit_s = _STOP_LIMIT_S + _STOP_MARGIN_S
         await self._manager.ask_for_time(limit_s, STOPPING=1, STATUS="Stopping.")
         await drain.run()
 

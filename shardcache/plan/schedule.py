@@ -9,16 +9,19 @@ The last rule needs care. A fetch into free space, or into the space of unplanne
 nothing, so it starts as soon as there is space, however far ahead. A fetch that evicts a planned
 shard too early evicts the wrong one: the shards read in between, and then not needed for an epoch,
 would have been better victims. A job that loops over a dataset twice the size of the cache would
-get no hits at all. So the first opportunity for such a fetch is when waiting for a better victim
-would make it late: a lead time before its shard is needed (the fixed horizon of R. Patterson et
-al., "Informed Prefetching and Caching", SOSP 1995). With a lead time of 0 this is L. Belady's MIN
-("A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
+get no hits at all. Such a fetch therefore waits for a better victim until it must start to be in
+time: a lead time before its shard is needed (the fixed horizon of R. Patterson et al., "Informed
+Prefetching and Caching", SOSP 1995). With a lead time of 0 this is L. Belady's MIN ("A study of
+replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
 
-Next uses shift all the time, with each session's pace and progress, yet no queue is ever re-sorted:
-every resident is in the queue of one plan that names it, by position, and the order within a plan
-never changes. The use by that plan is no sooner than the resident's soonest use by any plan. So the
-furthest among the ends of all queues is the furthest resident of all, if its soonest use is the one
-it is queued for; if not, it moves to the queue of that use, and the next is examined.
+Next uses shift all the time, with each session's pace and progress, yet no queue is ever re-sorted.
+Each plan has a queue of residents, ordered by their positions in the plan, which never change. A
+resident is in one queue, of a plan that names it, but not always of the one that needs it soonest:
+its use by the queue's plan may be later than its soonest use, never sooner.
+
+To find the furthest resident, take the one whose queue needs it furthest ahead. If no other plan
+needs it sooner, no resident is needed later. Otherwise it moves to the queue of its soonest use,
+and the search goes on.
 """
 
 import heapq
@@ -30,7 +33,9 @@ from shardcache.plan.reader_plan import NEVER, ReaderPlan
 from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import Session, Timeline
 
-_SLACK = 64  # stale entries that a queue may have, beyond as many as there are residents
+# Stale entries are dropped from a queue that has more than twice as many entries as there are
+# residents, and this number in addition.
+_SLACK = 64
 _BATCH = 32  # shards of ended plans that are queued again at a time
 
 _Entry = tuple[int, str]
@@ -66,7 +71,9 @@ class Resident:
     key: str
     size_bytes: int  # bytes freed by its eviction
     held: bool = False  # True while it is in use; it is in no queue then
-    used_again: bool = False  # True if it was requested while cached, since it was last unplanned
+    # True if it was requested while cached. When it becomes unplanned, SIEVE takes that over, and
+    # this is False again.
+    used_again: bool = False
     plan: ReaderPlan | None = None  # the queue that it is in; none while it is held or unplanned
     position: int = 0  # in that plan
 
@@ -105,8 +112,8 @@ class Schedule(Timeline[Session]):
             resident = self._residents.get(self._aliases.key(name))
             if resident is None or resident.held:
                 continue
-            # If another plan has it queued, it stays there: no use by that plan is sooner than its
-            # soonest use by any, and `_furthest_planned` moves it when it matters.
+            # In another plan's queue it stays, even if this plan needs it sooner:
+            # `_furthest_planned` moves it when it matters.
             if resident.plan is None or resident.plan.ended:
                 self._queue(resident)
 
@@ -116,7 +123,7 @@ class Schedule(Timeline[Session]):
         if plan is not None:
             self._orphans += self._queues.pop(plan, ())
             if len(self._orphans) > 2 * len(self._residents) + _SLACK:
-                # Entries are dropped when victims are looked for, which was long ago.
+                # Ticks and searches for victims drop entries, but there were too few lately.
                 distinct = set(self._orphans)
                 self._orphans = [
                     (position, key) for position, key in distinct if self._is_orphan(key)
@@ -177,10 +184,15 @@ class Schedule(Timeline[Session]):
             self._unplanned.used(key)
 
     def renamed(self, name: str, keys: Iterable[str]) -> None:
-        """Record that a name now maps to another one of the keys."""
+        """Record that a name maps to another key now.
+
+        Args:
+            name: the shard's name in plans.
+            keys: the previous key and the present one: the next uses of both have changed.
+        """
         for key in keys:
             self._requeue(key)
-        self.missed(name)
+        self.missed(name)  # the shard may not be cached under its present key
 
     # Queues
 

@@ -70,26 +70,30 @@ def _stored(name: str, type_: pa.DataType, names: list[str]) -> Iterator[StoredC
     if not _is_file(type_):
         yield _column(name, name, type_, _same)
         return
-    contents = type_.field("bytes").type
-    yield _column(name, name, contents, _bytes_of_files)
-    paths = f"{name}.path"
-    if paths not in names:
-        yield _column(paths, name, type_.field("path").type, _paths_of_files)
+    bytes_type = type_.field("bytes").type
+    yield _column(name, name, bytes_type, _bytes_of_files)
+    path_column = f"{name}.path"
+    if path_column not in names:  # the file's own column of that name goes first
+        path_type = type_.field("path").type
+        yield _column(path_column, name, path_type, _paths_of_files)
 
 
 def _column(
-    name: str, source: str, type_: pa.DataType, part: Callable[[pa.Array], pa.Array]
+    name: str, source: str, type_: pa.DataType, extract: Callable[[pa.Array], pa.Array]
 ) -> StoredColumn:
     """Return a column of the cached table.
 
     Args:
-        type_: of the values that `part` takes from those of the source.
+        name: of the column.
+        source: name of the file's column from which it is made.
+        type_: type of the extracted values.
+        extract: takes the column's values from those of the source, such as one field of structs.
     """
     encoding, stored, convert = _form(type_)
     field = pa.field(name, stored, metadata={ENCODING: encoding.encode()})
 
     def converted(values: pa.Array) -> pa.Array:
-        return convert(part(values))
+        return convert(extract(values))
 
     return StoredColumn(field, source, converted)
 
@@ -112,7 +116,7 @@ def _form(type_: pa.DataType) -> tuple[str, pa.DataType, Callable[[pa.Array], pa
     if str(type_) in _STRINGS_OF_BYTES:
         stored = _STRINGS_OF_BYTES[str(type_)]
         return cell_values.BYTES, stored, _cast_to(stored)
-    if types.is_fixed_size_binary(type_) and not types.is_decimal(type_):
+    if types.is_fixed_size_binary(type_):
         return cell_values.BYTES, pa.binary(), _cast_to(pa.binary())
     return cell_values.TAGGED, pa.binary(), _tagged
 

@@ -36,9 +36,11 @@ class ForwardReader:
     def __call__(self, at: int, size_bytes: int) -> bytes:
         """Return bytes from an offset on. Those before it may be gone."""
         begin = at - self._start
+        # `read` is called for no bytes beyond the window, too: it waits until an arriving shard has
+        # arrived up to there.
         if begin < 0 or begin + size_bytes > len(self._window):
-            # Also without bytes to read: an arriving shard has to have arrived up to here.
-            self._window = self._read(at, size_bytes, max(size_bytes, _WINDOW_BYTES))
+            max_bytes = max(size_bytes, _WINDOW_BYTES)
+            self._window = self._read(at, size_bytes, max_bytes)
             self._start = at
             begin = 0
         data = self._window[begin : begin + size_bytes]

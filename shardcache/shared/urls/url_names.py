@@ -2,7 +2,8 @@
 
 Lists of shards that other programs write are index files, too.
 
-A name is the path of a url, without the query of a web url, or the version of an object in S3.
+A name is the path of a url. Neither the query of a web url nor the version in a url of S3
+(`?versionId=ID`) is part of it.
 """
 
 import re
@@ -25,10 +26,10 @@ _VERSIONED = re.compile(r"((?i:s3a?)://.+)\?versionId=([^?&#/*\[\]]+)")
 
 
 def path_of(url: str) -> str:
-    """Return a url without the query and fragment of a web url, or the version of one of S3.
+    """Return a url without its query and fragment (web urls), or its version (urls of S3).
 
-    In other urls, `?` and `#` are part of the name, unless they say where keys end: see
-    `key_splits`.
+    In other urls, `?` and `#` are part of the name, except in the mark `#key_split=last-dot`, which
+    is left out of every url.
     """
     url, _ = key_split_in(url)
     if not _WEB.match(url):
@@ -67,7 +68,7 @@ def is_tar_or_unnamed(url: str) -> bool:
 def is_shard_or_file(url: str) -> bool:
     """Return whether an object counts as a shard where both shards and files are wanted.
 
-    An object in a format that other programs read as often counts as a file there.
+    Objects whose format is as common outside of datasets count as files there.
     """
     format_ = _named_format(url)
     return format_ is not None and not format_.is_often_a_file

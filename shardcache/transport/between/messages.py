@@ -1,7 +1,7 @@
 """Requests and answers as values, and as lines of JSON between the daemon and its workers.
 
-In a head, a str stands for the bytes of its Latin-1 encoding: what a server sends is sent back as
-it came.
+Headers are text decoded as Latin-1, which has a character for every byte. So a server's ETag, say,
+is sent back to it with the bytes that it had, whatever they mean.
 """
 
 import json
@@ -51,8 +51,8 @@ class Body:
     Attributes:
         expected: permitted values by header; None permits its absence.
         held: True to keep the body in memory until it is committed.
-        encoded_chunks: True if a chunked body may have a Content-Encoding, be it stored so or
-            encoded on the fly.
+        encoded_chunks: True if a chunked body may have a Content-Encoding. A server that encodes
+            bodies on the fly sends other bytes than it stores: False for such servers.
     """
 
     parts: Parts
@@ -109,7 +109,7 @@ def decoded(line: bytes) -> Message:
 
 _REQUEST_FIELDS = [field.name for field in fields(Request)]
 _BODY_FIELDS = [field.name for field in fields(Body) if field.name != "parts"]
-# A descriptor is no JSON: `descriptors` sends it over a socket.
+# `descriptors` sends the descriptor over a socket; the worker that receives it sets `fd`.
 _PARTS_FIELDS = [field.name for field in fields(Parts) if field.name != "fd"]
 
 
