@@ -79,16 +79,16 @@ _REMEDIES = {
     "transform": "write .map(function) after it",
 }
 
-# ShardDataset's further arguments.
+# ShardDataset's further arguments, passed on to it as `options`: by name, the rule for each value.
 _OPTIONS = {
     name: rule for name, rule in ARGUMENTS.items() if name not in ("urls", "shuffle", "on_error")
 }
 
 
 def _parts_or_urls(value: Any) -> Any:
-    """Return urls as they are kept; a mixture in a dict as it is, for `_patterns` to refuse."""
+    """Return `urls` in the form in which they are kept. Raises TypeError or ValueError."""
     if isinstance(value, Mapping):
-        return value
+        return value  # the parts of a mixture: `_patterns` refuses them, with a better remedy
     return URLS.converted(value)
 
 
@@ -240,7 +240,7 @@ class WebDataset(OriginalWebDataset):  # type: ignore[misc]
 
 
 class _EndlessRuntime(TorchRuntime):
-    """A program that reads an endless stream, which has no epochs: each rank counts for itself."""
+    """A torch program whose ranks count their rounds apart: an endless stream has no epochs."""
 
     def epochs(self, group: RankGroup, dealing: Assignment) -> Epochs:
         """Return the count of rounds of this rank alone."""
@@ -361,10 +361,10 @@ def _keep_members(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> 
 
 def _is_item_by_item(stage: Any) -> bool:
     """Return whether a stage is one of this module, or of `_ITEM_BY_ITEM`."""
-    # webdataset's stages keep their function as `f`; the partial of a function, as `func`.
-    function = getattr(stage, "f", stage)
-    if isinstance(stage, functools.partial):
+    if isinstance(stage, functools.partial):  # `_keep_members` with its argument
         function = stage.func
+    else:
+        function = getattr(stage, "f", stage)  # a stage of webdataset has its function as `f`
     if function in (_add_local_paths, _keep_members):
         return True
     known_stages: list[Any] = [getattr(wds.filters, name, None) for name in _ITEM_BY_ITEM]

@@ -47,7 +47,7 @@ class RankBatches(RankWork):
         deal = reading.deal
         assert isinstance(deal, SpanDeal)
         start = progress.start_of(deal, topology)
-        share = deal.share(progress.epoch, 0, topology, start.phases)
+        share = deal.share(progress.epoch, shift=0, topology=topology, phases=start.phases)
         self.progress = progress
         self._deal = deal
         self._topology = topology
@@ -112,7 +112,13 @@ class RankBatches(RankWork):
     def place_reader(
         self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
     ) -> PlacesReader:
-        """Return a reader of the places of this epoch, to be closed."""
+        """Return a reader of the places of this epoch, to be closed.
+
+        Args:
+            session: to read by.
+            check: is called now and then in a wait, and may raise to end it.
+            is_shared: True if other processes read other places of this epoch.
+        """
         reading = self._reading
         epoch = self.progress.epoch
         following: Callable[[], Iterator[int]] = no_shards
@@ -129,7 +135,7 @@ class RankBatches(RankWork):
     def after_samples(self, samples: int, batch_size: int) -> Progress:
         """Return the progress once each rank has passed `samples` places.
 
-        They are counted in batches, if these are whole ones.
+        It is kept in batches of `batch_size`, or of one sample if the places are not whole batches.
         """
         return self.progress.after_samples(self._topology.world_size, batch_size, samples)
 
@@ -141,7 +147,7 @@ class RankBatches(RankWork):
         Args:
             runs: first place and end of each run, ascending.
             bad: gets the bad places.
-            is_shared: see `EpochPlans`.
+            is_shared: True if other processes read other places of this epoch.
         """
         reading = self._reading
         with (
@@ -166,5 +172,6 @@ def first_shards(
     deal: SpanDeal, epoch: int, topology: Topology, manifest: Manifest
 ) -> Iterator[int]:
     """Yield the first shards of a rank's epoch, as many as a plan has."""
-    visits = RankEpoch(deal.share(epoch, 0, topology), manifest).visits()
+    share = deal.share(epoch, shift=0, topology=topology)
+    visits = RankEpoch(share, manifest).visits()
     return (visit.shard for visit in islice(visits, MAX_VISITS))

@@ -104,9 +104,8 @@ class RankChunks(RankWork):
         if isinstance(deal, ShardDeal):
             return None
         phases = self._resume.progress.past(deal.even)
-        return RankEpoch(
-            deal.share(self._epoch, 0, self._reader, phases), self._reading.form.manifest
-        )
+        share = deal.share(self._epoch, shift=0, topology=self._reader, phases=phases)
+        return RankEpoch(share, self._reading.form.manifest)
 
     @cached_property
     def _uncounted(self) -> UncountedEpoch:

@@ -1,6 +1,7 @@
 """The order of a reader's epoch whose samples are not counted. Pure.
 
-It is the steps of a mix, one share after another.
+A reader reads its share of the shards, step by step as `Mix` has them, and then further shares if
+an epoch has a fixed number of samples.
 """
 
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ class UncountedEpoch:
 
     @property
     def shares(self) -> int:
-        """Number of shares among which every shard comes."""
+        """Number of shares into which all shards are dealt at a time: one for each reader."""
         return self._reader.readers
 
     def has_share(self, share: int) -> bool:
@@ -64,7 +65,7 @@ class UncountedEpoch:
         segments = self._deal.share(self._epoch, share, self._reader).segments
         if not segments:
             return Mix(ListedPieces(()))
-        (segment,) = segments
+        (segment,) = segments  # a `ShardDeal` makes one mix of all shards of a share
         assert isinstance(segment, Segment)
         return segment.mix
 

@@ -32,7 +32,7 @@ def open_file(path: Path, size_bytes: int, inode: int | None = None) -> int:
         flags |= os.O_NOFOLLOW
     fd = os.open(path, flags)
     stat = os.fstat(fd)
-    is_wanted = inode in (None, stat.st_ino)
+    is_wanted = inode is None or inode == stat.st_ino
     if is_wanted and stat.st_size == size_bytes:
         return fd
 

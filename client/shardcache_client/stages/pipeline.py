@@ -58,11 +58,17 @@ class Pipeline:
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
-        """The names of a mixture's sources, and the number in the manifest of each first shard."""
+        """The names of a mixture's sources, and the number in the manifest where each begins."""
         return (), ()
 
     def view(self, shard: int, column: str | None = None) -> View:
-        """Return the form in which a shard's samples are read, or their partners in a column."""
+        """Return the form in which samples are read.
+
+        Args:
+            shard: number of their shard in the manifest.
+            column: prefix of the source whose samples are joined with these, to return the form of
+                those; None for the samples themselves.
+        """
         return self.decode.view(column)
 
     def then(self, stage: ItemStage) -> "Pipeline":
@@ -77,7 +83,7 @@ class Pipeline:
         item: Any = sample
         if self.decode.is_needed:
             item = self.decode.apply(sample)
-            if item.__class__ is Dropped:
+            if item.__class__ is Dropped:  # isinstance() of an enum takes several times as long
                 return item
         if not self.stages:
             return item
@@ -96,7 +102,7 @@ class Pipeline:
                 if item.__class__ is Dropped:
                     return item
         except (UnmatchedKeyError, MissingMemberError):
-            raise  # already an error of shardcache: of a stage that joins rows of a table
+            raise  # by a stage that joins rows of a table: it is no error of the user's function
         except (Exception, *ENDS) as exn:  # it is the user's code, and may raise anything
             raise DecodeError(
                 f"the sample {key!r} could not be decoded "
@@ -137,7 +143,7 @@ class PipelineBySource(Pipeline):
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
-        """The names of the sources, and the number in the manifest of each first shard."""
+        """The names of the sources, and the number in the manifest where each begins."""
         return tuple(self.sources), self.firsts
 
     def view(self, shard: int, column: str | None = None) -> View:
@@ -148,6 +154,7 @@ class PipelineBySource(Pipeline):
 
     def __call__(self, sample: Sample) -> Any:
         """Return the item made of a sample, or a `Dropped`. Raises what the pipelines raise."""
+        # Read before the source's functions, which may change the sample.
         key = sample.get("__key__")
         url = sample.get("__url__")
         item = self.sources[sample["__source__"]](sample)

@@ -34,7 +34,8 @@ class Spare(NamedTuple):
     Attributes:
         share: the samples.
         place: that of the skipped sample among them.
-        pass_places: number of consecutive places that hold all of them.
+        pass_places: number of places in a row, from any place on, among which every sample comes:
+            more than there are samples if each round has another order.
         source: number of the source that they belong to; 0 if they are of all sources.
     """
 
@@ -65,7 +66,7 @@ class SpanDeal(ABC):
     def samples_in(self, epoch: int) -> int:
         """Return the number of samples of an epoch.
 
-        It has fewer than others if a change of a mixture has left only a part of it.
+        All epochs have the same number, except for one that a change of a mixture cut short.
         """
         return self.epoch_samples
 
@@ -159,15 +160,16 @@ class SpanDeal(ABC):
             rank: the rank that has skipped a sample.
             place: of that sample in the rank's epoch.
         """
-        share = self.share(epoch, 0, Topology())
+        share = self.share(epoch, shift=0, topology=Topology())  # all of it: a job of one reader
         samples = share.samples or 0
         rank_start = samples * rank.rank // rank.world_size
-        return Spare(share, (rank_start + place) % samples, self.pass_places(epoch) or samples)
+        pass_places = self.pass_places(epoch) or samples
+        return Spare(share, (rank_start + place) % samples, pass_places)
 
     def spare_of_source(self, epoch: int, place: int) -> Spare | None:
-        """Return the samples of the source that has a place of the epoch, as substitutes.
+        """Return substitutes from the source to which the sample at `place` belongs.
 
-        None if batches are not of one source.
+        None if batches are not of one source: then samples of any source will do.
         """
         return None
 
@@ -256,12 +258,15 @@ class ShardDeal:
     def share(
         self, epoch: int, shift: int, topology: Topology, phases: Sequence[Phase] = ()
     ) -> Share:
-        """Return a reader's shards of the epoch, in a different order for each `shift`.
+        """Return a reader's shards of the epoch.
 
-        For the arguments, see `SpanDeal`; without counts, `phases` is empty.
+        Each `shift` deals all shards in another order, to all readers: so a reader that needs more
+        samples goes on with `shift` 1, 2 and so on. For the other arguments, see `SpanDeal`;
+        without counts, `phases` is empty.
         """
         key = round_key(self.shuffle, epoch, shift)
-        order = shard_order([1] * self.shards, self.shuffle, key)
+        equal_weights = [1] * self.shards  # the numbers of samples are not known
+        order = shard_order(equal_weights, self.shuffle, key)
         reader = (topology.reader + shift) % topology.readers
         spans = Partition(topology.readers, even=None)
         start, stop = spans.owned_span(self.shards, reader)
