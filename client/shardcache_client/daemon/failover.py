@@ -57,13 +57,13 @@ class Failover:
         """
         if outage is None:
             return deadline.at_s
-        if not self.can_replace:
-            away_s = min(self._patience.limit_s, self._patience.away_s)
+        if not self.can_replace:  # no other daemon could serve instead
+            restart_s = min(self._patience.limit_s, self._patience.away_s)
         elif self._has_answered:
-            away_s = self._patience.grace_s
+            restart_s = self._patience.grace_s
         else:
-            away_s = 0.0
-        return min(deadline.at_s, outage.begun_s + away_s)
+            restart_s = 0.0
+        return min(deadline.at_s, outage.begun_s + restart_s)
 
     # What happens to the session
 

@@ -55,6 +55,11 @@ class StagedWork(NamedTuple):
     chunks: RankChunks
     task: ChunkTask
 
+    @property
+    def resumes_at(self) -> Reached:
+        """Position of the rank at which the work begins."""
+        return self.task.resume.reached
+
 
 class StagedPosition:
     """A rank's position among the batches of an epoch."""
@@ -65,7 +70,7 @@ class StagedPosition:
         self.work = work
         self._form = form
         self._batch_form = batch_form
-        self._reached = work.task.resume.reached
+        self._reached = work.resumes_at
         self._is_over = is_over
 
     def __repr__(self) -> str:
@@ -113,8 +118,11 @@ class StagedPosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
-        over = self._is_over and self._form.ends_together(self.work.task.rank)
-        return self.work.staged_epoch.state(self._reached, ended=self._is_over, over=over).to_json()
+        is_over_for_all = self._is_over and self._form.ends_together(self.work.task.rank)
+        state = self.work.staged_epoch.state(
+            self._reached, ended=self._is_over, over=is_over_for_all
+        )
+        return state.to_json()
 
 
 class StagedBatches:
@@ -159,7 +167,7 @@ class StagedBatches:
         Args:
             check: is called before each chunk, and may raise to end the batches.
         """
-        chunks = self._workers.made(work.task, work.chunks, 0)
+        chunks = self._workers.made(work.task, work.chunks, start=0)
         with closing(chunks):
             items = work.staged_epoch.items(samples.of(chunks, check))
             size = self._form.places
@@ -245,36 +253,36 @@ class _ChunkSamples:
         self._work = work
         self._times = _ChunkTimes()
 
-    def of(self, parts: Iterator[MadeBatch], check: Callable[[], None]) -> Iterator[Placed]:
-        """Yield the samples of chunks, which are the batches of some parts.
+    def of(self, made_chunks: Iterator[MadeBatch], check: Callable[[], None]) -> Iterator[Placed]:
+        """Yield the samples of chunks.
 
         Args:
-            parts: made by the workers.
+            made_chunks: by the workers; each has its chunk in place of a batch.
             check: is called before each chunk, and may raise to end it.
 
         Raises ShardError if all samples have come, and none of them was good.
         """
-        steps = self._work.staged_epoch.begun
-        reached = self._work.task.resume.reached
-        last_good = Spot(reached.mark.place, reached.step.share)
-        for part in parts:
+        begun_steps = self._work.staged_epoch.begun  # which drops those that are passed
+        resumed = self._work.resumes_at
+        last_good = Spot(resumed.mark.place, resumed.step.share)  # until there is an item
+        for made in made_chunks:
             check()
-            chunk: Chunk = part.batch
-            self.skipped += part.skipped
-            self.lost |= part.lost
-            self._add_times(part.times)
+            chunk: Chunk = made.batch
+            self.skipped += made.skipped
+            self.lost |= made.lost
+            self._add_times(made.times)
             # A chunk lists the step in which it begins, which an earlier one may have listed.
             for step in chunk.steps:
-                if not steps or step.before > steps[-1].before:
-                    steps.append(step)
-            share = steps[-1].share if steps else 0
+                if not begun_steps or step.before > begun_steps[-1].before:
+                    begun_steps.append(step)
+            share = begun_steps[-1].share if begun_steps else 0
             if chunk.items:
                 last_good = Spot(chunk.items[-1].place, share)
             else:
                 end = Spot(chunk.end, share)
                 self._work.chunks.check_progress(last_good, end, chunk.first_error)
             yield from chunk.items
-            if part.is_last:
+            if made.is_last:
                 return
 
     def _add_times(self, times: BatchTimes) -> None:

@@ -1,10 +1,11 @@
 """The hand-over of a shard's bytes from a DataLoader worker to its trainer, without a copy.
 
 Between processes, a Buffer is pickled as a reference to a range of a file. The receiver maps the
-same file, once for as long as any Buffer of it lives there. Until then the file must stay cached,
-so the worker keeps its own map until it holds no Buffer of the shard any more, in any queue, and
-has an acknowledgement for every message in which one was sent. The cache does not evict files
-mapped by any process; keeping the lease for as long saves it the attempt.
+same file once, and keeps that map as long as any Buffer of it lives. The file must stay cached
+until the receiver has mapped it. So the worker keeps its own map until it holds no Buffer of the
+shard any more, in any queue, and has an acknowledgement for every message in which one was sent.
+The cache does not evict files mapped by any process; keeping the lease for as long saves it the
+attempt.
 """
 
 import mmap
@@ -39,8 +40,9 @@ class Handover:
 
     The receiving process is the one that created this object, or that claimed the role.
 
-    In the receiving process, and in copies pickled for any other purpose, Buffers are sent by
-    value, as no other process is known to be able to follow a reference.
+    Only workers that the receiving process starts send Buffers as references. That process itself,
+    and any other that a pickled copy has come to, send them by value: no process is known to be
+    able to follow their references.
     """
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
@@ -110,7 +112,8 @@ class Loan:
         self._expected: list[Ack] = []  # one for each message that was sent
         self._whole: weakref.ref[Buffer] | None = None
         self._forms: list[Form] | None = None  # of the values of each extension
-        # The process that sends references: this one, if the process that started it can map them.
+        # The process that sends references: this one, if the process that started it is the
+        # receiver, and can find the file.
         self._sender_pid: int | None = None
         if handover.acks.inherited and path is not None:
             self._sender_pid = os.getpid()
@@ -143,6 +146,7 @@ class Loan:
             Form.VIEW: whole,
             Form.BY_SIZE: ValuesBySize(self._map, whole),
         }
+        # The third value of a column is its decoder, which the caller adds.
         forms_by_extension = zip(tables.extensions, self._forms, strict=True)
         return [(extension, slices[form], None) for extension, form in forms_by_extension]
 
@@ -179,7 +183,7 @@ class Loan:
 
 
 def _reduce(value: Buffer) -> tuple[Any, ...]:
-    """Pickle a Buffer: a large one that was lent as a reference, any other by value."""
+    """Pickle a Buffer: as a reference if it is large and of a loan, by value if not."""
     place = span_in_whole(value) if value.size >= MIN_BUFFER_BYTES else None
     if place is not None:
         whole, start, stop = place

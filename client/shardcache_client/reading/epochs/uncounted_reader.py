@@ -90,7 +90,7 @@ class UncountedReader:
                 yield read()
 
     def steps(self, start: int) -> tuple[StepPlace, ...]:
-        """Return the steps begun so far, from the one on that has the place `start`."""
+        """Return the steps begun so far; forget those before the one with the place `start`."""
         while len(self._begun) > 1 and self._begun[1].before <= start:
             self._begun.popleft()
         return tuple(self._begun)
@@ -147,11 +147,13 @@ class UncountedReader:
     ) -> Iterator[Callable[[], ReadResult]]:
         """Yield the samples of a step that is one shard, which may still be arriving."""
         shard = mix.pieces[step].shard
+        # Another reader of the epoch may have been given samples of the shard already.
         is_fresh = not self._plans.is_shared
-        leased = window.take(shard, None, (0, None), is_fresh=is_fresh)
+        whole_shard = (0, None)
+        leased = window.take(shard, count=None, span=whole_shard, is_fresh=is_fresh)
         try:
             leased.open()
-            window.ask(1)  # ahead, once nothing else is waited for
+            window.ask(1)  # the next shard, only after this one was waited for
             yield from self._arriving_samples(leased)
         except SHARD_ERRORS as exn:
             # Its traceback would keep the session of a reader that is gone.
@@ -163,6 +165,7 @@ class UncountedReader:
         """Yield the samples of a shard, read already, as they arrive."""
         while True:
             try:
+                # Called again after a bad sample, it yields those that follow.
                 for sample in leased.samples():
                     yield partial(_already_read, sample)
                 return
@@ -189,14 +192,14 @@ class UncountedReader:
                 missing -= 1
                 # A piece's own number is that of the first step that reads it.
                 is_fresh = step == piece and not self._plans.is_shared
-                leased = window.take(mix.pieces[piece].shard, None, is_fresh=is_fresh)
+                leased = window.take(mix.pieces[piece].shard, count=None, is_fresh=is_fresh)
                 held[piece] = _open(leased, mix.pieces[piece])
             error = held[piece].error
             if error is not None:
-                # Again in each step of the piece: a step then has the same places for a reader that
-                # begins with it.
+                # The error has a place in every step of the piece, not in the first alone: a reader
+                # that begins with a later step then counts the same places.
                 yield partial(_already_read, error)
-        window.ask(1)  # ahead, once nothing else is waited for
+        window.ask(1)  # the next shard, only after those of this step were waited for
 
         parts = [mix.part(piece, step, held[piece].numbers) for piece in pieces]
         draws = [iter(part) for part in parts]

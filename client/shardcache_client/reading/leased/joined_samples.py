@@ -65,7 +65,7 @@ class SampleJoin:
 
     Args:
         own: the shard whose samples these are.
-        lease: of it, which counts samples without a partner.
+        lease: on that shard; it counts the samples without a partner.
         partners: facts about their partners.
     """
 
@@ -99,24 +99,26 @@ class SampleJoin:
         """Give the samples members of other samples.
 
         Args:
-            places: for each sample, that of the other one among those of all `shards`; None if it
-                has no partner.
+            places: for each sample, the number of the other one, counted through the samples of
+                all `shards`; None if there is no other one.
         """
         names = {view.prefix + name for shard in shards for name in shard.index.extensions}
         runs = None
-        # Members of one shard alone, with names that no other has, need no function called for each
-        # sample.
-        if len(shards) == 1 and self._names.isdisjoint(names):
-            runs = shards[0].runs(places)
+        has_new_names = self._names.isdisjoint(names)
+        if len(shards) == 1 and has_new_names:
+            runs = shards[0].runs(places)  # None unless all samples get the same members
         if runs is not None:
+            # 1. Values are cut by their spans: the fast way, without a call for each sample.
             self._runs += runs
         else:
+            # 2. A function adds the members to each sample: they come from several shards, differ
+            # from sample to sample, or may have names that the sample has already.
             unmatched = self._unmatched(view, shards, places)
             self._adders.append(_adder(shards, places, self._own.url, unmatched))
         self._names |= names
 
     def _places(self, shards: Sequence[MappedShard]) -> Sequence[int | None]:
-        """Return the place of each sample's partner among those of all `shards`."""
+        """Return the number of each sample's partner, counted through all `shards`."""
         keys = self._keys
         has_same_keys = len(shards) == 1 and _packed_keys(shards[0]) == _packed_keys(self._own)
         if has_same_keys and not self._partners.repeated and len(set(keys)) == len(keys):
@@ -150,7 +152,7 @@ class SampleJoin:
             example = min(self._partners.repeated).decode(errors="replace")
             fault += f"; {example!r} comes again in another shard of the first source"
 
-        # With tables, a partner would have been found in any shard.
+        # The remedy of the error's class is to write tables: no help if tables found these shards.
         remedy = _NO_PARTNER_REMEDY if view.prefix in self._partners.tabled else None
         return _Unmatched(view, self._lease, fault, self._own.url, remedy)
 
@@ -203,7 +205,7 @@ def _adder(
     """Return a function that adds the members of a sample's partner to it.
 
     Args:
-        places: for each sample, that of its partner among those of all `shards`.
+        places: for each sample, the number of its partner, counted through all `shards`.
         url: of the samples' own shard.
         unmatched: for samples without a partner.
     """
@@ -219,7 +221,7 @@ def _adder(
             unmatched.accept(sample)
             return
         cut, number_there = cuts[place]
-        added = cut(number_there, {})
+        added = cut(number_there, {})  # the members alone, without "__key__" and "__url__"
         shared = added.keys() & sample
         if shared:
             raise errors.SampleError(
