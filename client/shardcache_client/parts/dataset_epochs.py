@@ -57,7 +57,7 @@ class DatasetEpochs:
         samples = self._parts.samples
         group = self._parts.group
 
-        # 1. The counts of other ranks make no difference, or are sure to be the same.
+        # 1. Other ranks' counts are not used, all ranks must have them, or there is no other rank.
         is_selection = samples.manifest.choices is not None
         needs_counts = samples.dealing.needs_counts or is_selection
         if not samples.deal.counted or needs_counts or group.alone:
@@ -224,10 +224,12 @@ class DatasetEpochs:
         return not states or states[0].counted
 
     def _sample_run(self, epoch: int, topology: Topology, states: Sequence[Saved]) -> SampleRun:
+        # Not known: a plain DataLoader may leave out the last batch, but does not say so.
+        drop_last = None
         return SampleRun(
             self.reading(topology, self.deal),
             topology,
-            self.state_form(self._parts.batch_size, drop_last=None),
+            self.state_form(self._parts.batch_size, drop_last=drop_last),
             self._runtime.asked_size,
             self._run_start(epoch, topology, states),
         )
@@ -243,7 +245,10 @@ class DatasetEpochs:
         return RunStart(_progress(epoch, rank, states), is_read=is_read)
 
     def _is_of_worker(self, state: RankState, topology: Topology) -> bool:
-        """Return True if a state is that of the worker at this place; of any rank, if in step."""
+        """Return True if a state is of the same worker, by its number and that of all workers.
+
+        It may be of another rank's if ranks are in step.
+        """
         if topology.workers == 1 or state.part is None or state.rank is None:
             return False
         rank, world_size = state.rank
@@ -259,9 +264,8 @@ class DatasetEpochs:
         samples = self._parts.samples
         deal = self.deal
         assert isinstance(deal, SpanDeal)
-        return StateForm(
-            samples.identifiers[True], deal, batch_size, drop_last, samples.drawn_seeds
-        )
+        identifier = samples.identifiers[deal.counted]
+        return StateForm(identifier, deal, batch_size, drop_last, samples.drawn_seeds)
 
     def rank_batches(self, epoch: int, states: Sequence[Saved], form: BatchForm) -> RankBatches:
         """Return the batches of this rank in an epoch, from states of it if there are any."""
@@ -278,9 +282,12 @@ class DatasetEpochs:
         parts = self._parts
         samples = parts.samples
         deal = samples.deal_of(counted=states[0].counted) if states else self.deal
+        # Each sample comes once, without padding: filter, stage and quota decide how many items a
+        # rank gets.
+        uneven_deal = samples.uneven_deal(deal)
         return StagedForm(
             samples.identifiers[deal.counted],
-            samples.uneven_deal(deal),
+            uneven_deal,
             parts.stage,
             samples.seed,
             samples.drawn_seeds,

@@ -21,7 +21,7 @@ from shardcache_client.position.progress import past_phase, phase_of
 from shardcache_client.position.state_values import count, flag, named_numbers, text, whole_number
 
 _MAX_SPANS = 1 << 20
-_IDENTITY = re.compile(r"|[0-9a-f]{8}")
+_IDENTITY = re.compile(r"|[0-9a-f]{8}")  # empty in states of earlier releases
 
 
 class Terms(NamedTuple):
@@ -102,6 +102,7 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     total = sum(samples)
     form = None
     if "batches" in data:
+        # Batches of one source are whole, so the epoch has more or fewer samples than were wanted.
         *fields, total = data["batches"]
         form = _form_from_json(fields)
         _check_turns(samples, form)
@@ -117,7 +118,9 @@ def _identity(value: object) -> str:
 
 def _form_from_json(fields: Sequence[Any]) -> SourceBatches:
     spans, size, alike = fields
-    return SourceBatches(whole_number(spans, 1, _MAX_SPANS), count(size, 1), flag(alike))
+    return SourceBatches(
+        spans=whole_number(spans, 1, _MAX_SPANS), size=count(size, 1), alike=flag(alike)
+    )
 
 
 def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
@@ -144,6 +147,7 @@ def _section_from_json(data: Mapping[str, Any]) -> Section:
         EpochSource(text(name), count(start), count(samples, 1))
         for name, start, samples in data["sources"]
     )
+    # `even` is not saved: what a phase has left does not depend on it.
     phases = tuple(past_phase(phase_of(*row), even=None) for row in data["phases"])
     form = _form_from_json(data["batches"]) if "batches" in data else None
     if not sources or not phases:

@@ -39,9 +39,10 @@ def _divided_models() -> Iterator[tuple[str, str]]:
 
 
 def _likelihood(mesh: Any) -> tuple[bool, int]:
-    """Return how likely a mesh names the data of the loaders.
+    """Return a key by which meshes are sorted: higher if samples are likelier divided by this one.
 
-    torchtitan names it "batch"; the "fsdp" of its other mesh has the ranks of "cp" as well.
+    torchtitan has two. Samples are divided by the one with a dimension "batch"; the "fsdp" of the
+    other one includes the ranks of "cp", which train on the same samples.
     """
     return "batch" in mesh.mesh_dim_names, mesh.ndim
 
@@ -80,7 +81,8 @@ def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
 def _divides_model(mesh: Any) -> bool:
     """Return True for a mesh with a dimension that is not data.
 
-    A dimension that joins both, such as "dp_cp", is there without "cp" too.
+    One that joins data and model, such as "dp_cp", counts as data: programs that do not use "cp"
+    have it, too.
     """
     for name in dimensions(mesh):
         words = words_of(name)

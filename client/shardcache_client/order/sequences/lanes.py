@@ -14,8 +14,8 @@ delay.
 parts of equal size, so that no step depends on the random numbers of the others.)
 
 Lanes are the samples of several sources, or of several spans, read as one sequence. The turns alone
-determine which lane has a place of it, so any part can be found without what comes before, and the
-order in which the shards of all lanes are needed is known in advance, too.
+determine to which lane each place of the sequence belongs, so any part can be found without what
+comes before, and the order in which the shards of all lanes are needed is known in advance, too.
 """
 
 from abc import ABC, abstractmethod
@@ -78,8 +78,9 @@ class Mix:
         by_piece = [nth for nth, size in enumerate(sizes) for _ in range(size)]
         if len(sizes) <= 1:
             return by_piece
-        # The random order of a step is that of the piece which enters in it. After the last piece
-        # has entered, its steps differ by their distance from there.
+        # The random order of a step is that of the piece which enters in it. Steps after the last
+        # piece has entered are numbered. The first of them has number 0, and so the key of the step
+        # before it, which saved states rely on.
         entering = self.pieces[min(step, len(self.pieces) - 1)]
         beyond = max(0, step - len(self.pieces))
         key = f"{entering.order_key}:{entering.start}+{beyond}"
@@ -107,10 +108,11 @@ class Mix:
 
     def find(self, place: int) -> tuple[int, int]:
         """Return the step that contains a place of the whole order, and the place's index in it."""
-        # In the unmixed order, the place would be in the piece `entry`. In the mixed one, it is in
-        # one of the steps of that piece. Before the first of them, only samples of earlier pieces
-        # have come, which are `place` at most. By the end of the last, all of those have, and the
-        # piece's own, which are more than `place`.
+        # Without mixing, the place would be in the piece `entry`. With it, the place is in one of
+        # that piece's steps:
+        # 1. Before the first of them, only samples of earlier pieces have come: at most `place`.
+        # 2. By the end of the last, all samples of earlier pieces have come, and all of the piece:
+        #    more than `place`.
         entry = self.pieces.holding(place)
         steps = range(min(self._steps_of_piece, self.steps - entry))
         nth_step = bisect_right(steps, place, key=lambda nth: self._samples_through(entry + nth))
@@ -245,7 +247,7 @@ class Interleaved(Slice):
         return parts
 
     def _spans(self) -> Iterator[tuple[int, int]]:
-        """Yield the places of each lane that are among these, counted from its beginning."""
+        """Yield start and stop of each lane's part of these places, as places of the lane."""
         before_origin = self.turns.before(self.origin)
         before_start = self.turns.before(self.start)
         before_stop = self.turns.before(self.stop)
@@ -303,7 +305,7 @@ class Strided(Slice):
         return True
 
     def _place_in_lane(self, number: int) -> int:
-        """Return where in the lane the place of this number is, counted from `first` on."""
+        """Return the lane's place for the place `number` of all rows, counted from `first` on."""
         row, nth = divmod(number, self.width)
         return self.first + row * self.period + nth
 

@@ -20,7 +20,7 @@ MAX_ASKED = 256
 """Number of samples that are requested at a time: enough to use all of the daemon's connections."""
 
 ASKED_TOGETHER = 64
-"""Number of samples that are requested by one message, once as many were taken."""
+"""Number of samples in a later request: one message, sent once as many samples were taken."""
 
 
 class RangedSample(NamedTuple):
@@ -52,6 +52,7 @@ class ScatteredSamples:
         if not places:
             return
         with self._lent() as ranges:
+            # `needed`: the reader waits for these now, and for the later ones only after them.
             requests = deque(ranges.ask(places[:MAX_ASKED], needed=True))
             next_place = MAX_ASKED
             try:
