@@ -1,4 +1,4 @@
-"""Metadata of samples, and rows of tables of samples, which serve to choose samples by them.
+"""Sample tables: their rows, and the metadata in them, by which samples are chosen.
 
 A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has these fields:
 
@@ -38,8 +38,8 @@ MAX_METADATA_BYTES = 16 * 1024
 _MAX_MEMBER_BYTES = 1024 * 1024  # of a member with metadata, most of which may be left out
 # Number of samples in a row of a table: a shard of text may have millions of them, and a row should
 # take no more than a few megabytes.
-_MAX_SAMPLES = 50_000
-_MAX_WITH_METADATA = 1_000  # 16 MB at worst
+_MAX_ROW_SAMPLES = 50_000
+_MAX_ROW_SAMPLES_WITH_METADATA = 1_000  # 16 MB at worst
 
 
 def read_metadata(
@@ -85,8 +85,8 @@ class IndexEntry:
         key: its `__key__`.
         sizes: size in bytes of each of its members, by extension.
         url: of its shard, the sample's `__url__`.
-        rows: of each `Table` that a `Joined` has, by its prefix: the sample's row by column, empty
-            if it has none.
+        rows: the sample's row in each `Table` of a `Joined`, by the table's prefix. A row maps
+            columns to values; it is empty if the table has none for the sample.
     """
 
     key: str
@@ -114,7 +114,7 @@ class IndexEntry:
 def rows_of(
     tables: Tables,
     metadata: Iterator[Metadata | None] | None = None,
-    max_samples: int = _MAX_SAMPLES,
+    max_samples: int = _MAX_ROW_SAMPLES,
     blocks: Iterator[int] | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of a shard: at least one, even if the shard has no samples.
@@ -129,9 +129,9 @@ def rows_of(
     samples = len(tables.member_ends)
     samples_per_row = max_samples
     if metadata is not None:
-        samples_per_row = min(max_samples, _MAX_WITH_METADATA)
+        samples_per_row = min(max_samples, _MAX_ROW_SAMPLES_WITH_METADATA)
     first_block = 0
-    for first in range(0, samples or 1, samples_per_row):
+    for first in range(0, max(samples, 1), samples_per_row):
         numbers = range(first, min(first + samples_per_row, samples))
         row: Row = {
             "samples": samples,
@@ -171,12 +171,12 @@ def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
     columns = row["sizes"].items()
     samples = zip(row["keys"], _metadata_of(row), strict=True)
     for place, (key, metadata) in enumerate(samples):
-        present = {name: sizes[place] for name, sizes in columns if sizes[place] is not None}
-        yield IndexEntry(key, present, url, metadata)
+        member_sizes = {name: sizes[place] for name, sizes in columns if sizes[place] is not None}
+        yield IndexEntry(key, member_sizes, url, metadata)
 
 
 def _metadata_of(row: Row) -> Iterable[Metadata | None]:
-    """Return the metadata of each sample, empty for one without; None for a row without any."""
+    """Return the metadata of each sample, empty for one without; all None if the row has none."""
     if "metadata" not in row:
         return repeat(None, len(row["keys"]))
     metadata = [{} if each is None else each for each in row["metadata"]]

@@ -108,7 +108,8 @@ class Grouping:
                 continue
 
             if key != current or is_hidden:
-                # The files that macOS adds are hidden: their key is the folder with its slash.
+                # The files that macOS adds are hidden, and a hidden file's key is its folder with
+                # the slash. All hidden files of a folder have that key, so each is checked.
                 is_hidden = key[-1] == _SLASH
                 if (is_hidden or _MACOS_FOLDER in key) and is_of_macos(name):
                     continue
@@ -118,7 +119,7 @@ class Grouping:
                     sample += 1
 
             extension_id = extensions.id_of(extension)
-            fault = extensions.fault_after(extension_id, sample, flaw)
+            fault = extensions.record(extension_id, sample, flaw)
             if fault is None:
                 starts.append(start_byte)
                 ends.append(end_byte)
@@ -144,9 +145,9 @@ class Adjacency:
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
-        self._checked = 0  # number of samples
+        self._checked_samples = 0  # number of them
         # The first sample with each key; None while all are alike.
-        self._firsts: dict[bytes, int] | None = None
+        self._first_samples: dict[bytes, int] | None = None
 
     def check(self, url: str) -> None:
         """Check the samples that have become complete since the previous call.
@@ -164,25 +165,25 @@ class Adjacency:
             )
 
     def find_torn(self) -> tuple[str, str, int] | None:
-        """Return key, extension and offset of the member with which a key appears again.
+        """Return key, extension and offset of the first member with which a key appears again.
 
-        It is the first of those that have become complete since the previous call; None without
-        any.
+        Only samples that have become complete since the previous call are searched. None if there
+        is no such member.
         """
         samples = self._samples
-        start = self._checked
+        start = self._checked_samples
         stop = len(samples.member_ends)
         if start == stop:
             return None
-        self._checked = stop
-        if self._firsts is None:
+        self._checked_samples = stop
+        if self._first_samples is None:
             if self._are_alike(start, stop):
                 return None
-            self._firsts = {}
+            self._first_samples = {}
             start = 0
 
         for number, key in self._keys(start, stop):
-            first = self._firsts.setdefault(key, number)
+            first = self._first_samples.setdefault(key, number)
             if first == number:
                 continue
             extension = self._other_extension(first, number)
@@ -200,7 +201,8 @@ class Adjacency:
         pattern = samples.extension_ids[: samples.member_ends[0]]
         begin = samples.member_ends[start - 1] if start else 0
         extension_ids = samples.extension_ids[begin : samples.member_ends[stop - 1]]
-        # No sample has an extension twice: of this many members, each has all.
+        # No sample has an extension twice, so none has more members than the pattern. If the total
+        # is that many for each, then each has the whole pattern.
         return extension_ids == pattern * (stop - start)
 
     def _keys(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
@@ -259,7 +261,8 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
         line_end = len(name)
     start = name.rfind(b"/", 0, line_end) + 1
     dot = name.find(b".", start)
-    if dot == start > 0:  # a hidden file: its folder may be the key, unless that contains a dot
+    if start > 0 and dot == start:
+        # A hidden file: its folder may be the key, unless that contains a dot.
         start = name.rfind(b"/", 0, start - 1) + 1
         dot = name.find(b".", start)
     if dot <= start or name.find(b"/", dot) >= 0:
@@ -297,9 +300,9 @@ class _Extensions:
 
     def id_of(self, extension: bytes) -> int:
         """Return the id of an extension, given as spelt in the tar."""
-        known = self._ids.get(extension)
-        if known is not None:
-            return known
+        known_id = self._ids.get(extension)
+        if known_id is not None:
+            return known_id
         lowered = extension.decode("utf-8", "surrogateescape").lower()
         new_id = len(self._names)
         extension_id = self._ids_of_lowered.setdefault(lowered, new_id)
@@ -311,7 +314,7 @@ class _Extensions:
         self._ids[extension] = extension_id
         return extension_id
 
-    def fault_after(self, extension_id: int, sample: int, flaw: Fault | None) -> Fault | None:
+    def record(self, extension_id: int, sample: int, flaw: Fault | None) -> Fault | None:
         """Record that a sample has an extension; return the fault that this causes, if any.
 
         Args:

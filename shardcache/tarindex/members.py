@@ -63,13 +63,14 @@ _GLOBAL_LIMIT_BYTES = 4096
 
 _SHOWN_BYTES = 200  # of a name, in messages
 _SHOWN_DIGITS = 40
+_SHOWN_MAGIC_BYTES = 16  # first bytes of a file that is not a tar
 _MAX_SIZE_DIGITS = 19  # of a number below 2**63
 _ADLER_MODULUS = 65521
 
 # PAX records that change a member. Of the others about sparse files, only their presence matters.
 _SPARSE = b"GNU.sparse."
 _SPARSE_NAME = _SPARSE + b"name"
-_USED = frozenset({b"path", b"linkpath", b"size", _SPARSE_NAME})
+_USED_KEYWORDS = frozenset({b"path", b"linkpath", b"size", _SPARSE_NAME})
 
 # First bytes of compressed files, with the compression and the suffix of a tar that has it.
 _MAGIC = {
@@ -158,7 +159,7 @@ def parse_pax(payload: bytes) -> Records:
         records[match[2]] = payload[value_start : end - 1]
         at = end
     if b"path" in records:
-        records[b"path"] = records[b"path"].rstrip(b"/")
+        records[b"path"] = records[b"path"].rstrip(b"/")  # as in tarfile
     return records
 
 
@@ -187,7 +188,7 @@ class Tar:
     ignore_trailing_data: bool = False
     _window: bytes = field(default=b"", init=False)
     _window_start: int = field(default=0, init=False)
-    # By path, those so far; None before the first hard link.
+    # By path, the contents of the files so far; None before the first hard link.
     _contents: dict[bytes, Content] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Member]:
@@ -230,7 +231,7 @@ class Tar:
             if member is not None:
                 if self._contents is not None:
                     name, start, end, fault = member
-                    self._contents[_path(name)] = (start, end, fault)
+                    self._contents[_normalized(name)] = (start, end, fault)
                 yield member
             begin = at
             if has_extended_header:
@@ -304,14 +305,15 @@ class Tar:
             raise self._corrupt(at, f"an extended header claims {size_bytes} bytes")
         payload = self._read(start, end - start)
         if kind in GNU_LONG:
-            # As in tarfile, it ends at the first NUL, regardless of the header's size field.
+            # As in tarfile, the name ends at the first NUL, regardless of the header's size field.
             return {GNU_LONG[kind]: payload.partition(b"\0")[0]}, end
         try:
-            return _used(parse_pax(payload[:size_bytes])), end
+            return _without_unused(parse_pax(payload[:size_bytes])), end
         except ValueError as exn:
             raise self._corrupt(at, f"the PAX header there is damaged ({exn})") from exn
 
     def _check_global(self, records: Records, at: int) -> None:
+        """Raise CorruptShardError if a global header's record is too large for all members."""
         for keyword, value in records.items():
             if len(value) > _GLOBAL_LIMIT_BYTES:
                 raise self._corrupt(
@@ -363,25 +365,27 @@ class Tar:
         target = records.get(b"linkpath")
         if target is None:
             target = self._read(at, BLOCK_BYTES)[_LINK_NAME].partition(b"\0")[0]
-        content = self._contents.get(_path(target), (0, 0, Fault.LINK))
+        content = self._contents.get(_normalized(target), (0, 0, Fault.LINK))
         return (name, *content)
 
     def _contents_before(self, stop: int) -> dict[bytes, Content]:
         """Walk again to the first hard link, whose headers begin at `stop`; return the contents.
 
-        This is so that tars without hard links need not remember names.
+        Thus no names are remembered for tars without hard links.
         """
         if not stop:
             return {}
 
         def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
-            left_bytes = stop - at
-            if left_bytes <= 0:
+            remaining_bytes = stop - at
+            if remaining_bytes <= 0:
                 return b""
-            return self._source(at, min(min_bytes, left_bytes), min(max_bytes, left_bytes))
+            return self._source(
+                at, min(min_bytes, remaining_bytes), min(max_bytes, remaining_bytes)
+            )
 
         before = Tar(read, self._size_bytes, self._url, require_end=False)
-        return {_path(name): (start, end, fault) for name, start, end, fault in before}
+        return {_normalized(name): (start, end, fault) for name, start, end, fault in before}
 
     def _pax_size(self, digits: bytes, at: int) -> int:
         """Return the size in bytes that a PAX record gives for the member at byte `at`."""
@@ -406,6 +410,7 @@ class Tar:
         """Return bytes of the tar from the window, which is first moved to `at` if it must be."""
         begin = at - self._window_start  # never negative: the walk only goes forward
         if begin + size_bytes > len(self._window):
+            # If the next header is near the end of the window, the last member was small.
             follows_small_member = begin < 2 * _WINDOW_BYTES
             window_bytes = _WINDOW_BYTES if follows_small_member else _WINDOW_AFTER_LARGE_BYTES
             self._window = self._source(at, size_bytes, max(size_bytes, window_bytes))
@@ -436,20 +441,21 @@ class Tar:
                 f"the file has {len(block)} bytes, less than one tar header",
                 url=self._url,
             )
-        return NotATarError(f"not a tar: the file begins with {block[:16]!r}", url=self._url)
+        first_bytes = block[:_SHOWN_MAGIC_BYTES]
+        return NotATarError(f"not a tar: the file begins with {first_bytes!r}", url=self._url)
 
 
-def _path(name: bytes) -> bytes:
-    """Return a name as hard links are compared with it.
+def _normalized(name: bytes) -> bytes:
+    """Return a path in the form in which the targets of hard links are looked up.
 
     GNU tar writes `./a` and `a` for the same file.
     """
     return normpath(name).lstrip(b"/")
 
 
-def _used(records: Records) -> Records:
+def _without_unused(records: Records) -> Records:
     """Drop unused records: a header may have a million of them, and a tar a million members."""
-    used = {keyword: value for keyword, value in records.items() if keyword in _USED}
+    used = {keyword: value for keyword, value in records.items() if keyword in _USED_KEYWORDS}
     if any(keyword.startswith(_SPARSE) for keyword in records):
         used[_SPARSE] = b""  # only their presence matters
     return used

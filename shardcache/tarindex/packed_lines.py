@@ -33,8 +33,8 @@ def split_lines(
     """Yield the members of a tar, with each that holds lines replaced by its lines.
 
     Line feeds are left out. Keys count on from the member's own; an empty line is counted, and left
-    out. Raises UnsupportedShardError for more lines, or lines in a hard link, and what `members`
-    and `read`, the source of the tar's bytes, raise.
+    out. Raises UnsupportedShardError for more than `max_lines`, or lines in a hard link, and what
+    `members` and `read`, the source of the tar's bytes, raise.
     """
     count = 0
     lines_end = 0

@@ -6,8 +6,9 @@ A row of a sample table (`contents`) has them in these fields:
     blocks          for each sample, the number of blocks up to the next one; negated, or 0, for a
                     sample that cannot be read from these blocks alone, such as a line of a member,
                     or a hard link
-    irregular       the places in the row of samples whose members do not simply follow one another,
-                    in the order of `sizes`, each after a header of one block
+    irregular       the places in the row of samples that are laid out in another way than this:
+                    one member after another, in the order of `sizes`, each with a header of one
+                    block
 """
 
 from array import array
@@ -103,9 +104,9 @@ def _blocks_suffice(
 def _members_of(
     tables: Tables, number: int, begin_byte: int
 ) -> list[tuple[bytes, str, int, int]] | None:
-    """Return key, extension, start and end of each member of a sample; None unless it is sound.
+    """Return key, extension, start and end of each member of a sample, relative to `begin_byte`.
 
-    Offsets are relative to `begin_byte`.
+    None for a sample that does not exist, or has a fault.
     """
     if number >= len(tables.member_ends) or number in tables.faults:
         return None
@@ -123,7 +124,7 @@ def _members_of(
 
 def _blocks(size_bytes: int) -> int:
     """Return the number of blocks that `size_bytes` take, the last one padded."""
-    return -(-size_bytes // BLOCK_BYTES)
+    return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
 
 
 def _member_blocks(start: int, end: int) -> int:
@@ -134,16 +135,17 @@ def _member_blocks(start: int, end: int) -> int:
 def irregular_in(
     tables: Tables, numbers: range, blocks: Sequence[int], columns: Iterable[str]
 ) -> list[int]:
-    """Return which of the samples `numbers` have members that do not simply follow one another.
+    """Return which of the samples `numbers` are irregular, as defined in the module's docstring.
 
     Args:
-        blocks: of each of them; see the module.
+        blocks: of each of them, likewise.
         columns: extensions, in the order in which members should follow.
 
     Returns:
         Their places in `numbers`.
     """
     place_of_column = {name: place for place, name in enumerate(columns)}
+    # By id of the extension; -1 for one that none of these samples has.
     column_places = [place_of_column.get(name, -1) for name in tables.extensions]
     irregular = []
     for place, number in enumerate(numbers):
@@ -164,8 +166,9 @@ class RowSpans:
 
     Attributes:
         starts: for each sample, the block at which its bytes begin.
-        stops: the block at which they end; the same as in `starts` if they are not enough.
-        checks: `check_of` its key.
+        stops: the block at which they end; the same as in `starts` if the sample cannot be read
+            from its bytes alone.
+        checks: CRC-32 of its key, by `check_of`.
     """
 
     starts: "array[int]"
@@ -174,7 +177,7 @@ class RowSpans:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], reads: Callable[[str], bool] | None = None) -> Self:
-        """Take the spans out of a row; if it was written without, no span is enough.
+        """Take the spans out of a row; all are empty if it was written without spans.
 
         Args:
             row: of a sample table.
@@ -190,7 +193,7 @@ class RowSpans:
         begin = row.get("first_block", 0)
         for blocks in row.get("blocks") or [0] * len(keys):
             starts.append(begin)
-            stops.append(begin + max(blocks, 0))  # negated if they are not enough
+            stops.append(begin + max(blocks, 0))  # negated if the sample needs other bytes, too
             begin += abs(blocks)
         if len(starts) != len(checks):
             raise ValueError(f"{len(starts)} spans of {len(checks)} samples")
@@ -203,7 +206,10 @@ class RowSpans:
         return len(self.checks)
 
     def span(self, place: int) -> tuple[int, int] | None:
-        """Return start and end in the tar of a sample's bytes; None if they are not enough."""
+        """Return start and end in the tar of a sample's bytes.
+
+        None if the sample cannot be read from these alone.
+        """
         start = self.starts[place]
         stop = self.stops[place]
         if start == stop:
@@ -229,7 +235,7 @@ class RowSpans:
                 if is_read:
                     read_blocks.append((begin, end))
                 begin = end
-            # Without any, the whole sample is read: errors name the members that there are.
+            # If none is read, the span stays whole: errors name the members that there are.
             if read_blocks:
                 self.starts[place], _ = read_blocks[0]
                 _, self.stops[place] = read_blocks[-1]

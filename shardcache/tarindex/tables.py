@@ -36,10 +36,7 @@ _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
 _BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
-_FAULT_NUMBERS = 3  # sample, fault, index of the extension
-_DIGITS = 8192  # numbers compared at once
-_ONES_OF_64_BITS = int.from_bytes(bytes((1, 0, 0, 0, 0, 0, 0, 0)) * _DIGITS, "little")
-_ONES_OF_32_BITS = int.from_bytes(bytes((1, 0, 0, 0)) * _DIGITS, "little")
+_NUMBERS_PER_FAULT = 3  # sample, fault, index of the extension
 
 NumberTable: TypeAlias = memoryview  # of u64 or u32
 Tables: TypeAlias = "Samples | TarIndex"
@@ -201,7 +198,7 @@ class _Counts(NamedTuple):
             8 * self.samples,  # member_ends
             8 * self.samples,  # key_ends
             8 * self.extensions,  # extension_ends
-            8 * _FAULT_NUMBERS * self.faults,
+            8 * _NUMBERS_PER_FAULT * self.faults,
             4 * self.members,  # extension_ids
             self.key_bytes,
             self.extension_bytes,
@@ -300,8 +297,11 @@ class TarIndex:
     """Locations of a shard's samples, immutable and memory-mapped.
 
     They take 20 bytes per member, and 16 plus its key per sample. The tables are those of
-    `Samples`; every offset lies within the tar's `size_bytes`. `header` is the sidecar's, which is
-    at `path`.
+    `Samples`; every offset lies within the tar's `size_bytes`.
+
+    Attributes:
+        path: of the sidecar.
+        header: JSON object of the sidecar, with the tar's `size_bytes`.
     """
 
     path: Path
@@ -321,8 +321,8 @@ class TarIndex:
 
         Args:
             path: of the sidecar.
-            check_members: False to leave the tables of members to `check_members`, for a reader
-                that needs few of their numbers and checks these itself.
+            check_members: False if the caller reads few members: it checks these itself, or calls
+                `check_members()` before it reads others.
         """
         with open(path, "rb") as file:
             header, counts, tables_crc = _read_head(file, path)
@@ -358,6 +358,24 @@ class TarIndex:
         ):
             table.release()
 
+    def check_samples(self) -> None:
+        """Raise CorruptShardError unless the samples partition the members and the keys."""
+        extension_count = len(self.extensions)
+        partitions_members = _partitions(self.member_ends, len(self.starts))
+        partitions_keys = _partitions(self.key_ends, len(self.keys))
+        are_faults_valid = all(
+            sample < len(self) and extension_id < extension_count
+            for sample, (_, extension_id) in self.faults.items()
+        )
+        if not (partitions_members and partitions_keys and are_faults_valid):
+            raise self._contradiction()
+
+    def check_members(self) -> None:
+        """Raise CorruptShardError unless each member lies in the tar and has an extension."""
+        lie_in_tar = _are_ranges(self.starts, self.ends, self.header["size_bytes"])
+        if not lie_in_tar or not _are_below(self.extension_ids, len(self.extensions)):
+            raise self._contradiction()
+
     @classmethod
     def _of_tables(
         cls,
@@ -367,7 +385,7 @@ class TarIndex:
         path: Path,
     ) -> Self:
         """Cut the sidecar's tables apart; they may still contradict each other."""
-        pieces = []
+        pieces = []  # in the order of `table_sizes`
         start = 0
         for size_bytes in counts.table_sizes():
             pieces.append(tables[start : start + size_bytes])
@@ -379,7 +397,7 @@ class TarIndex:
 
         fault_of_sample: dict[int, tuple[Fault, int]] = {}
         try:
-            for first in range(0, len(faults), _FAULT_NUMBERS):
+            for first in range(0, len(faults), _NUMBERS_PER_FAULT):
                 sample = faults[first]
                 fault_of_sample[sample] = (Fault(faults[first + 1]), faults[first + 2])
         except ValueError as exn:
@@ -397,24 +415,6 @@ class TarIndex:
             faults=fault_of_sample,
         )
 
-    def check_samples(self) -> None:
-        """Raise CorruptShardError unless the samples partition the members and the keys."""
-        extensions = len(self.extensions)
-        partitions_members = _partitions(self.member_ends, len(self.starts))
-        partitions_keys = _partitions(self.key_ends, len(self.keys))
-        are_faults_valid = all(
-            sample < len(self) and extension_id < extensions
-            for sample, (_, extension_id) in self.faults.items()
-        )
-        if not (partitions_members and partitions_keys and are_faults_valid):
-            raise self._contradiction()
-
-    def check_members(self) -> None:
-        """Raise CorruptShardError unless each member lies in the tar and has an extension."""
-        lie_in_tar = _are_ranges(self.starts, self.ends, self.header["size_bytes"])
-        if not lie_in_tar or not _are_below(self.extension_ids, len(self.extensions)):
-            raise self._contradiction()
-
     def _contradiction(self) -> CorruptShardError:
         return _damaged(self.path, "its tables contradict each other or the size of the tar")
 
@@ -427,10 +427,17 @@ class TarIndex:
         )
 
 
-# Thousands of numbers are compared by one subtraction, as the digits of two large numbers. Each
-# digit of the number that is subtracted from gets its top bit (`tops`): the bit is still set after
-# the subtraction if nothing was borrowed from it, because the digit was at least the other one.
-# A call for each number would be a tenth of the time for which small samples are read.
+# Thousands of numbers are compared by one subtraction of two large integers, each of which has the
+# numbers as its digits. First, the top bit of each digit is set in the minuend (`tops`). After the
+# subtraction, it is still set if the minuend's digit was at least the other one: nothing was
+# borrowed from it. To compare the numbers one by one would take a tenth of the time in which small
+# samples are read.
+
+_DIGITS = 8192  # numbers compared at once
+
+# Integers with a 1 in each digit: times a limit, they have the limit in each digit.
+_ONES_OF_64_BITS = int.from_bytes(bytes((1, 0, 0, 0, 0, 0, 0, 0)) * _DIGITS, "little")
+_ONES_OF_32_BITS = int.from_bytes(bytes((1, 0, 0, 0)) * _DIGITS, "little")
 
 
 def _partitions(ends: NumberTable, total: int) -> bool:
@@ -478,6 +485,7 @@ def _are_below(numbers: NumberTable, limit: int) -> bool:
 
 
 def _texts(joined: bytes, ends: NumberTable) -> list[str]:
+    """Return concatenated texts one by one, given the offset at which each ends."""
     pieces = [joined[start:end] for start, end in pairwise((0, *ends))]
     return [piece.decode("utf-8", "surrogateescape") for piece in pieces]
 

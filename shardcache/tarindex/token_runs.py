@@ -27,13 +27,13 @@ _MAX_HEADER_BYTES = 1024
 def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
     """Return the number of tokens in the member of the sample `key`.
 
-    Raises TokensError as `find_tokens`.
+    Raises TokensError for the same members as `find_tokens`.
     """
     dtype = member.dtype
     start = 0
     if dtype is None:
-        dtype, start = _npy_values(data, 0, len(data), key, None)
-    return _token_count(len(data) - start, dtype, key, None)
+        dtype, start = _npy_values(data, start=0, end=len(data), key=key, url=None)
+    return _token_count(len(data) - start, dtype, key, url=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
             if sample_dtype is None:  # a .npy file, which states its type in a header
                 head = tar[start : min(end, start + _MAX_HEADER_BYTES)]
                 sample_dtype, first_token = _npy_values(head, start, end, key, url)
-            if dtype not in (None, sample_dtype):
+            if dtype is not None and dtype != sample_dtype:
                 raise _unsupported(
                     f"the sample {key!r} has {sample_dtype}, those before {dtype}", url
                 )
@@ -92,7 +92,7 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
 
 
 def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
-    """Return the number of tokens in some bytes. Raises TokensError if it is not a whole one."""
+    """Return the number of tokens in some bytes. Raises TokensError if a part of one is left."""
     tokens, surplus = divmod(size_bytes, DTYPES[dtype])
     if surplus:
         reason = f"{size_bytes} bytes of tokens, which is not a multiple of {DTYPES[dtype]}"
@@ -121,14 +121,14 @@ def _npy_values(head: bytes, start: int, end: int, key: str, url: str | None) ->
             url,
         )
     kind = _KINDS[match[1]]
-    size_bytes = int(match[2])
+    item_bytes = int(match[2])
     count = int(match[3])
-    present_bytes = end - start - header_end
-    expected_bytes = count * size_bytes
-    if present_bytes != expected_bytes:
-        reason = f"{present_bytes} bytes of tokens instead of {expected_bytes}"
+    token_bytes = end - start - header_end
+    expected_bytes = count * item_bytes
+    if token_bytes != expected_bytes:
+        reason = f"{token_bytes} bytes of tokens instead of {expected_bytes}"
         raise _unsupported(f"the sample {key!r} has {reason}", url)
-    return f"{kind}{8 * size_bytes}", start + header_end
+    return f"{kind}{8 * item_bytes}", start + header_end
 
 
 def _unsupported(reason: str, url: str | None) -> TokensError:
