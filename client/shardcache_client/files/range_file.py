@@ -15,8 +15,8 @@ from shardcache_client.reading.leased.granted_file import open_granted, read_gra
 class RangeFile:
     """An object of a plan of ranges, open for reading until `close`. Any thread.
 
-    Between reads, the cache need keep nothing but the open file. Once the daemon has the whole
-    object, all of it stays cached.
+    The lease on a range is released after each read, so that the cache may evict the object between
+    reads. Once the daemon has the whole object, the lease on it is kept until `close`.
 
     Args:
         session: has the plan.
@@ -37,8 +37,8 @@ class RangeFile:
     def read(self, start: int, stop: int, ahead_to: int = 0) -> bytes:
         """Return the bytes from `start` to `stop`, fewer at the end of the object.
 
-        Those that follow them are returned with them, up to `ahead_to`, as far as they are cached:
-        nothing is fetched for these, and they take no space that `stop` alone would not take.
+        If bytes after `stop` are cached already, they are returned as well, up to `ahead_to`. None
+        are fetched for that, and the cache reserves no more space than for the bytes up to `stop`.
 
         Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
         folder; ShardChangedError if the object was replaced after some of its bytes were read.
@@ -52,16 +52,17 @@ class RangeFile:
         """Read by a lease on the range."""
         wanted = (start, max(start + 1, stop))  # a range has one byte at least
 
-        def request() -> LeaseRequest:
+        def request_range() -> LeaseRequest:
             ranges = [(self._position, wanted)]
             (lease,) = self._session.lease_ranges(ranges, needed=True, ahead_to=ahead_to)
             return lease
 
-        def read(grant: Grant) -> bytes:
+        def read_file(grant: Grant) -> bytes:
             self._open(grant)
             return read_span(self._fd, start, max(stop, _ready_to(grant, ahead_to)))
 
-        lease, data = read_granted(self._session, request(), request, read)
+        first = request_range()  # and again, if the file is evicted before it is open
+        lease, data = read_granted(self._session, first, request_range, read_file)
         if lease.is_granted_whole:
             self._whole = lease
         else:

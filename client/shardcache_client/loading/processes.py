@@ -29,9 +29,10 @@ from shardcache_client.loading.worker_process import end_workers, hold_queues, p
 from shardcache_client.reading.epochs.epoch_plans import PlacesReader
 
 _MAX_WAITED_SHARE = 0.1
-"""Maximum share of a part's time spent waiting for shards for its lock samples to count.
+"""Maximum share of the time of making a part that may be waits for shards.
 
-A wait needs no lock, and would hide how much the work itself needs it.
+The lock samples of a part with longer waits do not count: a wait needs no lock, and would hide how
+much the work itself needs it.
 """
 
 
@@ -54,7 +55,7 @@ class _OpenTask:
     """The task that a worker works on, and the resources that it holds for it.
 
     Attributes:
-        resources: closes them.
+        resources: closes maker, places and probe, and gives back the session.
         next: the number after that of the last part.
     """
 

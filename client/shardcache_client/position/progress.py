@@ -76,21 +76,23 @@ class Progress:
     def after_samples(self, ranks: int, batch_size: int, samples: int) -> Self:
         """Return the progress after each rank has passed further places.
 
-        They are counted in batches, if these are whole ones.
+        It is kept in batches of `batch_size`, or of one sample if the places are not whole batches.
         """
         if samples % batch_size:
             return self.after(ranks, 1, samples)
         return self.after(ranks, batch_size, samples // batch_size)
 
     def of_rank(self, rank: int) -> Self:
-        """Return the progress with only the batches of this rank in the last phase.
+        """Return the progress with the batches of this rank alone in the last phase.
 
-        It is the same for all ranks unless they were not in step in that phase.
+        That is this progress, if ranks were in step.
         """
-        if not self.phases or isinstance(self.phases[-1].batches, int):
+        if not self.phases:
             return self
         *phases, last = self.phases
-        batches = last.samples(rank) // last.batch_size
+        if isinstance(last.batches, int):  # in step
+            return self
+        batches = last.batches[rank]
         if batches:
             phases.append(last._replace(batches=batches))
         return replace(self, phases=tuple(phases))
@@ -107,7 +109,7 @@ class Progress:
         return Start(tuple(past_phase(phase, deal.even) for phase in phases), passed)
 
     def past(self, even: Even) -> tuple[Phase, ...]:
-        """Return the phases, none of which is going on."""
+        """Return all phases as past ones: none is continued, not even by the same ranks."""
         return tuple(past_phase(phase, even) for phase in self.phases)
 
     def is_over(self, deal: SpanDeal, topology: Topology) -> bool:
@@ -120,6 +122,7 @@ class Progress:
     def global_batches(self, deal: ElasticDeal) -> int:
         """Return the number of global batches taken; one that was only begun is read again."""
         size = deal.global_batch_size
+        # Ranks take global batches in step, so rank 0 stands for all.
         return sum(phase.ranks * phase.samples(0) // size for phase in self.phases)
 
     def _has_ended(self, deal: SpanDeal, topology: Topology) -> bool:

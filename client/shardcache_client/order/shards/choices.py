@@ -68,7 +68,7 @@ NO_SAMPLES = Marked(0, b"")
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Samples drawn at random: `count` in a row of a permutation of all of a shard.
+    """Samples drawn at random: all of a shard are permuted, and `count` in a row are taken.
 
     Attributes:
         start: place of the first of them in the permutation.
@@ -90,7 +90,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A choice among the samples of another choice, which it counts from 0."""
+    """A choice among the samples of another choice: `inner` numbers those of `outer` from 0."""
 
     outer: Choice
     inner: Choice
@@ -136,8 +136,8 @@ def subset(counts: Sequence[int], numbers: Iterable[int]) -> Choices:
         shard = bisect_right(ends, from_begin)
         if shard not in marks:
             marks[shard] = bytearray(counts[shard])
-        from_shards_end = from_begin - ends[shard]  # negative, as an index may be
-        marks[shard][from_shards_end] = 1
+        first_of_shard = ends[shard] - counts[shard]
+        marks[shard][from_begin - first_of_shard] = 1
 
     choices: list[Choice | None] = [NO_SAMPLES] * len(counts)
     for shard, marked in marks.items():
@@ -149,8 +149,8 @@ def split(counts: Sequence[int], fractions: Sequence[float], seed: int, by: By) 
     """Return the choices of the parts of a split: together all samples, each in one part.
 
     By samples, the parts are as large as the fractions say, to the sample. Each gets its fraction
-    of every shard, with an error of at most one sample, or below four if there are more than two
-    parts; which ones is random. By shards, each shard goes to one part, in random order, so the
+    of every shard, to within one sample for two parts, and to within less than four for more; the
+    samples are drawn at random. By shards, each shard goes to one part, in random order, so the
     sizes differ from the fractions by up to a shard.
 
     Raises ConfigError for fractions that do not add up to 1, and for a part that would be empty.

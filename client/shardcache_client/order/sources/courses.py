@@ -4,11 +4,11 @@ Each source is an endless sequence of samples, of which an epoch takes the next 
 spans of the epoch, and mix the samples of several shards in each. So what is left of an epoch in
 its middle is not a stretch of a source's sequence: it is the ends of mixes, one for each rank.
 
-If the mixture changes there, the sources go on along their courses. The course of a source is what
-the epoch has left of it, in the order of the ranks that would have read it, and then the sequence,
-from where that epoch would have ended. Samples of a course are numbered by how many of the source
-have been taken before: after all that was left, the number is the position in the sequence. The
-course of a source that has never been in such an epoch is its sequence.
+If the mixture changes there, each source goes on along its course. First come the samples that the
+epoch has left of it, in the order of the ranks that would have read them; then its sequence, from
+where that epoch would have ended. The number of a sample in a course is the number of samples of
+the source that are taken before it. So after the samples that were left, it is the position in the
+sequence. The course of a source that has never been in such an epoch is its sequence.
 """
 
 from bisect import bisect_right
@@ -27,13 +27,16 @@ Grouping = Literal["mixed", "source", "rank-source"]
 
 @dataclass(frozen=True, slots=True)
 class MixPart:
-    """A part of one mix. A mix has the samples of a source that one reader reads in an epoch.
+    """The places `low` to `high` of a mix.
+
+    A mix is the samples `begin` to `end`, in the mixed order in which one reader reads them. They
+    are samples of a source's sequence or course, or places of an epoch of all sources.
 
     Attributes:
         begin: first of the samples that are mixed.
         end: one after the last of them.
-        low: first place of the part, counted from the beginning of the mix.
-        high: one after its last place.
+        low: first place, counted from the beginning of the mix.
+        high: one after the last place.
     """
 
     begin: int
@@ -115,6 +118,7 @@ class Course:
         """
         parts: list[MixPart] = []
         for part in left:
+            # The samples that were mixed may be parts of earlier mixes themselves.
             mixed = _Parts(self.between(part.begin, part.end))
             parts += mixed.between(part.low, part.high)
         # Left by earlier epochs, and not to be read in this one either.
@@ -149,12 +153,12 @@ class MixtureLayout:
         return [(start + first, start + last) for start, first, last in spans]
 
     def parts(self, span: MixPart) -> list[MixPart]:
-        """Return the part of each source's course that has the places of a part of the epoch."""
-        wholes = self.ranges(span.begin, span.end)
-        parts = self.ranges(span.begin + span.low, span.begin + span.high)
+        """Return the samples of each source in a part of the epoch, as parts of their courses."""
+        mixed = self.ranges(span.begin, span.end)
+        left = self.ranges(span.begin + span.low, span.begin + span.high)
         return [
             MixPart(begin, end, start - begin, stop - begin)
-            for (begin, end), (start, stop) in zip(wholes, parts, strict=True)
+            for (begin, end), (start, stop) in zip(mixed, left, strict=True)
         ]
 
 
@@ -202,7 +206,7 @@ def layout_of(
         return MixtureLayout(starts, Proportions(samples), places)
     turns = Proportions(tuple(each // form.samples_per_turn for each in samples))
     if form.alike:
-        # Places beyond the last turn repeat the turns, so that each span has all of them.
+        # These are the turns of one span. Beyond its end they repeat, for the spans after it.
         return MixtureLayout(starts, Widened(turns, form.size), places)
     # Each span has as many turns as the epoch has steps.
     steps = places // (form.spans * form.size)

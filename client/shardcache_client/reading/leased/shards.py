@@ -90,7 +90,8 @@ class MappedShard:
                 self._decoders = decoders_of(self.index.header, names, view, url)
                 self._decode_runs = run_decoders_of(self.index.header, self._decoders)
                 self._decode_rows = rows_decoder_of(self.index.header, names, view)
-                # Where values are decoded together, the places of few members are needed.
+                # Where values are decoded together, the places of single members are not used. So
+                # checking them, which takes time, waits until a value is decoded by itself.
                 self._are_members_checked = False
                 if self._decode_rows is None and not any(self._decode_runs):
                     self._check_members()
@@ -116,7 +117,7 @@ class MappedShard:
         return self._count
 
     def close(self) -> None:
-        """Unmap the shard, with a handover once no value is left.
+        """Unmap the shard; with a handover, it stays mapped until its last value is gone.
 
         Iterators over it raise ValueError from here on.
         """
@@ -307,13 +308,17 @@ class ArrivingShard:
     @property
     def _arrived(self) -> int:
         """Number of samples that have arrived."""
-        return 0 if self._walk is None else len(self._walk.samples.member_ends)
+        if self._walk is None:
+            return 0
+        return len(self._walk.samples.member_ends)  # one for each sample
 
     def _has_arrived(self, number: int) -> bool:
         """Wait until a sample has arrived; return False if it has to be read from another file."""
         try:
+            # More than all bytes never arrive: such a wait ends with _EndOfFileError, once the
+            # whole shard can be read from its own file.
             if number == self._last:
-                self._wait_beyond(self._size_bytes)  # that is, for the whole shard
+                self._wait_beyond(self._size_bytes)
             if self._walk is None:
                 self._walk = format_of(self.url).walk(self._read, self._size_bytes, self.url)
             while self._arrived <= number:
