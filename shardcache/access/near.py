@@ -20,8 +20,8 @@ _METADATA = frozenset(
         "fd20:ce::254",  # Google
     )
 )
-# Names that a proxy might resolve on our behalf; other names are judged by the addresses that they
-# resolve to.
+# Names that a proxy might resolve on our behalf. Other names are judged when they are resolved, by
+# their addresses (`transport.http.sockets`).
 _NAMES = frozenset(
     {
         "localhost",

@@ -26,7 +26,8 @@ _LEASES_MIB = 16  # memory for some 50,000 parts that are being fetched at the s
 # for which the permission is good.
 _COPIED_DIVISOR = 10
 _MAX_STALLS = 180  # number of stall time-outs for which an owner may send nothing
-# Share of the time before the daemon asks after a silent owner: nginx finds a dead one before that.
+# The daemon asks whether a silent owner is alive after `QUESTION` times the stall time-out. nginx
+# may take this share of that time to connect: it finds a dead owner before the daemon asks.
 _CONNECT_SHARE = 0.8
 _MAX_S = 30 * 86400
 _PART_BYTES = 8 * MIB
@@ -68,8 +69,11 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
     store_ms = round(1000 * stall_timeout_s)
     connect_ms = round(_CONNECT_SHARE * question_ms)
     front_ms = round(_MAX_STALLS * 1000 * stall_timeout_s)
+    # 1. A dead owner is found before the daemon asks.
     can_connect = 0 < connect_ms < question_ms
+    # 2. The daemon asks, and the owner has as long to answer, before the store counts as silent.
     can_answer = 2 * question_ms < store_ms
+    # 3. An owner may send nothing for longer than the store, within nginx's range of times.
     can_wait = store_ms < front_ms < 1000 * _MAX_S
     if not (can_connect and can_answer and can_wait):
         raise ConfigError(
@@ -83,8 +87,8 @@ def time_limits(stall_timeout_s: float) -> dict[str, int]:
         "connect_ms": connect_ms,
         # To find another owner.
         "tries_ms": 3 * connect_ms,
-        # For an owner to answer the daemon's question, asked while no bytes arrive, if it is still
-        # serving the request.
+        # For an owner to answer whether it still serves a request. The daemon asks that when no
+        # bytes arrive.
         "answer_ms": connect_ms,
         # For the object store to send the next bytes.
         "store_ms": store_ms,
@@ -139,8 +143,10 @@ def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows
 
 def _values(tier: Tier, node: Node) -> dict[str, object]:
     """Return the values of the template by name, except those of rows."""
-    listening_node = node if tier.listen is None else Node(node.name, tier.listen)
-    listen = listening_node.at(tier.owner_port)
+    own_address = node.at(tier.owner_port)  # for the other nodes
+    listen = own_address
+    if tier.listen is not None:
+        listen = Node(node.name, tier.listen).at(tier.owner_port)
     scheme = "http"
     if tier.tls is not None:
         listen += " ssl"
@@ -162,7 +168,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "may": _SAME_RIGHTS if tier.same_rights else _OWN_RIGHTS,
         "grant": _SAME_RIGHTS if tier.same_rights else _OWN_KEY,
         "front": _socket_path(tier.front(node)),
-        "own": node.at(tier.owner_port),
+        "own": own_address,
         "owner": listen,
         "scheme": scheme,
         "peers": json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest}),
@@ -202,14 +208,15 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
 
 
 def _store_rows(tier: Tier) -> dict[str, Rows]:
-    """Return the rows of the stores.
+    """Return the rows of the stores, and of the groups of servers for some of them.
 
-    nginx knows the addresses of some when it starts: these have a group of servers.
+    A store has a group if nginx gets its addresses when it starts: they are in the configuration,
+    or looked up then, as there are no resolvers. Other stores' hosts are looked up for requests.
     """
     stores: Rows = []
     addresses: Rows = []
     for number, store in enumerate(tier.stores):
-        group = "$http_host"
+        group = "$http_host"  # no group: the host that the request names
         if store.is_address or not tier.resolvers:
             group = f"store-{number}"
             addresses.append({"group": group, "server": store.server})

@@ -68,7 +68,7 @@ class Destination:
         self._scratch = scratch
         protocol = protocol_of(self.url)
         self._is_local = protocol in LOCAL
-        checked(self.url)  # raises ConfigError
+        checked(self.url)  # raises ConfigError for `..` and other deceptive urls
         if protocol in WEB:
             raise errors.ConfigError("web servers can only be read", url=self.url, remedy=WRITABLE)
 
@@ -98,7 +98,8 @@ class Destination:
         """Return the objects in the destination, by name, those in folders below it excluded."""
         try:
             with _for_this_user():
-                objects = await self._origins.origin(self.url).list_prefix(self.url, nothing)
+                origin = self._origins.origin(self.url)
+                objects = await origin.list_prefix(self.url, received=nothing)
         except errors.NotFoundError:
             if not self._is_local:
                 raise
@@ -136,6 +137,7 @@ class Destination:
             kept: its record if it is in the destination already: then it is not stored again.
         """
         stored = kept or await self.store_file(shard.path, name)
+        # Without versions of local files, which change when they are copied elsewhere.
         version_in_table = None if self._is_local else stored.version
         shard.write_rows(self._rows_path(name), number, version_in_table)
         return Stored(
@@ -166,7 +168,7 @@ class Destination:
         """Store the index of the shards, in their order, with relative names."""
         rows = []
         for name, stored in shards:
-            # Without versions of local files, which change when they are copied elsewhere.
+            # None for local files, as in the table of samples.
             version = None if self._is_local else stored.version
             url = self.url + name
             rows.append(ShardRef(url, version, stored.size_bytes, stored.samples, stored.tokens))

@@ -33,10 +33,10 @@ class Scheduler:
     Each part of a download has a claim; a download's claims on one origin are a group. `Rank` has
     the order in which claims get a slot.
 
-    A download is `alone` if a reader reads its shard as it arrives. More claims on its origin than
-    saturate the link would delay each of its parts, so no more run, and these are the most urgent.
-    While the link is not measured yet, one part of the download runs at a time; beside it, only
-    claims that other readers wait for may begin.
+    A download is `alone` if a reader reads its shard as it arrives. On its origin, only the most
+    urgent claims run then, and no more of them than saturate the link: others would delay each of
+    its parts. While the link is not measured yet, one part of the download runs at a time; beside
+    it, only claims that other readers wait for may begin.
 
     A preempted claim pauses, and queues for another slot with its own priority. At most as many
     claims are paused as there are slots, so at most twice as many claims as slots occupy memory.
@@ -55,7 +55,8 @@ class Scheduler:
         self._paused: dict[Claim, None] = {}  # queued again, until they get another slot
         self._round_robin = RoundRobin()
         self._ranking = Ranking(self._round_robin)
-        # By download (its `AskPriority` stands for it), until when it has precedence as `alone`.
+        # End of the precedence of each download that is `alone`. A download's key is its function
+        # that returns its priority.
         self._alone_until_s: WeakKeyDictionary[AskPriority, float] = WeakKeyDictionary()
         self._ask_due_s = 0.0  # when all priorities are to be asked for again
         self.pauses = 0  # number of times that a claim was preempted, or paused for one `alone`
@@ -140,6 +141,8 @@ class Scheduler:
 
     def limits(self, name: str | None = None) -> Iterator[Limit]:
         """Yield the limit of each origin that throttles, then the one on all connections.
+
+        A limit holds if claims wait because of it.
 
         Args:
             name: of the only origin to look at; None for all.
@@ -269,13 +272,14 @@ class Scheduler:
         def may_preempt(group: ClaimGroup) -> bool:
             if not group.priority.waiting:
                 return False
-            # At a full origin, a claim needs the slot of another one there; elsewhere, any will do.
+            # A claim may always take the slot of another claim on its origin. That of a claim on
+            # another origin is of use only if its own has room.
             return group.origin in preemptible or group.is_admitted
 
         if self._may_pause_more:
             return self._first(may_preempt)
-        # A claim that is paused itself changes places with the one that it preempts, so that there
-        # are no more paused ones.
+        # No more claims may pause. So only a paused claim can preempt another, and changes places
+        # with it.
         paused = [claim for claim in self._paused if may_preempt(claim.group)]
         return min(paused, key=self._ranking.rank, default=None)
 

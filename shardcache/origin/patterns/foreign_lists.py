@@ -28,7 +28,8 @@ from shardcache.shared.urls.url_names import is_shard, is_yaml
 # A list of a million shards has 30 MB; parsed, it takes several times as much memory.
 _MAX_BYTES = 64 * 1024 * 1024
 _MAX_COUNT = 2**63
-# Names in Energon's lists are relative to the folder above the list's, hence to this file of it.
+# Names in Energon's lists are relative to the folder that contains `.nv-meta`. `join` resolves them
+# relative to a file: any file in that folder will do.
 _ROOT = "../list"
 _ENERGON_COUNTS = (".info.json", ".info.yaml")
 

@@ -25,13 +25,13 @@ _OPTIONS = {
     "TCP_USER_TIMEOUT": 15_000,  # ms
 }
 
-# A lookup cannot be cancelled; nobody waits for the threads of those that a dead name server does
-# not answer.
+# A lookup cannot be cancelled. If a name server is dead, its lookups keep their threads for long.
+# Hence a pool of their own: neither other work nor the end of the process waits for them.
 _LOOKUPS = ThreadPoolExecutor(16, thread_name_prefix="lookup")
 
 
 class NearHostError(Exception):
-    """A host's name leads to this node or its cloud's metadata service, without saying so."""
+    """A name that looks like another host's leads to this node or its cloud's metadata service."""
 
 
 def new_socket(address: AddrInfoType) -> socket.socket:
@@ -73,7 +73,10 @@ async def connect(host: str, port: int, *, far_only: bool = False) -> socket.soc
 
 
 def _check_far(host: str, addresses: Sequence[AddrInfoType]) -> None:
-    """Raise NearHostError if a name that does not say so has an address of this node."""
+    """Raise NearHostError if a name that looks like another host's has a near address.
+
+    A host that is near by its own name was permitted, or refused, with the url.
+    """
     if is_near(host):
         return
     for *_, socket_address in addresses:
