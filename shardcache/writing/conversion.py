@@ -144,13 +144,14 @@ class _Conversion:
         self._options = options
         self._setup = setup
         self._progress = progress
-        self._journal = Journal(options.recorded(input_))
+        self._journal = Journal(options.for_journal(input_))
         self._objects: dict[str, RemoteObject] = {}  # in the destination at the beginning
         self._queue: asyncio.Queue[_PlannedShard | None] = asyncio.Queue()  # None at the end
         self._needs_table = not options.pack
-        self._planned: list[str] = []  # names of the shards
+        self._shard_names: list[str] = []  # of the shards planned so far
         self._planned_bytes = 0
-        self._done = {"written": 0, "kept": 0}  # numbers of shards
+        self._written = 0  # number of shards
+        self._kept = 0  # number of shards that were stored already
         self._done_bytes = 0
         self._save_lock = asyncio.Lock()
         self._unsaved = 0  # number of shards that were written since the journal was last stored
@@ -165,7 +166,7 @@ class _Conversion:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._plan())
             for _ in range(workers):
-                group.create_task(self._write())
+                group.create_task(self._write_shards())
         if self._failure is not None:
             raise self._failure
         return await self._finish()
@@ -175,10 +176,9 @@ class _Conversion:
         self._objects = await self._target.objects()
         if JOURNAL in self._objects:
             self._progress({"files": self._input.files})
-            recorded = await self._target.read(JOURNAL)
-            self._journal = resume(recorded, self._journal.settings, self._target.url)
-            shards = self._objects.keys() - {TABLE}
-            check_empty(self._options.names.foreign(shards), self._target.url)
+            journal_text = await self._target.read(JOURNAL)
+            self._journal = resume(journal_text, self._journal.settings, self._target.url)
+            check_empty(self._options.names.foreign(self._objects), self._target.url)
             if TABLE in self._journal.shards and all(map(self._is_unchanged, self._journal.shards)):
                 self._needs_table = False  # the interrupted run has written it
         else:
@@ -194,19 +194,19 @@ class _Conversion:
                 next_cut = await asyncio.to_thread(next, cuts, None)
                 if next_cut is None:
                     break
-                number = len(self._planned)
+                number = len(self._shard_names)
                 name = self._options.names.name(number)
-                self._planned.append(name)
+                self._shard_names.append(name)
                 self._planned_bytes += next_cut.size_bytes
                 self._queue.put_nowait(_PlannedShard(number, name, next_cut))
                 self._report_progress()
-            if not self._planned:
+            if not self._shard_names:
                 raise InputError("the input contains no samples", remedy="check the path")
         except ShardcacheError as exn:
             self._failure = self._failure or exn
         self._queue.put_nowait(None)
 
-    async def _write(self) -> None:
+    async def _write_shards(self) -> None:
         """Have one process write planned shards, until there are no more."""
         writer = _WriterProcess(self._setup)
         try:
@@ -231,28 +231,28 @@ class _Conversion:
             request = _Request(shard.number, shard.name, shard.cut.first, shard.cut.last, kept)
             self._journal.shards[shard.name] = await writer.write(request)
         if kept is not None:
-            self._done["kept"] += 1
+            self._kept += 1
             return
-        self._done["written"] += 1
+        self._written += 1
         self._unsaved += 1
         await self._save()
 
     def _kept_record(self, shard: _PlannedShard) -> Stored | None:
         """Return the record of a shard that an interrupted run has stored with these samples."""
-        recorded = self._journal.shards.get(shard.name)
-        if recorded is None or recorded.samples != shard.cut.samples:
+        record = self._journal.shards.get(shard.name)
+        if record is None or record.samples != shard.cut.samples:
             return None
         if not self._is_unchanged(shard.name):
             return None
-        return recorded
+        return record
 
     def _is_unchanged(self, name: str) -> bool:
         """Return True if the destination has the object that the journal records."""
         obj = self._objects.get(name)
         if obj is None:
             return False
-        recorded = self._journal.shards[name]
-        return (recorded.size_bytes, recorded.version) == (obj.size_bytes, obj.version)
+        record = self._journal.shards[name]
+        return (record.size_bytes, record.version) == (obj.size_bytes, obj.version)
 
     async def _save(self) -> None:
         """Store the journal, unless another call has just stored it with all complete shards."""
@@ -262,22 +262,26 @@ class _Conversion:
                 await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     def _report_progress(self) -> None:
-        done = sum(self._done.values())
-        planned = len(self._planned)
-        sizes = {"done_bytes": self._done_bytes, "total_bytes": self._planned_bytes}
-        self._progress({**sizes, "done_shards": done, "shards": planned})
+        self._progress(
+            {
+                "done_bytes": self._done_bytes,
+                "total_bytes": self._planned_bytes,
+                "done_shards": self._written + self._kept,
+                "shards": len(self._shard_names),
+            },
+        )
 
     async def _finish(self) -> Json:
         """Store the table and, last, the index; return the summary.
 
         Readers take an index as the sign of a complete dataset.
         """
-        shards = {name: self._journal.shards[name] for name in self._planned}
+        shards = {name: self._journal.shards[name] for name in self._shard_names}
         samples = sum(shard.samples for shard in shards.values())
         if self._input.classes:
             await self._target.store_bytes(as_json(self._input.classes), CLASSES)
         if self._needs_table:
-            table = await self._target.store_table(self._planned)
+            table = await self._target.store_table(self._shard_names)
             self._journal.shards[TABLE] = Stored(table.size_bytes, table.version, samples)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
         await self._target.store_index(shards.items())
@@ -287,7 +291,8 @@ class _Conversion:
         summary = {
             "index": self._target.url + INDEX,
             "shards": len(shards),
-            **self._done,
+            "written": self._written,
+            "kept": self._kept,
             "samples": samples,
             "members": dict(sorted(members.items())),
         }
@@ -324,7 +329,7 @@ class _WriterProcess:
                 "again",
             )
         result = json.loads(answer)
-        if isinstance(result, dict):
+        if isinstance(result, dict):  # an error; a record is a list
             raise from_json(result["error"])
         return Stored(*result)
 
@@ -341,7 +346,7 @@ async def _serve(values: Iterator[Any], setup: _Setup) -> None:
         values: yields the requests, as JSON values.
         setup: the first value that the command has sent.
     """
-    # The command removes it, and with it the drafts of a process that was killed.
+    # Drafts lie in the command's folder, which it removes even if this process is killed.
     tempfile.tempdir = setup.scratch
     source: Source | None = None
     member = None if setup.tokens is None else TokenMember.parse(setup.tokens)
@@ -373,6 +378,7 @@ async def _write_shard(
         for sample in source.read(request.first, request.last):
             shard.add(sample)
         shard.finish()
+        # A record comes from JSON as a list.
         kept = None if request.kept is None else Stored(*request.kept)
         return await destination.store_shard(shard, request.name, request.number, kept)
     finally:

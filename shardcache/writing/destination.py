@@ -34,8 +34,8 @@ INDEX = "index.json"
 TABLE = beside_index(INDEX, SUFFIX)
 """Name of the table of samples there, which `select()` reads."""
 
-_ATTEMPTS = 4
-_CONNECTIONS = 8
+_ATTEMPTS = 4  # of an upload
+_CONNECTIONS = 8  # to the object store
 
 
 class Destination:
@@ -59,7 +59,7 @@ class Destination:
             url: of the folder or prefix.
             tables: access settings of object stores.
             scratch: a local folder for parts of the table of samples, which several processes may
-                share.
+                share; None for one that only this object uses.
 
         Raises ConfigError for a url that is malformed, or cannot be written to.
         """
@@ -74,12 +74,12 @@ class Destination:
 
     async def __aenter__(self) -> Self:
         self._origins = Origins(self._tables, max_connections=_CONNECTIONS)
-        self._folder = tempfile.TemporaryDirectory(prefix="shardcache-write-")
+        self._own_scratch = tempfile.TemporaryDirectory(prefix="shardcache-write-")
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
         await self._origins.close()
-        self._folder.cleanup()
+        self._own_scratch.cleanup()
 
     def draft(self, name: str) -> Path:
         """Return the local path at which to make the file of an object, before it is stored.
@@ -88,7 +88,7 @@ class Destination:
         DiskError.
         """
         if not self._is_local:
-            return Path(self._folder.name) / name
+            return Path(self._own_scratch.name) / name
         folder = Path(local_path(self.url) or self.url)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Destination:
     async def objects(self) -> dict[str, RemoteObject]:
         """Return the objects in the destination, by name, those in folders below it excluded."""
         try:
-            with _for_this_user():
+            with _explaining_denied_access():
                 origin = self._origins.origin(self.url)
                 objects = await origin.list_prefix(self.url, received=nothing)
         except errors.NotFoundError:
@@ -109,7 +109,7 @@ class Destination:
 
     async def version(self, name: str) -> str:
         """Return the version of an object; "" if there is none. Raises the origin's errors."""
-        with suppress(errors.NotFoundError), _for_this_user():
+        with suppress(errors.NotFoundError), _explaining_denied_access():
             obj = await self._origins.origin(self.url).stat(self.url + name)
             return obj.version
         return ""
@@ -128,7 +128,7 @@ class Destination:
     ) -> Stored:
         """Store a finished shard and its part of the table of samples, and remove its file.
 
-        Raises the origin's errors; those that may pass, only after several attempts.
+        Raises the origin's errors, temporary ones only after several attempts.
 
         Args:
             shard: the finished one.
@@ -183,14 +183,14 @@ class Destination:
             replaced: the version that may be replaced, as for `Origin.upload`.
         """
         try:
-            with _for_this_user():
+            with _explaining_denied_access():
                 return await self._upload(draft, self.url + name, replaced)
         finally:
             draft.unlink(missing_ok=True)  # noqa: ASYNC240  # one call of the system
 
     def _rows_path(self, name: str) -> Path:
         """Return the path of a shard's part of the table of samples."""
-        folder = self._scratch or Path(self._folder.name)
+        folder = self._scratch or Path(self._own_scratch.name)
         return folder / f"{name}.rows"
 
     async def _upload(self, draft: Path, url: str, replaced: str | None) -> RemoteObject:
@@ -213,7 +213,7 @@ class Destination:
 
 
 def check_empty(objects: Iterable[str], url: str) -> None:
-    """Raise ConfigError if a new dataset would mix with shards that are there already."""
+    """Raise ConfigError if some of the objects' names are those of shards, or of an index."""
     present = [name for name in objects if name == INDEX or is_tar(name)]
     if present:
         raise errors.ConfigError(
@@ -224,8 +224,8 @@ def check_empty(objects: Iterable[str], url: str) -> None:
 
 
 @contextmanager
-def _for_this_user() -> Iterator[None]:
-    """Give errors a remedy for the user who writes, with credentials of their own."""
+def _explaining_denied_access() -> Iterator[None]:
+    """Give AccessDeniedError a remedy for the user who runs this command."""
     try:
         yield
     except errors.AccessDeniedError as exn:

@@ -72,18 +72,24 @@ def list_folders(
     classes: bool,
     key_at: KeyAt | None = None,
 ) -> Input:
-    """List the files of folders, sorted, or shuffled by a seed.
+    """List the files of folders as samples. Memory: 16 bytes per sample.
 
-    The key of a file's sample is its path below the folder, up to the first dot of its name; with
-    `key_at` "last-dot" up to the last one, and dots before that become underscores. Keys from
+    The key of a file's sample is its path below the folder, up to a dot of its name. Keys from
     several folders begin with the folder's name. Files in which readers would not find a key are
     left out and counted; hidden files and folders, and those that macOS adds, are left out without
-    counting. With `classes`, each sample gets a member `cls`: the number of its folder among all
-    first-level folders with samples, sorted. The listing is written to the folder `scratch`, and
-    has to stay there. Memory: 16 bytes per sample.
+    counting.
 
-    Raises ConfigError for folders of one name, a sample below no class, a loop of links, and
-    without `key_at` for numbered files that would become one sample; InputError.
+    Args:
+        roots: the folders.
+        scratch: folder for the listing, which has to stay there.
+        seed: of a random order of the samples; None to sort them.
+        classes: True to add a member `cls` to each sample: the number of its folder among all
+            first-level folders with samples, sorted.
+        key_at: the dot before which keys end; for "last-dot", the dots before that become
+            underscores. None for the first dot, unless it would merge numbered files.
+
+    Raises ConfigError for two folders of the same name, a sample in no class folder, a loop of
+    links, and files of several samples that would become one; InputError.
     """
     names = [root.resolve().name for root in roots]
     if len(set(names)) < len(names):
@@ -171,7 +177,9 @@ class _Listing:
         self.sizes.append(tar_bytes(key, sizes))
         self._rows.write(json.dumps((key, members, label)).encode() + b"\n")
         # Without the paths: the same files may lie elsewhere.
-        facts = [(extension, size_and_time) for extension, (_, *size_and_time) in members]
+        facts = [
+            (extension, (size_bytes, mtime_ns)) for extension, (_, size_bytes, mtime_ns) in members
+        ]
         self.digest.update(json.dumps((key, facts, label)).encode())
 
 
@@ -181,7 +189,8 @@ def _members_by_key(
 ) -> Iterator[tuple[str, list[tuple[str, FileFact]]]]:
     """Yield each key of a folder's files, with extension and facts of each file.
 
-    Files without a key come with an empty one.
+    The key is empty for files without one. Raises ConfigError for files of several samples that
+    would become one.
     """
     split = _split_at_last_dot if key_at == "last-dot" else _split
     rare_words = RareWords()
@@ -209,8 +218,8 @@ def _members_by_key(
 
 def _walk(
     folder: Path,
-    below: str,
-    above: frozenset[tuple[int, int]] = frozenset(),
+    prefix: str,
+    ancestors: frozenset[tuple[int, int]] = frozenset(),
     *,
     key_at: KeyAt | None = None,
 ) -> Iterator[tuple[str, FileFact]]:
@@ -220,29 +229,29 @@ def _walk(
 
     Args:
         folder: to list.
-        below: its path below the root, with a slash at its end; empty for the root.
-        above: device and inode of each folder on the way to it.
+        prefix: its path below the root, with a slash at its end; empty for the root.
+        ancestors: device and inode of each folder on the way to it.
         key_at: the dot before which keys end.
     """
     try:
         status = folder.stat()
         folder_id = (status.st_dev, status.st_ino)
-        if folder_id in above:
+        if folder_id in ancestors:
             raise ConfigError(
                 "this folder contains a link to itself",
                 url=str(folder),
                 remedy="remove the link",
             )
-        above |= {folder_id}
+        ancestors |= {folder_id}
         visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
         # By their stems first, so that files with the same key come together.
         stem_of = _stem_to_last_dot if key_at == "last-dot" else _stem
         entries = sorted((stem_of(entry.name), entry.is_dir(), entry.name) for entry in visible)
         for _, is_folder, name in entries:
             if is_folder:
-                yield from _walk(folder / name, f"{below}{name}/", above, key_at=key_at)
+                yield from _walk(folder / name, f"{prefix}{name}/", ancestors, key_at=key_at)
             else:
-                yield f"{below}{name}", fact_of(folder / name)
+                yield f"{prefix}{name}", fact_of(folder / name)
     except OSError as exn:
         raise unreadable(exn, Path(exn.filename or folder)) from exn
 
@@ -256,7 +265,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _split_at_last_dot(path: str) -> tuple[str, str]:
-    """Return as `_split` the key up to the last dot, with underscores for those before."""
+    """Split as `_split`, but at the last dot; dots before it become underscores."""
     folder, slash, name = path.rpartition("/")
     if "." not in name:
         return "", ""
@@ -291,14 +300,14 @@ def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Pat
     extensions = [file.removeprefix(f"{key}.") for file in files]
     merged = numbers_apart(extensions)
     if merged is not None:
-        one, other = (f"{key}.{extension}" for extension in merged)
-        raise _merge_error(one, other, root)
+        first, second = (f"{key}.{extension}" for extension in merged)
+        raise _merge_error(first, second, root)
 
 
-def _merge_error(one: str, other: str, root: Path) -> ConfigError:
+def _merge_error(first: str, second: str, root: Path) -> ConfigError:
     return ConfigError(
-        f"the files {one!r} and {other!r} would become one sample: its key ends at the first dot "
-        "of a name",
+        f"the files {first!r} and {second!r} would become one sample: its key ends at the first "
+        "dot of a name",
         url=str(root),
         remedy="rename them without that dot, or pass --key-at last-dot, which writes underscores "
         "for dots in keys; if they are members of one sample, pass --key-at first-dot",
@@ -326,14 +335,14 @@ def _has_samples(folder: os.DirEntry[str]) -> bool:
 
 def _class_number(key: str, labels: dict[str, int], root: Path) -> int:
     """Return the number of a sample's class. Raises ConfigError if it is in none."""
-    name, is_below, _ = key.partition("/")
-    if not is_below:
+    folder, slash, _ = key.partition("/")
+    if not slash:
         raise ConfigError(
             f"the sample {key!r} is not in a class folder",
             url=str(root),
             remedy="move it into one, or omit --classes",
         )
-    return labels[name]
+    return labels[folder]
 
 
 def _content(fact: Sequence[Any]) -> bytes:

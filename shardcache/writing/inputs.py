@@ -16,7 +16,7 @@ from shardcache.writing.json_lines import LINE_SUFFIXES, JsonLines
 from shardcache.writing.shard_cuts import ShardNames
 
 _PARQUET = (".parquet",)
-_UNSHUFFLED = (
+_SHUFFLE_REMEDY = (
     "shuffle the lines before: shuf lines.jsonl > shuffled.jsonl; if their order tells nothing, "
     "omit it: ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
 )
@@ -38,7 +38,7 @@ class WriteOptions:
         split: of a dataset with splits, the one to read.
         classes: of folders, add the number of a sample's first-level folder as `cls`.
         key_at: of folders; None for the first dot, unless it would merge numbered files.
-        shuffle: seed of a random order, of folders and tables; None for the input's own.
+        shuffle: of folders and tables, seed of a random order; None for the order of the input.
     """
 
     shard_size_bytes: int
@@ -52,7 +52,7 @@ class WriteOptions:
     key_at: folders.KeyAt | None = None
     shuffle: int | None = None
 
-    def recorded(self, input_: sources.Input) -> Json:
+    def for_journal(self, input_: sources.Input) -> Json:
         """Return everything that the bytes of the shards depend on, for the journal.
 
         An interrupted run is resumed only if its journal has the same.
@@ -118,8 +118,10 @@ def _dataset_input(paths: Sequence[str], options: WriteOptions) -> sources.Input
 def _files_input(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
     facts = [sources.fact_of(Path(path)) for path in paths]
     # By names alone: the files may be moved to another folder between two runs.
-    identifying = [(Path(path).name, size_bytes, mtime_ns) for path, size_bytes, mtime_ns in facts]
-    digest = hashlib.sha256(json.dumps(identifying).encode()).hexdigest()
+    identity_facts = [
+        (Path(path).name, size_bytes, mtime_ns) for path, size_bytes, mtime_ns in facts
+    ]
+    digest = hashlib.sha256(json.dumps(identity_facts).encode()).hexdigest()
     identity = digest[: sources.IDENTITY_CHARS]
     arguments: Json = {"files": facts}
     if kind == "parquet":
@@ -128,7 +130,7 @@ def _files_input(kind: str, paths: Sequence[str], options: WriteOptions) -> sour
     else:
         arguments["field"] = options.field
         arguments["pack"] = options.pack
-    return sources.Input(kind, arguments, identity, len(facts))
+    return sources.Input(kind, arguments, identity, files=len(facts))
 
 
 def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
@@ -220,5 +222,5 @@ def _check_options(kind: str, options: WriteOptions) -> None:
     }
     for option, (is_given, kinds) in uses.items():
         if is_given and kind not in kinds:
-            remedy = _UNSHUFFLED if option == "--shuffle" else "omit it"
+            remedy = _SHUFFLE_REMEDY if option == "--shuffle" else "omit it"
             raise ConfigError(f"{option} does not apply to this input ({kind})", remedy=remedy)

@@ -20,7 +20,7 @@ LINE_SUFFIXES = tuple(
 _KEY = "%09d"  # a sample's, by the number of its line
 _MEMBER_NAME_BYTES = len("000000000.json")
 _BLOCK_BYTES = 1024**2  # of packed lines
-# A packed line counts as no less: its entry in the index takes so much of a reader's disk.
+# A packed line counts as at least this many: its entry in the index takes them on a reader's disk.
 _MIN_LINE_BYTES = 64
 
 
@@ -33,7 +33,7 @@ class JsonLines:
     decompress it once: an offset in it is only reached through all bytes before it.
 
     Args:
-        files: `sources.fact_of` each file, of which the first is its path.
+        files: the facts of each file, as from `sources.fact_of`.
         field: if given, each sample is the text of this field as `txt`, otherwise the line,
             unchanged, as `json`.
         pack: write members of many lines, instead of a member for each.
@@ -54,7 +54,7 @@ class JsonLines:
         number = 0
         for file_number in range(len(self._files)):
             offset = 0
-            with self._opened(file_number, offset) as lines:
+            with self._opened(file_number, offset=0) as lines:
                 for line in lines:
                     line_bytes = len(line)
                     if not line.isspace():
@@ -76,7 +76,7 @@ class JsonLines:
         """Return the space of a line in a shard, with its share of headers and padding."""
         if not self._pack:
             return member_bytes(_MEMBER_NAME_BYTES, line_bytes)
-        # Header and padding of a member of packed lines are 1/1024 of it at most; this is more.
+        # Header and padding are at most 1/1024 of a member of packed lines; 1/512 is safe.
         share_bytes = line_bytes // 512 + 1
         return max(_MIN_LINE_BYTES, line_bytes + share_bytes)
 
@@ -92,7 +92,7 @@ class JsonLines:
                     if number == last_number:
                         return
                     number += 1
-            offset = 0  # of the next file, all lines
+            offset = 0  # the next file is read from its beginning
 
     @contextmanager
     def _opened(self, file_number: int, offset: int) -> Iterator[BinaryIO]:

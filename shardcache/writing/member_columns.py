@@ -42,6 +42,8 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (4, b"ftyp", "mp4"),
 )
 
+_LONGEST_EXTENSION = "webp"  # of `_MAGIC`: none there is longer
+
 ColumnKind = Literal["file", "bytes", "text", "number", "json"]
 """Kind of a column's values, which decides how they are written.
 
@@ -49,7 +51,7 @@ ColumnKind = Literal["file", "bytes", "text", "number", "json"]
 datasets; "number" is an integer, "json" anything else.
 """
 
-_EXTENSIONS: Mapping[ColumnKind, str] = {"text": "txt", "number": "cls", "json": "json"}
+_DEFAULT_EXTENSIONS: Mapping[ColumnKind, str] = {"text": "txt", "number": "cls", "json": "json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class MemberColumn:
         if self.kind == "file":
             value = _file_content(value)
         if self.extension is None:
-            return f"{self.name}.{_recognized(value)}", value
+            return f"{self.name}.{_recognized_extension(value)}", value
         _, _, suffix = self.extension.rpartition(".")
         if self.kind == "json" and suffix == "json":
             return self.extension, as_json(value)
@@ -99,7 +101,7 @@ class MemberColumn:
         return [None if null else mean_bytes for null in values.is_null().to_pylist()]
 
 
-def _recognized(content: bytes) -> str:
+def _recognized_extension(content: bytes) -> str:
     """Return the extension for a file's first bytes; "bin" for an unknown format."""
     for offset, magic, extension in _MAGIC:
         if content.startswith(magic, offset):
@@ -137,7 +139,8 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[M
             url=url,
             remedy=f"the columns are: {', '.join(schema.names)}",
         )
-    for name in wanted or schema.names:
+    names = list(wanted or schema.names)
+    for name in names:
         if schema.names.count(name) > 1:
             raise ConfigError(
                 f"two columns have the name {name!r}",
@@ -153,10 +156,10 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[M
             )
 
     columns = []
-    for name in wanted or schema.names:
+    for name in names:
         type_ = schema.field(name).type
         kind = _kind(type_)
-        default = f"{name}.{_EXTENSIONS[kind]}" if kind in _EXTENSIONS else None
+        default = f"{name}.{_DEFAULT_EXTENSIONS[kind]}" if kind in _DEFAULT_EXTENSIONS else None
         columns.append(MemberColumn(name, kind, wanted.get(name, default), _dtype(type_)))
     return columns
 
@@ -187,8 +190,7 @@ def samples(
 def sizes(rows: pa.Table, columns: Sequence[MemberColumn]) -> Iterator[int]:
     """Yield the size of each row's sample in a tar; estimated as in `MemberColumn.lengths`."""
     lengths = [column.lengths(rows.column(column.name)) for column in columns]
-    # No extension of `_MAGIC` is longer than this one.
-    extensions = [column.extension or f"{column.name}.jpeg" for column in columns]
+    extensions = [column.extension or f"{column.name}.{_LONGEST_EXTENSION}" for column in columns]
     name_lengths = [len(f"{_KEY % 0}.{extension}") for extension in extensions]
     for row in zip(*lengths, strict=True):
         size_bytes = 0
@@ -213,8 +215,9 @@ def _kind(type_: pa.DataType) -> ColumnKind:
 def _dtype(type_: pa.DataType) -> str | None:
     """Return the type of the integers in a column of lists; None for any other column."""
     types = pa.types
-    is_list = types.is_list(type_) or types.is_large_list(type_)
-    if not is_list and not types.is_fixed_size_list(type_):
+    is_variable_list = types.is_list(type_) or types.is_large_list(type_)
+    is_list = is_variable_list or types.is_fixed_size_list(type_)
+    if not is_list:
         return None
     return str(type_.value_type) if types.is_integer(type_.value_type) else None
 

@@ -13,17 +13,17 @@ def numbers_apart(extensions: Sequence[str]) -> tuple[str, str] | None:
     """
     if not any(extension[:1].isdigit() for extension in extensions):
         return None
-    for one, other in combinations(extensions, 2):
-        name, _, suffix = one.rpartition(".")
-        other_name, _, other_suffix = other.rpartition(".")
-        if name == other_name:
+    for first, second in combinations(extensions, 2):
+        first_name, _, first_suffix = first.rpartition(".")
+        second_name, _, second_suffix = second.rpartition(".")
+        if first_name == second_name:
             continue
-        is_numbered = name[:1].isdigit()
-        is_other_numbered = other_name[:1].isdigit()
-        if is_numbered and is_other_numbered:
-            return one, other
-        if (is_numbered or is_other_numbered) and suffix == other_suffix:
-            return one, other
+        is_first_numbered = first_name[:1].isdigit()
+        is_second_numbered = second_name[:1].isdigit()
+        if is_first_numbered and is_second_numbered:
+            return first, second
+        if (is_first_numbered or is_second_numbered) and first_suffix == second_suffix:
+            return first, second
     return None
 
 
@@ -38,25 +38,25 @@ class RareWords:
     def __init__(self) -> None:
         # By extension of several parts, the number of keys that have it.
         self._key_counts = Counter[str]()
-        # By extension, two files of one key, one of which has it.
-        self._doubtful: dict[str, tuple[str, str]] = {}
+        # By extension, two files of one key that may be two samples; one of them has it.
+        self._suspects: dict[str, tuple[str, str]] = {}
 
     def add(self, files: Mapping[str, str]) -> None:
         """Record the files of a key, by extension."""
         compound = [extension for extension in files if "." in extension]
         self._key_counts.update(compound)
         endings = {ending for extension in compound for ending in _endings(extension)}
-        for one, other in _same_last_part(files):
-            for extension in (one, other):
+        for first, second in _same_last_part(files):
+            for extension in (first, second):
                 # Words added to another name: this is `png` next to `seg.png`, or the reverse.
                 ends_another = extension in endings
                 extends_another = not files.keys().isdisjoint(_endings(extension))
                 if not (ends_another or extends_another):
-                    self._doubtful.setdefault(extension, (files[one], files[other]))
+                    self._suspects.setdefault(extension, (files[first], files[second]))
 
     def merged_files(self) -> tuple[str, str] | None:
         """Return two files that differ by words that no other key has, if there are any."""
-        for extension, files in self._doubtful.items():
+        for extension, files in self._suspects.items():
             if self._key_counts[extension] == 1:
                 return files
         return None

@@ -39,28 +39,6 @@ class _RowBlocks(ABC):
         if seed is not None:
             random.Random(seed).shuffle(self._blocks)
 
-    @abstractmethod
-    def _rows(
-        self, block: range, *, at_once: bool
-    ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
-        """Yield the rows of a block, in their order, a few at a time if not `at_once`."""
-
-    def _batches(self, place: int) -> Iterator[tuple[list[MemberColumn], pa.Table, Sequence[int]]]:
-        """Yield the rows of a block, in its order: the columns, some rows, and their numbers."""
-        block = self._blocks[place]
-        if self._seed is None:
-            first = block.start
-            for columns, rows in self._rows(block, at_once=False):
-                yield columns, rows, range(first, first + rows.num_rows)
-                first += rows.num_rows
-            return
-        order = list(range(len(block)))
-        random.Random(f"{self._seed}/{block.start}").shuffle(order)
-        for columns, rows in self._rows(block, at_once=True):
-            for start in range(0, len(order), _BLOCK_ROWS):
-                chosen = order[start : start + _BLOCK_ROWS]
-                yield columns, rows.take(chosen), [block[row] for row in chosen]
-
     def positions(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """As `Source.positions`."""
         for place in range(len(self._blocks)):
@@ -87,6 +65,33 @@ class _RowBlocks(ABC):
                 if stop == 0:
                     break
 
+    @abstractmethod
+    def _rows(
+        self, block: range, *, at_once: bool
+    ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
+        """Yield columns and rows of a block, in the order of the table.
+
+        Args:
+            block: numbers of the rows.
+            at_once: yield all rows of the block together; otherwise, a few at a time.
+        """
+
+    def _batches(self, place: int) -> Iterator[tuple[list[MemberColumn], pa.Table, Sequence[int]]]:
+        """Yield the rows of a block in the order of reading: columns, some rows, their numbers."""
+        block = self._blocks[place]
+        if self._seed is None:
+            first = block.start
+            for columns, rows in self._rows(block, at_once=False):
+                yield columns, rows, range(first, first + rows.num_rows)
+                first += rows.num_rows
+            return
+        order = list(range(len(block)))
+        random.Random(f"{self._seed}/{block.start}").shuffle(order)
+        for columns, rows in self._rows(block, at_once=True):
+            for start in range(0, len(order), _BLOCK_ROWS):
+                chosen = order[start : start + _BLOCK_ROWS]
+                yield columns, rows.take(chosen), [block[row] for row in chosen]
+
 
 class Parquet(_RowBlocks):
     """The rows of parquet files, counted from 0 through all files. A block is a row group."""
@@ -97,8 +102,8 @@ class Parquet(_RowBlocks):
         columns: Mapping[str, str],
         seed: int | None,
     ) -> None:
-        self._wanted = columns
-        # By the numbers of its rows, each row group: the facts of its file, and its number there.
+        self._wanted_columns = columns
+        # By the numbers of a row group's rows: the facts of its file, and its number in the file.
         self._groups: dict[range, tuple[Sequence[Any], int]] = {}
         number = 0
         for fact in files:
@@ -115,7 +120,7 @@ class Parquet(_RowBlocks):
         fact, group = self._groups[block]
         path, _, _ = fact
         with _opened(fact) as parquet:
-            columns = columns_of(parquet.schema_arrow, self._wanted, path)
+            columns = columns_of(parquet.schema_arrow, self._wanted_columns, path)
             names = [column.name for column in columns]
             if at_once:
                 yield columns, parquet.read_row_group(group, columns=names)
@@ -165,6 +170,7 @@ class HuggingFace(_RowBlocks):
     def _rows(
         self, block: range, *, at_once: bool
     ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
+        # These blocks are small enough to be read at once in any case.
         yield self._columns, self._dataset[block.start : block.stop]
 
 

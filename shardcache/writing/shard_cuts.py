@@ -73,7 +73,7 @@ class ShardNames:
         return self.pattern % number
 
     def foreign(self, names: Iterable[str]) -> list[str]:
-        """Return, sorted, the names that readers take for shards and that are not the pattern's."""
+        """Return, sorted, the names of shards that do not follow the pattern."""
         return sorted(name for name in names if is_tar(name) and not self._is_own(name))
 
     def _is_own(self, name: str) -> bool:

@@ -38,7 +38,7 @@ class ShardFile:
         self.samples = 0
         self.members = Counter[str]()
         self.tokens = None if member is None else 0
-        self._member = member
+        self._token_member = member
         self._last_key: str | None = None
         self._grouping = Grouping()
         with writing(path):
@@ -99,7 +99,7 @@ class ShardFile:
             version: the shard's, for the table; None for a local one.
         """
         samples = self._grouping.finish()
-        rows = rows_of(samples, blocks=blocks_of(samples, None))
+        rows = rows_of(samples, blocks=blocks_of(samples, tar=None))
         with writing(path), path.open("wb") as file:
             file.writelines(as_table(number, version, rows))
 
@@ -110,12 +110,12 @@ class ShardFile:
         self.path.unlink(missing_ok=True)
 
     def _count_tokens(self, sample: Sample) -> None:
-        if self._member is None or self.tokens is None:
+        if self._token_member is None or self.tokens is None:
             return
-        token_extension = self._member.extension.lower()
+        token_extension = self._token_member.extension.lower()
         for extension, data in sample.members:
             if extension.lower() == token_extension:
-                self.tokens += tokens_in(data, self._member, sample.key)
+                self.tokens += tokens_in(data, self._token_member, sample.key)
 
 
 @contextmanager

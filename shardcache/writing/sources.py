@@ -1,4 +1,4 @@
-"""Inputs that shards are made from: what all of them have in common."""
+"""Common interface of the inputs that shards are made from, and access to their files."""
 
 import os
 import stat
@@ -87,10 +87,7 @@ def fact_of(path: Path) -> FileFact:
 
 
 def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
-    """Open a file of the input.
-
-    Raises InputError if it is not the file that it was when the run began.
-    """
+    """Open a file of the input. Raises InputError if it has changed since `fact_of` it."""
     path, size_bytes, mtime_ns = fact
     try:
         file = open(path, "rb", buffering=1024**2)  # noqa: SIM115  # the caller closes it

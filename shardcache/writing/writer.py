@@ -64,9 +64,9 @@ class ShardWriter:
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
         self._member = None if tokens is None else TokenMember.parse(tokens)
         self._shard: ShardFile | None = None  # the one being written
-        self._number = 0  # of the shard being written, and of the shards finished before it
-        self._upload: Future[Stored] | None = None  # of the shard before it
-        self._stored: list[Stored] = []  # records of the shards before that
+        self._number = 0  # of the shard being written, from 0: as many are finished
+        self._upload: Future[Stored] | None = None  # of the shard finished last
+        self._stored: list[Stored] = []  # records of the uploaded shards
         self._is_open = False
 
     def __enter__(self) -> Self:
@@ -117,15 +117,15 @@ class ShardWriter:
                 "the ShardWriter is not open",
                 remedy="write within its `with` block",
             )
-        encoded = sample_of(sample)
+        encoded_sample = sample_of(sample)
         if self._shard is not None:
-            size_bytes = self._shard.size_bytes + encoded.size_bytes
+            size_bytes = self._shard.size_bytes + encoded_sample.size_bytes
             if size_bytes > self._shard_size_bytes:
                 self._finish_shard()
         if self._shard is None:
             draft = self._target.draft(self._names.name(self._number))
             self._shard = ShardFile(draft, self._member)
-        self._shard.add(encoded)
+        self._shard.add(encoded_sample)
 
     def _finish_shard(self) -> None:
         """Start the upload of the shard being written, once the one before it is uploaded.

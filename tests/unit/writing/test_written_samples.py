@@ -100,6 +100,7 @@ def test_arrays_are_encoded_as_npy() -> None:
         {"__key__": "1", "jpg": 1.5},
         {"__key__": "1", "cls": 1.5},
         {"__key__": "1", "json": object()},
+        {"__key__": "1", "text": 1},
         {"__key__": "1", "npy": object()},
     ],
 )
