@@ -103,13 +103,13 @@ class AdminClient:
 
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
         """Yield the lines of the answer to a request; raise the error that one of them reports."""
-        # The work may fetch shards: by default, the daemon that does it is then the one with this
-        # process's credentials.
+        # Work may fetch shards. Unless a socket was named, it goes to the daemon that has this
+        # process's credentials; a private daemon gets them with the request.
         if method == "POST" and self._is_default_path:
             self._path = tool_socket(fetches=True)
-            credentials = handed_over(os.environ)
-            if credentials and not node_has_daemon():
-                body = {**(body or {}), "credentials": credentials}
+            own_credentials = handed_over(os.environ)
+            if own_credentials and not node_has_daemon():
+                body = {**(body or {}), "credentials": own_credentials}
         with self._request(method, path, body) as response:
             for line in _lines_of(response):
                 event = _printable_json(json.loads(line))
@@ -211,8 +211,7 @@ class AdminClient:
 class _WatchedConnection(socket):
     """A connection on which a read waits as long as the daemon at its other end is alive.
 
-    Raises TimeoutError after `silence_s` without an answer, neither to the request nor to a health
-    check.
+    Raises TimeoutError once neither the request nor a health check was answered for `silence_s`.
     """
 
     def __init__(self, connection: socket, path: Path, silence_s: float) -> None:

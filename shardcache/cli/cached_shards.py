@@ -104,7 +104,7 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     beginning of a url or of a path; a path matches the file:// url as well. With --json, prints one
     line of JSON per shard.
     """
-    prefix = _prefix(prefix)
+    prefix = _url_prefix(prefix)
     lines = AdminClient(socket).shards(prefix)
     if as_json:
         print_lines(lines)
@@ -115,11 +115,8 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
         click.echo(message)
 
 
-def _prefix(text: str) -> str:
-    """Return the prefix of urls for an argument: a path is made absolute.
-
-    A url, or the start of one, is returned unchanged.
-    """
+def _url_prefix(text: str) -> str:
+    """Return a path as an absolute one; a url, or the beginning of a url, unchanged."""
     is_path = "/" in text or text.startswith("file:") or os.path.lexists(text)
     return from_here(text) if is_path else text
 
@@ -277,4 +274,6 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     it.
     """
     summary = "{shards} verified ({bytes}), {corrupt:,} corrupt; {refused:,} refused on arrival"
-    carry_out(AdminClient(socket).verify(_prefix(prefix)), "verifying", summary, as_json=as_json)
+    carry_out(
+        AdminClient(socket).verify(_url_prefix(prefix)), "verifying", summary, as_json=as_json
+    )

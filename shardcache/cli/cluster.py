@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardcache.cluster.tier_status import NodeReport
 
 _SHOWN_DIGEST_CHARS = 8
+# Options whose files are read again when they change.
 _WATCHED_OPTIONS = ("ca", "certificate", "key", "nodes")
 
 
@@ -61,7 +62,9 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     if node is not None:
         texts = {out: nginx_conf(tier, tier.node(node))}
     else:
-        texts = {out / each.name / "nginx.conf": nginx_conf(tier, each) for each in tier.nodes}
+        texts = {
+            out / member.name / "nginx.conf": nginx_conf(tier, member) for member in tier.nodes
+        }
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +77,8 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
     if as_json:
         common.print_json({"digest": tier.digest, "files": [str(path) for path in texts]})
     else:
-        click.echo("".join(f"{path}\n" for path in texts), nl=False)
+        for path in texts:
+            click.echo(path)
 
 
 @common.examples(
@@ -131,18 +135,16 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     if as_json:
         rows = [
             {
-                "node": each.node,
-                "folder": str(each.folder),
-                "expires": each.expires.isoformat(),
+                "node": certificate.node,
+                "folder": str(certificate.folder),
+                "expires": certificate.expires.isoformat(),
             }
-            for each in issued
+            for certificate in issued
         ]
         common.print_json({"certificates": rows})
     else:
-        click.echo(
-            "".join(f"{each.folder}: valid until {each.expires:%Y-%m-%d}\n" for each in issued),
-            nl=False,
-        )
+        for certificate in issued:
+            click.echo(f"{certificate.folder}: valid until {certificate.expires:%Y-%m-%d}")
 
 
 @common.examples(
@@ -199,7 +201,7 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
         signal.signal(number, lambda *_: stopping.set())
 
     def start() -> int:
-        sources = [options[each] for each in _WATCHED_OPTIONS]
+        sources = [options[key] for key in _WATCHED_OPTIONS]
         watched = tuple(Path(source) for source in sources if is_file(source))
         tier = NodeTier(partial(tier_of, **options), name, watched, say, ready)
         return tier.run(stopping)
@@ -213,7 +215,10 @@ def run(node: str | None, wait: bool, as_json: bool, **options: Any) -> None:
 
 
 def _say(event: str, message: str, *, as_json: bool) -> None:
-    """Print a message for the operator, on standard error unless it is that the tier is ready."""
+    """Print a message for the operator.
+
+    The message that the tier is ready goes to standard output, all others to standard error.
+    """
     if as_json:
         common.print_json({"event": event, "message": message})
     elif event == "ready":
@@ -247,27 +252,28 @@ def status(nodes: str, owner_port: int, as_json: bool, **tls: Any) -> None:
     listed_nodes = nodes_of(nodes)
     reports = asyncio.run(ask(listed_nodes, owner_port, tls_of(listed_nodes, **tls)))
     digests = {report.peers["digest"] for report in reports if report.peers}
+    agree = len(digests) <= 1
     if as_json:
         common.print_json(
             {
                 "nodes": [report.to_json() for report in reports],
-                "agree": len(digests) <= 1,
+                "agree": agree,
             }
         )
     else:
         _print_reports(reports)
-        if len(digests) > 1:
+        if not agree:
             click.echo(
                 "The nodes have different lists of nodes: shards are fetched more than once.",
                 err=True,
             )
     is_incomplete = any(report.peers is None or report.stale for report in reports)
-    if len(digests) != 1 or is_incomplete:
+    if is_incomplete or not agree:
         common.fail()
 
 
 def _print_reports(reports: list[NodeReport]) -> None:
-    """Print a table with a row for each node; a dash stands for what it has not reported."""
+    """Print a table with a row for each node; a dash stands for a missing figure."""
     numbers = ("files", "cached", "hit share", "from tier", "from store")
     rows = []
     for report in reports:

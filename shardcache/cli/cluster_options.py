@@ -29,7 +29,7 @@ _PUBLIC_IPV6 = ("2000::", 9)
 # Value of --resolver with which nginx resolves the stores' names once, when it starts.
 _AT_START = "none"
 # Folder of a node's certificate, unless the options name others.
-FOLDER = "/etc/shardcache/tier"
+_CERTIFICATE_FOLDER = "/etc/shardcache/tier"
 PATH = click.Path(path_type=Path, readable=False)
 
 _HELP = {
@@ -143,12 +143,12 @@ NODES = option("--nodes", None, "LIST", required=True)
 OWNER_PORT = option("--owner-port", 9081, "PORT", type=click.IntRange(1, _MAX_PORT))
 TLS = (
     option("--plain", is_flag=True),
-    option("--ca", f"{FOLDER}/ca.pem", "FILE"),
-    option("--certificate", f"{FOLDER}/node.pem", "FILE"),
-    option("--key", f"{FOLDER}/node.key", "FILE"),
+    option("--ca", f"{_CERTIFICATE_FOLDER}/ca.pem", "FILE"),
+    option("--certificate", f"{_CERTIFICATE_FOLDER}/node.pem", "FILE"),
+    option("--key", f"{_CERTIFICATE_FOLDER}/node.key", "FILE"),
     option("--shared-certificate", is_flag=True),
 )
-_TLS_NAMES = [str(each.name) for each in TLS]
+_TLS_NAMES = [str(tls_option.name) for tls_option in TLS]
 TIER = (
     NODES,
     option("--store", None, "URL", name="stores", required=True, multiple=True),
@@ -191,7 +191,7 @@ def nodes_of(text: str) -> tuple[Node, ...]:
 
 
 def is_file(text: str) -> bool:
-    """Return True if a file has this path; a list of nodes may be too long for one."""
+    """Return True for the path of a file; False, too, for a list of nodes too long for a path."""
     with suppress(OSError):
         return Path(text).is_file()
     return False

@@ -64,7 +64,7 @@ def carry_out(
     summary: str,
     *,
     as_json: bool,
-    advice: Callable[[], str] = str,
+    advice: Callable[[], str] | None = None,
     each_shard: bool = False,
     stderr: bool = False,
 ) -> None:
@@ -77,7 +77,7 @@ def carry_out(
         label: of the progress bar.
         summary: the last line to print, a format with fields of the `done` event (`_readable`).
         as_json: True to print each event as JSON instead.
-        advice: returns a line to print after it if a shard failed; an empty one is not printed.
+        advice: returns a line to print after the summary if a shard failed; "" for none.
         each_shard: True to print a line per shard if there is no terminal for a progress bar.
         stderr: True to print to standard error, if the command prints its result to standard
             output.
@@ -89,7 +89,7 @@ def carry_out(
             console = common.make_console(stderr=stderr)
             done, failed = _follow(events, console, label, each_shard=each_shard)
             console.print(summary.format_map(_readable(done)), markup=False)
-            line = advice() if failed else ""
+            line = advice() if failed and advice is not None else ""
             if line:
                 console.print(line, markup=False)
     if failed:

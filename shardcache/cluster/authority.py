@@ -68,7 +68,7 @@ def issue(nodes: Sequence[Node] | None, folder: Path, days: int) -> list[Issued]
         if nodes is None:
             return [authority.issue(PEER_NAME, folder / _SHARED, days)]
         return [
-            authority.issue(each.name, folder / each.name, days, each.address) for each in nodes
+            authority.issue(node.name, folder / node.name, days, node.address) for node in nodes
         ]
     except OSError as exn:
         raise ConfigError(

@@ -29,7 +29,7 @@ _MAX_STALLS = 180  # number of stall time-outs for which an owner may send nothi
 # The daemon asks whether a silent owner is alive after `QUESTION` times the stall time-out. nginx
 # may take this share of that time to connect: it finds a dead owner before the daemon asks.
 _CONNECT_SHARE = 0.8
-_MAX_S = 30 * 86400
+_MAX_S = 30 * 86400  # a longer time limit comes from a mistyped stall time-out
 _PART_BYTES = 8 * MIB
 # Memory for the keys of cached parts: twice as much as they need, if parts have the usual size.
 _KEYS_PER_MIB = 8000
@@ -187,7 +187,7 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
         "tls": [],
         "noting": [],
         "named": [],
-        "nodes": [{"server": each.at(tier.owner_port)} for each in tier.nodes],
+        "nodes": [{"server": owner.at(tier.owner_port)} for owner in tier.nodes],
         "names": [{"name": name} for name in _certificate_names(tier)],
     }
     if tier.user:
@@ -246,7 +246,9 @@ def _tls_rows(tier: Tier, node: Node) -> dict[str, Rows]:
     return {
         "tls": secured,
         "noting": secured if tier.outage_s else [],
-        "named": [{"server": each.at(tier.owner_port), "name": each.name} for each in tier.nodes],
+        "named": [
+            {"server": owner.at(tier.owner_port), "name": owner.name} for owner in tier.nodes
+        ],
     }
 
 

@@ -31,7 +31,7 @@ Process = subprocess.Popen[bytes]
 def clear_front(front: Path) -> None:
     """Remove the socket `front` that a killed nginx left, once nothing listens on it any more.
 
-    Raises ConfigError if something still does after a while.
+    Raises ConfigError if a program still listens after `_STOP_LIMIT_S`.
     """
     deadline_s = time.monotonic() + _STOP_LIMIT_S
     while _is_served(front):
@@ -66,23 +66,23 @@ def find_program() -> str:
 
 def default_user(nginx: str) -> str:
     """Return the user of nginx's workers if root starts it without naming one."""
-    done = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False)
-    built_in = re.search(r"--user=(\S+)", done.stderr)
+    result = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False)
+    built_in = re.search(r"--user=(\S+)", result.stderr)
     return built_in[1] if built_in else "nobody"
 
 
 def check_config(nginx: str, config: Path) -> None:
     """Raise ConfigError if nginx rejects its configuration file `config`."""
-    done = subprocess.run(
+    result = subprocess.run(
         [*_command(nginx, config), "-t", "-q"],
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode == 0:
+    if result.returncode == 0:
         return
-    lines = done.stderr.strip().splitlines()
-    reason = lines[0] if lines else f"exit status {done.returncode}"
+    lines = result.stderr.strip().splitlines()
+    reason = lines[0] if lines else f"exit status {result.returncode}"
     remedy = "correct the options"
     if _LUA.search(reason):
         remedy = "apt-get install libnginx-mod-http-lua"
@@ -96,7 +96,8 @@ def check_config(nginx: str, config: Path) -> None:
 def start(nginx: str, config: Path) -> Process:
     """Start nginx.
 
-    Call it in the main thread of a process without others: nginx ends when this thread ends.
+    Call it in the main thread of a process that has no other threads: nginx ends when the calling
+    thread ends.
     """
     libc = ctypes.CDLL(None)
     parent = os.getpid()
@@ -157,8 +158,8 @@ def end(process: Process) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
     status = process.wait()
-    # Workers of a nginx that was killed are children of this process now, see `start`. While some
-    # are killed, others may be added.
+    # Workers of a killed nginx are children of this process now, see `start`. While these are being
+    # killed, others may be added.
     while orphans := _children():
         for pid in orphans:
             with suppress(ProcessLookupError):
@@ -174,5 +175,5 @@ def _children() -> list[int]:
 
 
 def _command(nginx: str, config: Path) -> list[str | Path]:
-    # Without `-e`, nginx begins with a log in a folder of root's.
+    # Without `-e`, nginx opens a log first in a folder that only root may write to.
     return [nginx, "-e", "stderr", "-c", config]

@@ -1,4 +1,4 @@
-"""The list of a cluster's nodes: which there are, and at which addresses they reach each other."""
+"""The list of a cluster's nodes: their names, and the addresses for traffic between them."""
 
 import ipaddress
 import re
@@ -56,7 +56,7 @@ def parse(text: str) -> tuple[Node, ...]:
 
     Raises ConfigError.
     """
-    nodes = tuple(_node(entry) for entry in _entries(text))
+    nodes = tuple(_parse_node(entry) for entry in _entries(text))
     if not nodes:
         raise ConfigError(
             "the list of nodes is empty",
@@ -122,7 +122,7 @@ def _braces(ranges: re.Match[str]) -> str:
     return "{" + ",".join(items) + "}"
 
 
-def _node(entry: str) -> Node:
+def _parse_node(entry: str) -> Node:
     """Parse an entry, and resolve its name if it has no address. Raises ConfigError."""
     name, equals, address = entry.partition("=")
     if not _NAME.fullmatch(name) and not is_address(name):
@@ -147,7 +147,7 @@ def is_address(text: str) -> bool:
 
 
 def _resolved(name: str) -> str:
-    """Return the IP address of a name; of several, always the same. Raises ConfigError."""
+    """Return the IP address of a name, the same one each time. Raises ConfigError."""
     if is_address(name):
         return name
     try:

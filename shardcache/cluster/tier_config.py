@@ -188,11 +188,11 @@ class Tier:
 
     @property
     def weight(self) -> int:
-        """Weight of each node: nginx puts 160 points for each unit of it on the ring of owners.
+        """Weight of each node: for each unit, nginx puts 160 points on the ring of owners.
 
         With more points, the nodes' loads are more equal, and nginx takes longer to start: a second
-        for two and a half million points. If more nodes lower the weight, each node keeps some of
-        its points, so that most parts keep their owner.
+        for two and a half million points. If the weight falls because nodes join, each node keeps
+        some of its points, so that most parts keep their owner.
         """
         return max(1, min(_MAX_NODE_WEIGHT, _MAX_TOTAL_WEIGHT // len(self.nodes)))
 

@@ -10,7 +10,7 @@ from shardcache.cli.doctor.context import Finding, finding_of
 from shardcache.config.origin_table import OriginTable
 from shardcache.errors import ShardcacheError
 
-# By class, the most special ones first.
+# By class, the most specific ones first.
 _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.NotFoundError, "nothing is stored under this url: it is misspelt, or was not uploaded"),
     (errors.AccessDeniedError, "the credentials are wrong, or may not read this url"),
@@ -23,8 +23,8 @@ _CAUSES: tuple[tuple[type[ShardcacheError], str], ...] = (
     (errors.ConfigError, "the daemon refuses such urls, or cannot use an option for them"),
 )
 
-# Setting of an [[origin]] table, and of its `storage_options`.
-_OPTION = "endpoint_url"
+# Name of the setting, in an [[origin]] table and in its `storage_options`.
+_ENDPOINT_SETTING = "endpoint_url"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,16 @@ def endpoint_of(url: str, table: OriginTable, environment: Mapping[str, str]) ->
 
     None if it is the provider's, or the url names its host.
     """
-    client: Mapping[str, object] = table.storage_options.get("client_kwargs", {})
-    in_table = table.endpoint_url or table.storage_options.get(_OPTION) or client.get(_OPTION)
+    options = table.storage_options
+    client_options: Mapping[str, object] = options.get("client_kwargs", {})
+    in_table = (
+        table.endpoint_url
+        or options.get(_ENDPOINT_SETTING)
+        or client_options.get(_ENDPOINT_SETTING)
+    )
     if in_table:
         place = f"the [[origin]] table for {table.match}" if table.match else "the [[origin]] table"
-        return Endpoint(str(in_table), f"`{_OPTION}` in {place}")
+        return Endpoint(str(in_table), f"`{_ENDPOINT_SETTING}` in {place}")
     row = row_of(protocol_of(url))
     uses_provider = environment.get(row.provider_variable, "").lower() == "true"
     if uses_provider:

@@ -53,19 +53,25 @@ class Finding:
         """Heading of the finding in the report."""
         return "store" if self.subject else self.check.partition(".")[0]
 
-    def named(self, check: str, subject: str = "") -> Self:
-        """Return the finding with a check and a url, where it has none yet."""
-        return replace(
-            self,
-            check=self.check or check,
-            subject=self.subject or printable(redact(subject)),
-        )
+    def named(self, check: str) -> Self:
+        """Return the finding with the name of its check, unless it has one."""
+        return replace(self, check=self.check or check)
+
+    def about(self, url: str) -> Self:
+        """Return the finding with a url as its subject."""
+        return replace(self, subject=printable(redact(url)))
 
 
 def finding(state: str, found: str, cause: str = "", remedy: str = "", **figures: float) -> Finding:
     """Return a finding without a name, whose texts are redacted and printable."""
-    found, cause, remedy = (printable(redact(text)) for text in (found, cause, remedy))
-    return Finding("", state, found, cause, remedy, figures=figures)
+    return Finding(
+        check="",
+        state=state,
+        found=printable(redact(found)),
+        cause=printable(redact(cause)),
+        remedy=printable(redact(remedy)),
+        figures=figures,
+    )
 
 
 ok = partial(finding, "ok")
@@ -80,7 +86,7 @@ def measured(found: str, figures: Mapping[str, float]) -> Finding:
 
 
 def finding_of(error: ShardcacheError, cause: str = "", remedy: str | None = None) -> Finding:
-    """Return the finding of a failure for an error, with its own remedy unless another is given."""
+    """Return a failure for an error; without `remedy`, the remedy is the error's."""
     return failed(error.message, cause, error.remedy if remedy is None else remedy)
 
 
@@ -89,12 +95,12 @@ class Context:
 
     Attributes:
         flags: options from the command line.
-        urls: to probe; none for one of each store.
+        urls: to probe; empty to probe one of each store.
         quick: True to leave out what takes long.
         config: the file that is, or would be, read.
         settings: from flags, environment and file; None if they are invalid.
         config_error: the reason why they are invalid.
-        socket: at which a daemon is looked for.
+        socket: path at which to look for a daemon.
         status: page of the daemon at `socket`; None if none answers.
         daemon_error: the reason why none answers.
         uid: id of the user that the daemon runs as; None if unknown.
@@ -194,14 +200,14 @@ def start_command(context: Context, proposed: Mapping[str, str] = MappingProxyTy
     """Return the command that starts a daemon with the options that the doctor was given.
 
     Args:
-        context: with these options.
+        context: has these options.
         proposed: better values of options, by name.
     """
     words = ["shardcache", "serve"]
     for flag, value in {**context.flags, **proposed}.items():
         values = value if isinstance(value, tuple) else (value,)
-        for each in values:
-            words += ["--" + flag.replace("_", "-"), str(each)]
+        for word in values:
+            words += ["--" + flag.replace("_", "-"), str(word)]
     return shlex.join(words)
 
 

@@ -135,6 +135,6 @@ def options(context: Context) -> Finding:
         return skipped(f"you may not read {config}; its contents are not checked")
     if error is not None:
         return finding_of(error, "the daemon does not start with it")
-    if blocking is not None:  # it does not exist
+    if blocking is not None:  # the file does not exist
         return ok(f"no file at {config}: options come from flags and environment")
     return ok(f"{config} is valid")

@@ -126,7 +126,7 @@ def _check_owner(context: Context, place: Path) -> Finding:
 
 
 def filesystem(context: Context) -> Finding | None:
-    """Check that the filesystem is a local disk's."""
+    """Check that the filesystem is a local disk's; None if this user has no cache folder."""
     if context.own_cache_dir is None:
         return None
     mount = mount_of(nearest_existing(context.own_cache_dir))
@@ -218,11 +218,11 @@ def _with_better_options(
 ) -> Finding:
     """Return a warning with the remedy to start a daemon with better options.
 
-    The remedy also has the other options that the doctor was given, unless a daemon is running,
-    which may have been started with different ones.
+    The command also has the other options that the doctor was given, but not while a daemon is
+    running: that one may have been started with different options.
 
     Args:
-        context: with these options.
+        context: has the options that the doctor was given.
         found: the observation.
         cause: of the warning.
         options: the better ones, by name.

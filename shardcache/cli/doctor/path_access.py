@@ -16,7 +16,7 @@ def permissions_of(path: Path) -> str:
 
 
 def barrier(path: Path, mode: int) -> Path | None:
-    """Return the path that denies this user access: a folder above it, or itself; else None.
+    """Return the path that denies this user access: a folder above `path`, or `path`; else None.
 
     Args:
         path: a file's or a folder's.

@@ -142,9 +142,9 @@ def show(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
     if counts["failed"]:
         failures = f"{common.count(counts['failed'], 'check')} failed"
     console.print(Text(f"{failures}, {common.count(counts['warning'], 'warning')}", "bold"))
-    fixable = [each for each in findings if each.remedy]
-    failures_to_fix = [each for each in fixable if each.state == "failed"]
-    warnings_to_fix = [each for each in fixable if each.state == "warning"]
+    fixable = [finding for finding in findings if finding.remedy]
+    failures_to_fix = [finding for finding in fixable if finding.state == "failed"]
+    warnings_to_fix = [finding for finding in fixable if finding.state == "warning"]
     most_urgent = failures_to_fix or warnings_to_fix
     if most_urgent:
         first = most_urgent[0]  # later checks depend on earlier ones

@@ -67,7 +67,8 @@ async def probe(context: Context) -> list[Finding]:
             urls = context.urls or _one_url_per_store(context, context.settings)
             findings = []
             for url in urls:
-                findings += [finding.named("", url) for finding in await stores.findings(url)]
+                store_findings = await stores.findings(url)
+                findings += [finding.about(url) for finding in store_findings]
         finally:
             await stores.close()
     return findings or [
@@ -119,7 +120,8 @@ def _listable_url(match: str) -> str | None:
     None for a whole protocol, and for http, which has no listings, unless it names one file.
     """
     _, separator, path = match.partition("://")
-    if not separator or not path.strip("/") or protocol_of(match) in WEB:
+    is_whole_protocol = not separator or not path.strip("/")
+    if is_whole_protocol or protocol_of(match) in WEB:
         is_file = is_shard(match) or is_index(match)
         return match if is_file else None
     if "/" not in path:  # a whole bucket
@@ -199,14 +201,14 @@ class _Stores:
 
 async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
     """Measure the time to the first byte of an existing object."""
-    timing = await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES)
+    timing = await _read_beginning(origin, obj)
     if obj.size_bytes and not timing.done_bytes:
         raise OriginUnavailableError(
             "the object store lists the object but sends none of its bytes",
             url=obj.url,
         )
     if obj.ranges:  # measure again: the first request had to connect
-        timing = await _read(origin, obj, 1, _FIRST_BYTES, _FIRST_BYTES)
+        timing = await _read_beginning(origin, obj)
     first_byte_s = timing.first_byte_s
     found = (
         f"first byte after {duration(first_byte_s)}; tried with a shard of {size(obj.size_bytes)}"
@@ -229,7 +231,13 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
 async def _speed(origin: Origin, obj: RemoteObject, settings: Settings) -> Finding:
     """Measure the rate over all connections, for a few seconds."""
     connections = settings.shard_connections
-    timing = await _read(origin, obj, connections, settings.part_size, _MAX_BYTES)
+    timing = await _read(
+        origin,
+        obj,
+        connections=connections,
+        part_bytes=settings.part_size,
+        max_bytes=_MAX_BYTES,
+    )
     rate = timing.done_bytes / timing.elapsed_s
     figures = {
         "bytes_per_s": round(rate),
@@ -262,9 +270,21 @@ class _ReadTiming(NamedTuple):
     elapsed_s: float
 
 
+async def _read_beginning(origin: Origin, obj: RemoteObject) -> _ReadTiming:
+    """Read the first bytes of an object in one request."""
+    return await _read(
+        origin,
+        obj,
+        connections=1,
+        part_bytes=_FIRST_BYTES,
+        max_bytes=_FIRST_BYTES,
+    )
+
+
 async def _read(
     origin: Origin,
     obj: RemoteObject,
+    *,
     connections: int,
     part_bytes: int,
     max_bytes: int,
@@ -291,7 +311,13 @@ async def _read(
 
     async def fetch_parts() -> None:
         for start in starts:
-            part = Parts(os.devnull, None, step, start, min(step, obj.size_bytes - start))
+            part = Parts(
+                path=os.devnull,
+                journal_path=None,
+                part_bytes=step,
+                start=start,
+                size_bytes=min(step, obj.size_bytes - start),
+            )
             await origin.fetch(obj, part, Flow(on_received))
 
     with suppress(TimeoutError):  # the bytes received so far count

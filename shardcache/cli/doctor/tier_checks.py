@@ -59,15 +59,14 @@ def _nginx_findings(address: str, uid: int | None) -> Iterator[Finding]:
         yield warning(
             view, "it was started without `shardcache cluster run`: no figures", _COMPARE_NODES
         )
-    elif figures["free_bytes"] < _MIN_FREE_BYTES:
+        return
+    if figures["free_bytes"] < _MIN_FREE_BYTES:
         cause = f"{size(figures['free_bytes'])} are free on its disk: parts are evicted early"
         yield warning(view, cause, "lower --max-size of the tier, or the daemon's --capacity")
     else:
         yield ok(
             f"{view}; {size(figures['cached_bytes'])} cached, {size(figures['free_bytes'])} free"
         )
-    if not figures:
-        return
     if reason := figures.get("stale"):
         yield failed(
             "this node uses an old list of nodes, or old certificates", str(reason), _COMPARE_NODES

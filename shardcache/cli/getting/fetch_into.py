@@ -70,7 +70,7 @@ def fetch_into(
         progress.show_event("resolved")
         run.refuse(files.refused)
         show_progress = partial(progress.show_event, "progress")
-        for names, ref, file in _opened(missing, choice, reader, show_progress):
+        for names, ref, file in _open_files(missing, choice, reader, show_progress):
             run.put(names, ref, file, links=links)
         progress.show_event("done", run.counts)
     if run.counts["failed"]:
@@ -81,7 +81,7 @@ class _Run:
     """The files of one run, put in place one after another.
 
     Attributes:
-        counts: number of files by what became of them.
+        counts: number of files by state: that of `placed_files.put`, or "failed".
     """
 
     def __init__(
@@ -157,7 +157,7 @@ def _failure(exn: ShardcacheError | OSError, path: Path, ref: ShardRef) -> Shard
     return ShardcacheError(f"cannot write {path} ({exn.strerror})", url=ref.url)
 
 
-def _opened(
+def _open_files(
     files: Mapping[Names, ShardRef],
     choice: DaemonChoice,
     reader: ReaderIdentity,

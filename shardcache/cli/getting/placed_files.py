@@ -135,7 +135,7 @@ def _replacing(name: str, parent: int) -> Iterator[str]:
 
 
 def _copy(source: int, name: str, parent: int, ref: ShardRef, on_copied: OnCopied) -> str:
-    """Make a copy under a name in a folder; return "cloned" or "copied"."""
+    """Make a copy under a name in a folder; return its state, "cloned" or "copied"."""
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
         # A file without a name leaves nothing behind, but not all filesystems have them.
@@ -163,7 +163,7 @@ def _mark(fd: int, ref: ShardRef) -> bytes:
 
 
 def _fill(fd: int, source: int, on_copied: OnCopied) -> str:
-    """Fill a new file, with the source's own blocks if they can be shared; return as `_copy`."""
+    """Fill a new file, with the source's own blocks if they can be shared; return its state."""
     try:
         fcntl.ioctl(fd, _FICLONE, source)
         return "cloned"

@@ -47,14 +47,14 @@ class WantedFiles:
 
 def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> WantedFiles:
     """Return the files of a source. Raises ConfigError if two would have the same name."""
-    refs = _listed(source, choice, reader)
+    refs = _list_files(source, choice, reader)
     # For the url of an object that does not exist, the daemon returns that url without a version.
     is_missing = len(refs) == 1 and refs[0].url == source and refs[0].version is None
     if is_missing and protocol_of(source) not in WEB:
         # It may be a folder, or a repository on the Hub. Web servers have no folders.
         folder = f"{source}/"
         with suppress(NotFoundError):
-            refs = _listed(folder, choice, reader)
+            refs = _list_files(folder, choice, reader)
             source = folder
 
     base = _base_of(source)
@@ -78,7 +78,7 @@ def find_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> Wan
     return WantedFiles(by_names, refused, is_alone)
 
 
-def _listed(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> list[ShardRef]:
+def _list_files(source: str, choice: DaemonChoice, reader: ReaderIdentity) -> list[ShardRef]:
     """Return the files that the daemon finds for a url or pattern."""
     with closing(Session(choice, reader, PATIENCE)) as session:
         return list(session.resolve([source], "files"))

@@ -124,31 +124,32 @@ def index(
 
     urls = tuple(with_key_split(url, key_split) for url in urls)
     # Given this version, a store refuses to overwrite an index that has been changed since.
-    replaced = None
+    replaced_version = None
     if output != _STDOUT:
-        replaced = asyncio.run(_in_folder_of(output, lambda folder, name: folder.version(name)))
+        version = _in_folder_of(output, lambda folder, name: folder.version(name))
+        replaced_version = asyncio.run(version)
     with tempfile.TemporaryDirectory(prefix="shardcache-index-") as scratch:
         table_file = Path(scratch, "table")
         index_file = Path(scratch, "index.json")
-        listed = None
+        listed_refs = None
         if with_samples:
-            listed = _write_table(table_file, urls, metadata, as_json=as_json, socket=socket)
+            listed_refs = _write_table(table_file, urls, metadata, as_json=as_json, socket=socket)
         events = AdminClient(socket).index(urls, None if tokens is None else str(tokens))
         refs = _count(events, output, as_json=as_json)
-        if listed is not None:
+        if listed_refs is not None:
             from shardcache.cli.making.sample_table import check_same
 
-            check_same(listed, refs)
+            check_same(listed_refs, refs)
 
         index_file.write_text(shardlist.write(refs, relative_to))
         if output == _STDOUT:
             click.echo(index_file.read_text(), nl=False)
             return
-        if listed is not None:
+        if listed_refs is not None:
             from shardcache.tarindex.contents import SUFFIX
 
             _store(table_file, beside_index(output, SUFFIX))
-        _store(index_file, output, replaced)
+        _store(index_file, output, replaced_version)
 
 
 def _check_usage(
@@ -216,14 +217,19 @@ def _collecting(events: Lines, refs: dict[int, ShardRef]) -> Lines:
             yield event
 
 
-def _store(file: Path, output: str, replaced: str | None = None) -> None:
-    """Store a file as an output, in place of the version `replaced` if it is given.
+def _store(file: Path, output: str, replaced_version: str | None = None) -> None:
+    """Store a file as an output, in place of the version `replaced_version` if it is given.
 
     Raises the errors of a destination.
     """
     import asyncio
 
-    asyncio.run(_in_folder_of(output, lambda folder, name: folder.store_file(file, name, replaced)))
+    asyncio.run(
+        _in_folder_of(
+            output,
+            lambda folder, name: folder.store_file(file, name, replaced_version),
+        )
+    )
 
 
 async def _in_folder_of(output: str, work: Callable[[Destination, str], Awaitable[T]]) -> T:

@@ -46,11 +46,13 @@ def write_table(
     """
     choice = DaemonChoice.of(socket)
     reader = ReaderIdentity(_JOB)
-    listed = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
-    plan = Plan.of(Manifest.of(map(ShardRef, listed)), 0, range(len(listed)))
+    refs_by_url = {ref.url: ref for ref in resolve(choice, reader, urls, _TIMEOUT_S)}
+    # Without the listed versions: the table describes those that are current when they are read.
+    manifest = Manifest.of(map(ShardRef, refs_by_url))
+    plan = Plan.of(manifest, epoch=0, now=range(len(refs_by_url)))
     session = Session(choice, reader, Patience(_TIMEOUT_S))
     window = ShardWindow(session, plan, partial=False)
-    sizes = [ref.size_bytes for ref in listed.values()]
+    sizes = [ref.size_bytes for ref in refs_by_url.values()]
     total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     refs: list[ShardRef] = []
     try:
@@ -62,7 +64,7 @@ def write_table(
                     "event": "progress",
                     "done_shards": number + 1,
                     "done_bytes": done_bytes,
-                    "shards": len(listed),
+                    "shards": len(refs_by_url),
                     "total_bytes": total_bytes,
                 },
             )
@@ -80,7 +82,7 @@ def _add_shard(
     member: MetadataMember | None,
 ) -> ShardRef:
     """Add the rows of the next shard; return the shard, with the version that they describe."""
-    leased_shard = window.take(number, None)
+    leased_shard = window.take(number, count=None)
     leased_shard.open()
     try:
         shard = leased_shard.whole

@@ -49,7 +49,7 @@ def _sources(
     _param: click.Parameter,
     sources: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """Return the sources; reject a command with only one place, which click calls DESTINATION."""
+    """Return the sources; reject a single argument, which click takes for DESTINATION."""
     if not sources:
         raise click.UsageError(
             "Missing argument 'DESTINATION': name sources, then the folder or url of the shards",

@@ -27,7 +27,7 @@ _COUNTERS = {
 
 
 def facts_table(moment: Moment, *, is_cut: bool) -> Table:
-    """Return a table of the facts that there are; with `is_cut`, each takes one line."""
+    """Return a table of the facts that the page has; with `is_cut`, each takes one line."""
     page = moment.page
     rates = moment.rates
     cache = page["cache"]

@@ -71,6 +71,7 @@ async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Momen
 
 
 async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
+    """Draw each moment until q is pressed, which ends the loop by way of a time-out."""
     try:
         async with asyncio.timeout(None) as limit:
             expire = partial(limit.reschedule, 0.0)  # to a time that has passed

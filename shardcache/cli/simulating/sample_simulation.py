@@ -84,8 +84,8 @@ class SamplePositions:
         spans = RowSpans.of(row)
         # A sample that cannot be read from a span of its own takes the whole shard.
         whole_shard = (0, self._sizes[shard])
-        for place in range(len(spans)):
-            start, stop = spans.span(place) or whole_shard
+        for number in range(len(spans)):
+            start, stop = spans.span(number) or whole_shard
             self._starts[shard].append(start)
             self._stops[shard].append(stop)
 
@@ -220,7 +220,7 @@ class SampleSimulation:
         return cache.store_bytes
 
     def forecast(self, line_bytes_per_s: int, table: OriginTable) -> Json:
-        """Return what the nodes fetch with and without a cache, the disk and the time, as JSON.
+        """Return the forecast as JSON: fetches with and without a cache, disk space and time.
 
         Raises CapacityError.
 
@@ -230,17 +230,17 @@ class SampleSimulation:
         """
         run = self._run
         caches = [self.replay(node) for node in range(run.nodes)]
-        asked = sum(cache.asked for cache in caches)
+        reads = sum(cache.asked for cache in caches)
         misses = sum(cache.misses for cache in caches)
         store_bytes = sum(cache.store_bytes for cache in caches)
         requests = sum(cache.requests for cache in caches)
         # Without a cache, each read fetches its sample.
-        uncached_bytes = self._positions.all_bytes * asked // self._samples
+        uncached_bytes = self._positions.all_bytes * reads // self._samples
         first_batch_bytes = max(map(self.first_batch_bytes, range(run.nodes)))
         return {
             "policies": {
-                "shardcache": _figures(1 - misses / asked, store_bytes, requests, table),
-                "none": _figures(0.0, uncached_bytes, asked, table),
+                "shardcache": _figures(1 - misses / reads, store_bytes, requests, table),
+                "none": _figures(0.0, uncached_bytes, reads, table),
             },
             "disk_bytes": max(cache.peak_bytes for cache in caches),
             "tier_disk_bytes": 0,
@@ -266,8 +266,9 @@ class SampleSimulation:
         deal = Assignment(shuffle, batch_size=run.batch_size).deal(run.manifest)
         topology = Topology(rank, run.nodes * run.ranks)
         for epoch in range(run.epochs):
-            places = RankEpoch(deal.share(epoch, 0, topology), run.manifest)
-            for shard, number in places.samples(0, len(places)):
+            share = deal.share(epoch, shift=0, topology=topology)
+            rank_epoch = RankEpoch(share, run.manifest)
+            for shard, number in rank_epoch.samples(0, len(rank_epoch)):
                 yield shard, *self._positions.range_of(shard, number)
 
 

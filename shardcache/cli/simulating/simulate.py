@@ -205,7 +205,7 @@ def _forecast_of_samples(
     range_part_size: int | None,
     whole_from_percent: int | None,
 ) -> Json:
-    """Return what is fetched if all samples are permuted, as `_forecast` does."""
+    """Return the forecast for a permutation of all samples, as JSON with the same fields."""
     from shardcache.cli.simulating.sample_simulation import SamplePositions, SampleSimulation
     from shardcache.config.origin_table import table_of
     from shardcache.config.settings import Settings
@@ -222,7 +222,7 @@ def _forecast_of_samples(
 
 
 def _forecast(run: SimulatedRun, line_bytes_per_s: int) -> Json:
-    """Return, as JSON, what each policy fetches, and the disks and the time that the run takes."""
+    """Return the forecast as JSON: the fetches of each policy, disk space, and time."""
     all_reads = 0
     disk_bytes = 0
     first_batch_s = 0.0

@@ -1,4 +1,4 @@
-"""A training run by its options: its reads in the real order, and what each policy fetches."""
+"""A training run by its options: its reads in the real order, and the fetches of each policy."""
 
 from __future__ import annotations
 
@@ -89,11 +89,13 @@ class SimulatedRun:
             # The number of a job is its seed, too.
             shuffle = Shuffle(job, self.window, self.canonical_nodes) if self.shuffle else None
             deal = Assignment(shuffle, batch_size=self.batch_size).deal(self.manifest)
-            late_epochs = 0.0 if self.together else job / self.jobs
+            delay_epochs = 0.0 if self.together else job / self.jobs
             for epoch in range(self.epochs):
-                begin_s = epoch_s * (epoch + late_epochs)
+                begin_s = epoch_s * (epoch + delay_epochs)
+                # Sessions are numbered by job, and in a job by rank.
                 for session, rank in enumerate(ranks, job * self.ranks):
-                    share = deal.share(epoch, 0, Topology(rank, world_size))
+                    topology = Topology(rank, world_size)
+                    share = deal.share(epoch, shift=0, topology=topology)
                     visits = RankEpoch(share, self.manifest).visits()
                     reads += _reads_of(visits, session, epoch, begin_s)
         return sorted(reads)
@@ -165,7 +167,7 @@ class SimulatedRun:
                 first_shards.add(read.shard)
         return sum(map(self.size_bytes, first_shards))
 
-    def figures(self, policy: str, fetched: Counter[str], reads: int) -> Json:
+    def figures(self, policy: str, fetched: Counter[str], read_count: int) -> Json:
         """Return the figures of a policy.
 
         With a tier, the store sends each shard once, and each node owns an equal part of them.
@@ -173,7 +175,7 @@ class SimulatedRun:
         Args:
             policy: one of `POLICIES`.
             fetched: how often each shard was fetched by the nodes.
-            reads: number of reads by all processes.
+            read_count: number of reads by all processes.
         """
         from shardcache.config.origin_table import table_of
         from shardcache.config.settings import Settings
@@ -181,7 +183,7 @@ class SimulatedRun:
         has_tier = self.tier and policy != NO_CACHE
         sent_by_store = Counter(set(fetched)) if has_tier else fetched
         store_bytes = self._total_bytes(sent_by_store)
-        requests = self.requests_without_bytes(policy, fetched.total(), reads)
+        requests = self.requests_without_bytes(policy, fetched.total(), read_count)
         for shard, times in sent_by_store.items():
             parts = math.ceil(self.size_bytes(shard) / _PART_BYTES)
             requests += times * parts
@@ -191,14 +193,14 @@ class SimulatedRun:
             between_nodes_bytes = round(self._total_bytes(fetched) * share_of_others)
         table = table_of(Settings.load({}).origin, self.manifest[0].url)
         return {
-            "hits": 1 - fetched.total() / reads,
+            "hits": 1 - fetched.total() / read_count,
             "store_bytes": store_bytes,
             "requests": requests,
             "between_nodes_bytes": between_nodes_bytes,
             "cost": table.cost(store_bytes, requests),
         }
 
-    def requests_without_bytes(self, policy: str, fetches: int, reads: int) -> int:
+    def requests_without_bytes(self, policy: str, fetch_count: int, read_count: int) -> int:
         """Return the maximum number of requests that bring no bytes of shards.
 
         A daemon asks for a shard's version when it fetches it, and again when a reader gets it,
@@ -206,9 +208,9 @@ class SimulatedRun:
         unless another node with the same access key got one within `--trust-s`.
         """
         if policy == NO_CACHE:
-            return reads
-        permissions = fetches if self.tier else 0
-        return fetches + reads + permissions
+            return read_count
+        permissions = fetch_count if self.tier else 0
+        return fetch_count + read_count + permissions
 
     def picture(self) -> str:
         """Return a drawing of the first node's hit rates, by the size of its disk.
@@ -223,9 +225,9 @@ class SimulatedRun:
             with suppress(CapacityError):
                 fetched_by_policy, _ = self.fetches(reads, int(max_bytes * share))
                 for policy, fetched in fetched_by_policy.items():
-                    missed = len(fetched) / self.process_reads(reads)
+                    miss_share = len(fetched) / self.process_reads(reads)
                     x = _LEFT + _WIDTH * share
-                    y = _TOP + _HEIGHT * missed
+                    y = _TOP + _HEIGHT * miss_share
                     points[policy] += f"{x:.0f},{y:.1f} "
         sizes = {f"quarter{number}": size(max_bytes * number / 4) for number in (1, 2, 4)}
         return Path(__file__).with_name("hits.svg").read_text().format(**points, **sizes)

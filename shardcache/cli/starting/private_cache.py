@@ -64,11 +64,14 @@ def cache_base(env: Mapping[str, str]) -> Path:
 
 @contextmanager
 def errors_of_cache() -> Iterator[None]:
-    """Name the cache's variable, not that of the sockets' folder, in errors of the cache folder."""
+    """Turn each DaemonError about the cache folder into a CacheDirError.
+
+    Its remedy names the variable of the cache folder, not that of the sockets' folder.
+    """
     try:
         yield
     except DaemonError as exn:
-        if is_file_limit(exn.__cause__):  # wherever the folder is
+        if is_file_limit(exn.__cause__):  # in another folder, too
             raise
         raise CacheDirError(
             f"no place for the cache: {exn.message}",
@@ -153,6 +156,7 @@ def remove_old(own: Path) -> None:
         is_cache = is_digest(name) and other.is_dir()
         if other == own or not is_cache:
             continue
+        # A daemon sets the time of its folder when it starts and ends; transfers change `partial`.
         times_s = [path.stat().st_mtime for path in (other, other / "partial") if path.exists()]
         if time.time() - max(times_s) > _OLD_S:
             with _try_locking(other) as is_free:

@@ -59,7 +59,9 @@ _LIMITS = (
 
 
 def start(flags: Mapping[str, Any], config: Path | None) -> Json:
-    """Start the private daemon of this environment, unless it runs; return where it serves.
+    """Start the private daemon of this environment, unless it runs.
+
+    Return its socket, and whether it was started, as JSON.
 
     Raises the errors of `shardcache serve`; CacheDirError if there is no local disk for the cache;
     DaemonError if the daemon ends before it serves; NoDaemonError if it was killed.
@@ -71,7 +73,8 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
         env["SHARDCACHE_CACHE_DIR"] = flags["cache_dir"]
     base = cache_base(env)
     with errors_of_cache():
-        name = digest(base)  # of the credentials, which daemons do not share
+        # Daemons do not share credentials: these name the cache folder.
+        credentials_digest = digest(base)
     with ExitStack() as stack:
         lock = stack.enter_context(locked(place.lock, is_inherited=True))
         base_lock = stack.enter_context(locked(base / BASE_LOCK, is_inherited=True))
@@ -85,13 +88,13 @@ def start(flags: Mapping[str, Any], config: Path | None) -> Json:
             return {"socket": str(place.socket), "started": False}
         with errors_of_cache():
             # 2. A daemon listens in its cache folder: its socket there gets a link.
-            other = place_in_cache(base, name)
+            other = place_in_cache(base, credentials_digest)
             if other is not None:
                 place.lead_to(other)
                 place.record_cache(other.folder)
                 return {"socket": str(place.socket), "started": False}
             # 3. None listens: start one in a free cache folder.
-            folder = free_folder(base, name)
+            folder = free_folder(base, credentials_digest)
         if place.socket.is_symlink():  # to a daemon that has ended
             place.socket.unlink()
         place.record_cache(folder)
@@ -164,7 +167,7 @@ def _serve(
     """
 
     def on_ready(store: Store) -> None:
-        os.utime(settings.cache_dir)
+        os.utime(settings.cache_dir)  # time of last use, for `remove_old`
         facts = {
             "cache_dir": str(settings.cache_dir),
             "capacity_bytes": store.space.capacity_bytes,
@@ -176,7 +179,8 @@ def _serve(
         threading.Thread(target=remove_old, args=(settings.cache_dir,), daemon=True).start()
 
     _detach(place.log)
-    gc.disable()  # until the daemon serves: a tenth of the time that its imports take
+    # Collections would take a tenth of the time of the imports. The daemon enables them later.
+    gc.disable()
     try:
         from shardcache.daemon.running import serve
 
@@ -186,7 +190,7 @@ def _serve(
     except ShardcacheError as exn:
         _report(writer, error=exn.to_json())
         raise
-    os.utime(settings.cache_dir)
+    os.utime(settings.cache_dir)  # time of last use, for `remove_old`
     sys.exit()
 
 
@@ -220,9 +224,10 @@ def _report(writer: int, **outcome: Any) -> None:
 
 
 def _outcome(reader: int, place: PrivatePlace, pid: int) -> Json:
-    """Return the outcome that the daemon `pid` reports; its end closes the pipe, too.
+    """Return the outcome that the daemon `pid` reports.
 
-    Raises NoDaemonError if the daemon was killed: another attempt may succeed.
+    If the daemon ends without a report, the pipe is closed with nothing in it. Raises
+    NoDaemonError if the daemon was killed: another attempt may succeed.
     """
     with os.fdopen(reader, "rb") as file:
         report = file.read()
