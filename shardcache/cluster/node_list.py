@@ -70,7 +70,8 @@ def parse(text: str) -> tuple[Node, ...]:
     _check_unique("name", [node.name for node in nodes])
     _check_unique("address", [node.address for node in nodes])
     local_nodes = [node for node in nodes if node.is_loopback]
-    if local_nodes and len(local_nodes) < len(nodes):  # all, in a test on one machine
+    are_all_local = len(local_nodes) == len(nodes)  # in a test on one machine
+    if local_nodes and not are_all_local:
         local = local_nodes[0]
         raise ConfigError(
             f"{local.name} has the loopback address {local.address} here, which no other node can "
@@ -94,10 +95,10 @@ def _entries(text: str) -> Iterator[str]:
     for line in text.splitlines():
         items, _, _comment = line.partition("#")
         for item in _ITEM.findall(items):
-            yield from _expanded(item)
+            yield from _expand(item)
 
 
-def _expanded(item: str) -> Iterator[str]:
+def _expand(item: str) -> Iterator[str]:
     """Yield the entries of an item, which may have ranges. Raises ConfigError."""
     try:
         for number, entry in enumerate(braceexpand(_RANGES.sub(_braces, item))):
@@ -133,7 +134,7 @@ def _parse_node(entry: str) -> Node:
             remedy=f"write {name}=ADDRESS, such as {name}=10.0.0.1",
         )
     if not equals:
-        address = _resolved(name)
+        address = _resolve(name)
     return Node(name, str(ipaddress.ip_address(address)))
 
 
@@ -146,7 +147,7 @@ def is_address(text: str) -> bool:
     return True
 
 
-def _resolved(name: str) -> str:
+def _resolve(name: str) -> str:
     """Return the IP address of a name, the same one each time. Raises ConfigError."""
     if is_address(name):
         return name

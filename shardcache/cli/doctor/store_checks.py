@@ -86,11 +86,12 @@ def _environment_of(context: Context) -> Iterator[str]:
         yield f"{this_user()}'s own"
         return
     original = dict(os.environ)
+    uid = context.uid or 0  # known if the environment is
     try:
         for name in context.store_variables(original):
             del os.environ[name]
         os.environ.update(context.environment)
-        yield f"the daemon's, run as {user_name(context.uid or 0)}"
+        yield f"the daemon's, run as {user_name(uid)}"
     finally:
         os.environ.clear()
         os.environ.update(original)
@@ -157,7 +158,7 @@ class _Stores:
     async def findings(self, url: str) -> list[Finding]:
         """Return the findings for a url, up to the first failure."""
         findings: list[Finding] = []
-        check = "origin.reach"
+        check = "origin.reach"  # the name of the finding if the next step fails
         try:
             self._allow.check(url, self._peer)
             if protocol_of(url) in STORES:
@@ -298,7 +299,8 @@ async def _read(
     if obj.ranges:
         step = part_bytes
         stop = min(obj.size_bytes, max_bytes)
-    starts = iter(range(0, stop, max(1, step)))  # shared by all connections
+    step = max(1, step)  # 0 for an empty object, of which nothing is read
+    starts = iter(range(0, stop, step))  # shared by all connections
     done_bytes = 0
     first_byte_s = 0.0
     start_s = time.monotonic()

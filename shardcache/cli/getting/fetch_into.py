@@ -55,7 +55,7 @@ def fetch_into(
         folder = folder.parent
     with ExitStack() as stack:
         try:
-            place = stack.enter_context(folder_of(folder))
+            folder_fd = stack.enter_context(folder_of(folder))
         except OSError as exn:
             raise ConfigError(
                 f"cannot use the folder {folder} ({exn.strerror})",
@@ -65,7 +65,7 @@ def fetch_into(
         # `find_files` has started a private daemon if there is no other.
         daemon = AdminClient(choice.node or PrivatePlace.find().socket)
         progress = GetProgress([*targets.values(), *files.refused], daemon, show)
-        run = _Run(folder, place, progress, show)
+        run = _Run(folder, folder_fd, progress, show)
         missing = run.without_present(targets)
         progress.show_event("resolved")
         run.refuse(files.refused)
@@ -87,14 +87,14 @@ class _Run:
     def __init__(
         self,
         folder: Path,
-        place: int,
+        folder_fd: int,
         progress: GetProgress,
         show: Callable[[Json], None],
     ) -> None:
-        """Put files below `folder`, whose descriptor is `place`."""
+        """Put files below `folder`, of which `folder_fd` is a descriptor."""
         self.counts = Counter[str]()
         self._folder = folder
-        self._place = place
+        self._folder_fd = folder_fd
         self._progress = progress
         self._show = show
 
@@ -102,7 +102,7 @@ class _Run:
         """Return the files that are not in the folder yet; count the others."""
         missing: dict[Names, ShardRef] = {}
         for names, ref in targets.items():
-            if is_copy_of(self._place, names, ref):
+            if is_copy_of(self._folder_fd, names, ref):
                 self._progress.end(ref)
                 self.counts["present"] += 1
             else:
@@ -122,7 +122,8 @@ class _Run:
         on_copied = partial(self._progress.record_copied, ref)
         try:
             with closing(file):
-                state = put(file.wait_whole(), self._place, names, ref, on_copied, links=links)
+                cached = file.wait_whole()
+                state = put(cached, self._folder_fd, names, ref, on_copied, links=links)
         except (OriginError, ShardError, CacheError, OSError) as exn:
             state = "failed"
             self._show({"event": "error", "error": _failure(exn, path, ref).to_json()})

@@ -58,7 +58,7 @@ def folder_of(place: Path | int, names: Names = (), *, make: bool = True) -> Ite
 
 
 def is_copy_of(folder: int, names: Names, ref: ShardRef) -> bool:
-    """Return True if an earlier run has put a copy of the same version there.
+    """Return True if an earlier run has put a copy of the same version under these names.
 
     Return False for a copy that has been changed since.
     """
@@ -106,9 +106,10 @@ def put(
         may_link = not os.access(cached, os.W_OK, effective_ids=True)
     with folder_of(folder, tuple(folders)) as parent, cached.open("rb", buffering=0) as file:
         with suppress(FileNotFoundError):
-            present = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            is_linked = os.path.samestat(present, os.fstat(file.fileno()))
-            if is_linked and links is not False:  # else a copy replaces the link
+            existing = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            is_linked = os.path.samestat(existing, os.fstat(file.fileno()))
+            must_copy = links is False  # also in place of a link
+            if is_linked and not must_copy:
                 return "present"
         if may_link:
             # It fails on another filesystem, or for another user's file.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardcache.errors import ConfigError
 from shardcache.plan.object_parts import AHEAD_SHARE
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from shardcache_client.order.shards.manifest import Manifest
 
 _REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
+
+
+class _SampleRange(NamedTuple):
+    """A sample's range of its shard: offsets of its first byte, and of the byte after its last."""
+
+    shard: int
+    start: int
+    stop: int
 
 
 class SamplePositions:
@@ -67,9 +75,9 @@ class SamplePositions:
             )
         return positions
 
-    def range_of(self, shard: int, number: int) -> tuple[int, int]:
-        """Return the offsets of a sample's first byte and of the byte after its last."""
-        return self._starts[shard][number], self._stops[shard][number]
+    def range_of(self, shard: int, number: int) -> _SampleRange:
+        """Return the range of the sample `number` of a shard."""
+        return _SampleRange(shard, self._starts[shard][number], self._stops[shard][number])
 
     @property
     def all_bytes(self) -> int:
@@ -103,8 +111,7 @@ class _SampleReader:
 
     Args:
         cache: of the node.
-        ranges: of the samples in the order in which they are read: shard, and the offsets of the
-            first byte and of the byte after the last.
+        ranges: of the samples, in the order in which they are read.
         idle_steps: number of steps before the first sample.
         budget: the one that all readers of the node share.
         max_asked: number of samples that are asked for at a time.
@@ -113,7 +120,7 @@ class _SampleReader:
     def __init__(
         self,
         cache: PartReplay,
-        ranges: Iterator[tuple[int, int, int]],
+        ranges: Iterator[_SampleRange],
         idle_steps: int,
         budget: _AheadBudget,
         max_asked: int,
@@ -180,7 +187,7 @@ class SampleSimulation:
             max_share=whole_from_percent / 100,
             reserved_bytes=footprint_bytes,
             file_bytes=FILE_BYTES,
-            whole_bytes=typical_sidecar_bytes(0),
+            whole_bytes=typical_sidecar_bytes(samples=0),  # without an index of samples
         )
 
     def replay(self, node: int) -> PartReplay:
@@ -194,6 +201,7 @@ class SampleSimulation:
         run = self._run
         cache = PartReplay(run.manifest.shards.sizes, self._rules)
         budget = _AheadBudget(self._rules.capacity_bytes // AHEAD_SHARE)
+        # As many as the client asks for: samples of the batch being read, and of the next ones.
         max_asked = min(MAX_ASKED, (1 + RUNS_AHEAD) * run.batch_size)
         readers = []
         for job in range(run.jobs):
@@ -255,13 +263,14 @@ class SampleSimulation:
         """Number of samples of a rank in an epoch."""
         return self._samples // (self._run.nodes * self._run.ranks)
 
-    def _ranges(self, job: int, rank: int) -> Iterator[tuple[int, int, int]]:
+    def _ranges(self, job: int, rank: int) -> Iterator[_SampleRange]:
         """Yield the ranges of a rank's samples in all epochs, in the order of the dataset."""
         from shardcache_client.order.dealing.assignment import Assignment
         from shardcache_client.order.rank_epoch import RankEpoch
         from shardcache_client.order.sequences.rounds import Shuffle, Topology
 
         run = self._run
+        # The number of a job is its seed, too. Without a window, all samples are permuted.
         shuffle = Shuffle(job, window=None)
         deal = Assignment(shuffle, batch_size=run.batch_size).deal(run.manifest)
         topology = Topology(rank, run.nodes * run.ranks)
@@ -269,7 +278,7 @@ class SampleSimulation:
             share = deal.share(epoch, shift=0, topology=topology)
             rank_epoch = RankEpoch(share, run.manifest)
             for shard, number in rank_epoch.samples(0, len(rank_epoch)):
-                yield shard, *self._positions.range_of(shard, number)
+                yield self._positions.range_of(shard, number)
 
 
 def _figures(hit_share: float, store_bytes: int, requests: int, table: OriginTable) -> Json:
