@@ -268,7 +268,7 @@ class _Stream:
     """A body that is being sent.
 
     Attributes:
-        is_whole: True if the object is held as a whole, False if in pieces.
+        is_whole: True while the object is held as a whole, False while in pieces.
         sent_to: end of the bytes that were sent.
     """
 
@@ -298,28 +298,33 @@ class _Stream:
     async def send(self, held: HeldBytes, is_space_wanted: Callable[[], bool]) -> None:
         """Send the held bytes; those of a whole object as they arrive.
 
-        Less is sent of a piece if the client reads nothing while others need its space.
+        Less is sent if the client reads nothing while others need their space. What remains of a
+        whole object is then sent in pieces.
         """
         with _open(held) as fd:
             if not self.is_whole:
                 await self._send_ready(held, fd, is_space_wanted)
                 return
-            while not self.is_at_end:
-                await self._send_ready(held, fd)
+            while self.is_whole and not self.is_at_end:
+                self.is_whole = await self._send_ready(held, fd, is_space_wanted)
 
     async def _send_ready(
         self,
         held: HeldBytes,
         fd: int,
-        gives_way: Callable[[], bool] | None = None,
-    ) -> None:
-        """Send the bytes that have arrived; wait until there are some. See `Sending.send`."""
+        gives_way: Callable[[], bool],
+    ) -> bool:
+        """Send the bytes that have arrived; wait until there are some. See `Sending.send`.
+
+        Returns False if only some of them were sent.
+        """
         _, end = self.selection.span
         ready = min(end, await held.beyond(self.sent_to))
         if not self._response.prepared:
             await self._response.prepare(self._http)
             await self._sending.flushed()
         self.sent_to = await self._sending.send(fd, self.sent_to, ready, gives_way)
+        return self.sent_to == ready
 
 
 def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:

@@ -132,6 +132,19 @@ def test_a_client_that_reads_nothing_keeps_one_object_from_nobody_else(patient: 
 
 
 @pytest.mark.slow
+def test_clients_that_read_nothing_keep_no_space_from_a_job(patient: Daemon, bucket: Bucket) -> None:
+    """Their objects fill the cache as a whole; each gets the rest of its own in pieces whenever it reads on."""
+    with RawSession(patient, job="trains") as job, ExitStack() as opened:
+        paths = [f"/{bucket.name}/large-{number}" for number in (0, 1)]
+        clients = [opened.enter_context(RawClient(patient, path)) for path in paths]
+        assert all(" 200 " in client.head() for client in clients)
+        eventually(lambda: patient.leases() == 2)
+        job.plan([f"s3://{bucket.name}/large-2"], [0], wanted="files")
+        job.take(0)
+        assert [client.body(len(LARGE)) for client in clients] == [LARGE] * 2
+
+
+@pytest.mark.slow
 def test_clients_that_read_nothing_keep_no_range_from_others(patient: Daemon, bucket: Bucket) -> None:
     """Where there is space for one range alone; whichever reads on gets all of its bytes."""
     path = f"/{bucket.name}/large-2"
