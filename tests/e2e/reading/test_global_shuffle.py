@@ -32,33 +32,17 @@ BATCH = 8
 Make = Callable[..., ShardDataset]
 
 
-class Store(Canary):
-    """A web server of versioned files, which counts the bytes of shards that it was asked for."""
-
-    def version(self, data: bytes) -> str:
-        return f'"{hash(data)}"'
-
-    def shard_bytes(self) -> int:
-        """Return the number of bytes of the shards' ranges."""
-        asked = [
-            headers["Range"].removeprefix("bytes=").split("-")
-            for _, path, headers in self.requests
-            if "Range" in headers and path.endswith(".tar")
-        ]
-        return sum(int(end) + 1 - int(start) for start, end in asked)
-
-
 @pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
+def store() -> Iterator[Canary]:
     """Shards, and with the daemon's help their index and table."""
-    with Store() as running:
+    with Canary() as running:
         for number, samples in enumerate(SAMPLES):
             running.files[f"/{number}.tar"] = make_tar(samples)
         yield running
 
 
 @pytest.fixture(scope="module")
-def files(store: Store, folder: Path) -> str:
+def files(store: Canary, folder: Path) -> str:
     """The url of an index with a table of samples."""
     urls = [store.url(f"/{number}.tar") for number in range(len(COUNTS))]
     (folder / "indexing").mkdir()
@@ -107,19 +91,19 @@ def test_each_sample_comes_once_in_an_order_of_all(make: Make) -> None:
     assert len(dataset) == TOTAL
 
 
-def test_samples_are_fetched_by_their_ranges(store: Store, files: str, tmp_path: Path) -> None:
+def test_samples_are_fetched_by_their_ranges(store: Canary, files: str, tmp_path: Path) -> None:
     """A batch costs the parts that have its samples; a pass over all of them, each byte once; a second one, nothing."""
     flags = ("--range-part-size", str(PART_BYTES), "--whole-from-percent", "100", "--listing-ttl-s", "1000")
     with Daemon(tmp_path, *flags) as daemon:
         dataset = ShardDataset(files, shuffle="global", socket=daemon.socket)
         store.requests.clear()
         list(islice(dataset, 1))
-        assert 0 < store.shard_bytes() < sum(map(len, map(make_tar, SAMPLES)))
+        assert 0 < store.asked_bytes(".tar") < sum(map(len, map(make_tar, SAMPLES)))
 
         list(dataset)
-        once = store.shard_bytes()
+        once = store.asked_bytes(".tar")
         list(dataset)
-        assert store.shard_bytes() == once
+        assert store.asked_bytes(".tar") == once
         eventually(lambda: daemon.leases() == 0)
 
 
@@ -287,7 +271,7 @@ def test_join_of_permuted_samples_is_refused(make: Make) -> None:
         Joined({"": make(), "other": make(shuffle=False)})
 
 
-def test_dataset_without_a_table_is_refused(make: Make, store: Store) -> None:
+def test_dataset_without_a_table_is_refused(make: Make, store: Canary) -> None:
     """The error has the command that writes one."""
     counted = store.url("/{0..1}.tar")
     list(make(counted, shuffle=False))

@@ -29,32 +29,9 @@ PARTS = 40
 BODY = random.Random(3).randbytes(PARTS * PART_BYTES - 100)
 
 
-class Store(Canary):
-    """A web server of versioned files, which counts the bytes that it was asked for."""
-
-    def put(self, name: str, body: bytes) -> str:
-        """Serve a file under a name; return its url."""
-        self.files[f"/{name}"] = body
-        return self.url(f"/{name}")
-
-    def version(self, data: bytes) -> str:
-        return f'"{hash(data)}"'
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """Return start and end of each range that was asked for, but for the one byte that asks for a version."""
-        asked = [
-            headers["Range"].removeprefix("bytes=").split("-") for _, _, headers in self.requests if "Range" in headers
-        ]
-        return [(int(start), int(end) + 1) for start, end in asked if (start, end) != ("0", "0")]
-
-    def sent_bytes(self) -> int:
-        """Return the number of bytes in these ranges."""
-        return sum(end - start for start, end in self.ranges())
-
-
 @pytest.fixture
-def store() -> Iterator[Store]:
-    with Store() as running:
+def store() -> Iterator[Canary]:
+    with Canary() as running:
         yield running
 
 
@@ -97,7 +74,7 @@ def at(file: Any, start: int, end: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_end_of_an_object_is_fetched_alone(store: Store, node: Daemon) -> None:
+def test_end_of_an_object_is_fetched_alone(store: Canary, node: Daemon) -> None:
     """One part of forty, and no other is in the cache."""
     url = store.put("table", BODY)
 
@@ -110,7 +87,7 @@ def test_end_of_an_object_is_fetched_alone(store: Store, node: Daemon) -> None:
     assert "in parts" in shardcache("status", socket=node.socket).out
 
 
-def test_range_is_fetched_once_for_all_readers(store: Store, node: Daemon) -> None:
+def test_range_is_fetched_once_for_all_readers(store: Canary, node: Daemon) -> None:
     """Of what others have read, nothing is asked for again; of neighbours, only what is missing."""
     url = store.put("table", BODY)
     third = (2 * PART_BYTES, 3 * PART_BYTES - 2 * KIB)  # as fsspec reads a block ahead
@@ -127,7 +104,7 @@ def test_range_is_fetched_once_for_all_readers(store: Store, node: Daemon) -> No
 
 
 @pytest.mark.slow
-def test_many_readers_at_once_fetch_each_part_once(store: Store, node: Daemon) -> None:
+def test_many_readers_at_once_fetch_each_part_once(store: Canary, node: Daemon) -> None:
     """Each reads other ranges of the same object, in an order of its own, and gets its bytes."""
     url = store.put("table", BODY)
     wrong: list[int] = []
@@ -146,21 +123,21 @@ def test_many_readers_at_once_fetch_each_part_once(store: Store, node: Daemon) -
         thread.join()
 
     assert wrong == []
-    assert store.sent_bytes() == 12 * PART_BYTES
+    assert store.asked_bytes() == 12 * PART_BYTES
 
 
 @pytest.mark.slow
-def test_object_that_is_read_through_becomes_a_whole_file(store: Store, node: Daemon) -> None:
+def test_object_that_is_read_through_becomes_a_whole_file(store: Canary, node: Daemon) -> None:
     """From half of its parts on, the rest is fetched as well; nothing twice."""
     url = store.put("table", BODY)
 
     assert read(node, url, (0, 10), (len(BODY) - 10, len(BODY)), (0, len(BODY)))[2] == BODY
 
     eventually(lambda: cached(node) == {url: len(BODY)})
-    assert store.sent_bytes() == len(BODY)
+    assert store.asked_bytes() == len(BODY)
 
 
-def test_whole_file_is_made_of_the_parts_that_are_there(store: Store, node: Daemon) -> None:
+def test_whole_file_is_made_of_the_parts_that_are_there(store: Canary, node: Daemon) -> None:
     """`warm` fetches only what is missing."""
     url = store.put("table.bin", BODY)
     read(node, url, (5 * PART_BYTES, 6 * PART_BYTES))
@@ -171,13 +148,13 @@ def test_whole_file_is_made_of_the_parts_that_are_there(store: Store, node: Daem
         eventually(lambda: cached(node) == {url: len(BODY)})
         assert at(file, 5 * PART_BYTES, 6 * PART_BYTES) == BODY[5 * PART_BYTES : 6 * PART_BYTES]
 
-    assert store.sent_bytes() == len(BODY)
+    assert store.asked_bytes() == len(BODY)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_parts_are_found_again_after_a_restart(
-    store: Store, node: Daemon, tmp_path: Path, sign: signal.Signals
+    store: Canary, node: Daemon, tmp_path: Path, sign: signal.Signals
 ) -> None:
     """However the daemon ended; those whose bytes are damaged are fetched again."""
     url = store.put("table", BODY)
@@ -200,7 +177,7 @@ def test_parts_are_found_again_after_a_restart(
 
 
 @pytest.mark.slow
-def test_object_larger_than_the_cache_is_read_by_ranges(store: Store, tmp_path: Path) -> None:
+def test_object_larger_than_the_cache_is_read_by_ranges(store: Canary, tmp_path: Path) -> None:
     """Parts make room for others, within the capacity; each read has the right bytes."""
     url = store.put("table", BODY)
     flags = ("--range-part-size", str(PART_BYTES), "--capacity", str(10 * PART_BYTES), "--listing-ttl-s", "1000")
@@ -225,7 +202,7 @@ def small(folder: Path, parts: int) -> Daemon:
     "step",
     [KIB, pytest.param(PART_BYTES + 11, marks=pytest.mark.slow), pytest.param(3 * PART_BYTES, marks=pytest.mark.slow)],
 )
-def test_object_larger_than_the_cache_is_read_through(store: Store, tmp_path: Path, step: int) -> None:
+def test_object_larger_than_the_cache_is_read_through(store: Canary, tmp_path: Path, step: int) -> None:
     """In order, in steps of any size: what is fetched ahead never takes the space that is needed."""
     url = store.put("table", BODY)
     with small(tmp_path, 12) as node, files(node).open(url) as file:
@@ -235,7 +212,7 @@ def test_object_larger_than_the_cache_is_read_through(store: Store, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_part_that_was_evicted_is_not_read_from_its_hole(store: Store, tmp_path: Path) -> None:
+def test_part_that_was_evicted_is_not_read_from_its_hole(store: Canary, tmp_path: Path) -> None:
     """A reader that has the file open, and was granted the part before, asks again; also after a restart."""
     url = store.put("table", BODY)
     with small(tmp_path, 12) as node, files(node).open(url) as file:
@@ -250,7 +227,7 @@ def test_part_that_was_evicted_is_not_read_from_its_hole(store: Store, tmp_path:
 
 
 @pytest.mark.slow
-def test_failed_read_leaves_no_grant_behind(store: Store, tmp_path: Path) -> None:
+def test_failed_read_leaves_no_grant_behind(store: Canary, tmp_path: Path) -> None:
     """After an error, what was granted before is asked for again, as others may have evicted it."""
     url = store.put("table", BODY)
     with small(tmp_path, 12) as node, files(node).open(url) as file:
@@ -266,7 +243,7 @@ def test_failed_read_leaves_no_grant_behind(store: Store, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_open_files_hold_no_space(store: Store, tmp_path: Path) -> None:
+def test_open_files_hold_no_space(store: Canary, tmp_path: Path) -> None:
     """More files than the cache has parts are open, and each is read again."""
     urls = [store.put(f"table-{number}", BODY) for number in range(20)]
     with small(tmp_path, 12) as node, ExitStack() as opened:
@@ -277,7 +254,7 @@ def test_open_files_hold_no_space(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_deleted_part_file_is_fetched_again(store: Store, node: Daemon, tmp_path: Path) -> None:
+def test_deleted_part_file_is_fetched_again(store: Canary, node: Daemon, tmp_path: Path) -> None:
     """By readers that have it open, and by new ones."""
     url = store.put("table", BODY)
     with files(node).open(url) as file:
@@ -288,7 +265,7 @@ def test_deleted_part_file_is_fetched_again(store: Store, node: Daemon, tmp_path
         assert at(file, 9 * PART_BYTES, 9 * PART_BYTES + 9) == BODY[9 * PART_BYTES : 9 * PART_BYTES + 9]
 
 
-def test_parts_are_evicted_by_their_url(store: Store, node: Daemon) -> None:
+def test_parts_are_evicted_by_their_url(store: Canary, node: Daemon) -> None:
     """Those of the other object stay."""
     urls = [store.put(name, BODY) for name in ("one", "other")]
     for url in urls:
@@ -298,11 +275,11 @@ def test_parts_are_evicted_by_their_url(store: Store, node: Daemon) -> None:
 
     assert evicted["evicted"] == [urls[0]]
     assert read(node, urls[1], (0, 9)) == [BODY[:9]]
-    assert store.sent_bytes() == 2 * PART_BYTES
+    assert store.asked_bytes() == 2 * PART_BYTES
 
 
 @pytest.mark.slow
-def test_listing_says_how_much_of_an_object_is_cached(store: Store, node: Daemon) -> None:
+def test_listing_says_how_much_of_an_object_is_cached(store: Canary, node: Daemon) -> None:
     """As soon as a range of it was read; of a shorter last part, its own bytes."""
     url = store.put("table", BODY)
     read(node, url, (0, 9), (len(BODY) - 9, len(BODY)))
@@ -315,7 +292,7 @@ def test_listing_says_how_much_of_an_object_is_cached(store: Store, node: Daemon
 
 
 @pytest.mark.slow
-def test_evict_command_removes_the_parts_of_an_object(store: Store, node: Daemon) -> None:
+def test_evict_command_removes_the_parts_of_an_object(store: Canary, node: Daemon) -> None:
     """They are neither listed nor counted any more, and are fetched again when they are read."""
     url = store.put("table", BODY)
     read(node, url, (0, 9))
@@ -325,11 +302,11 @@ def test_evict_command_removes_the_parts_of_an_object(store: Store, node: Daemon
     assert cached(node) == {}
     assert node.status()["cache"]["used_bytes"] == 0
     assert read(node, url, (0, 9)) == [BODY[:9]]
-    assert store.sent_bytes() == 2 * PART_BYTES
+    assert store.asked_bytes() == 2 * PART_BYTES
 
 
 @pytest.mark.slow
-def test_verify_command_drops_a_damaged_part(store: Store, node: Daemon, tmp_path: Path) -> None:
+def test_verify_command_drops_a_damaged_part(store: Canary, node: Daemon, tmp_path: Path) -> None:
     """It names the part and exits 1; that part alone is fetched again when it is read next."""
     url = store.put("table", BODY)
     spans = [(part * PART_BYTES, part * PART_BYTES + 9) for part in (3, 8)]
@@ -353,7 +330,7 @@ def test_verify_command_drops_a_damaged_part(store: Store, node: Daemon, tmp_pat
     assert shardcache("verify", socket=node.socket).code == 0
 
 
-def left_by_a_killed_daemon(store: Store, node: Daemon, folder: Path) -> tuple[str, Path]:
+def left_by_a_killed_daemon(store: Canary, node: Daemon, folder: Path) -> tuple[str, Path]:
     """Return the url of an object of which a killed daemon has left two parts, and their file."""
     url = store.put("table", BODY)
     read(node, url, (3 * PART_BYTES, 3 * PART_BYTES + 9), (8 * PART_BYTES, 8 * PART_BYTES + 9))
@@ -363,7 +340,7 @@ def left_by_a_killed_daemon(store: Store, node: Daemon, folder: Path) -> tuple[s
 
 
 @pytest.mark.slow
-def test_parts_of_an_earlier_daemon_are_listed_and_evicted(store: Store, node: Daemon, tmp_path: Path) -> None:
+def test_parts_of_an_earlier_daemon_are_listed_and_evicted(store: Canary, node: Daemon, tmp_path: Path) -> None:
     """Also if nobody has read any of them since; what they take is as it was."""
     url, _ = left_by_a_killed_daemon(store, node, tmp_path)
     node.start()
@@ -376,7 +353,7 @@ def test_parts_of_an_earlier_daemon_are_listed_and_evicted(store: Store, node: D
 
 
 @pytest.mark.slow
-def test_verify_reads_parts_of_an_earlier_daemon(store: Store, node: Daemon, tmp_path: Path) -> None:
+def test_verify_reads_parts_of_an_earlier_daemon(store: Canary, node: Daemon, tmp_path: Path) -> None:
     """A damaged one is dropped; the other is there still, and right."""
     url, part_file = left_by_a_killed_daemon(store, node, tmp_path)
     damage(part_file, 8)
@@ -390,7 +367,7 @@ def test_verify_reads_parts_of_an_earlier_daemon(store: Store, node: Daemon, tmp
 
 @pytest.mark.slow
 def test_parts_that_were_being_written_take_no_space_after_a_restart(
-    store: Store, node: Daemon, tmp_path: Path
+    store: Canary, node: Daemon, tmp_path: Path
 ) -> None:
     """The journal of the killed daemon does not name them."""
     url, part_file = left_by_a_killed_daemon(store, node, tmp_path)
@@ -402,7 +379,7 @@ def test_parts_that_were_being_written_take_no_space_after_a_restart(
 
 
 @pytest.mark.slow
-def test_scrubber_drops_damaged_parts(store: Store, tmp_path: Path) -> None:
+def test_scrubber_drops_damaged_parts(store: Canary, tmp_path: Path) -> None:
     """Those are fetched again when they are read next, and no others."""
     flags = ("--range-part-size", str(PART_BYTES), "--listing-ttl-s", "1000", "--scrub-rate", "1GB")
     with Daemon(tmp_path, *flags, "--scrub-pause-s", "0") as node:
@@ -419,7 +396,7 @@ def test_scrubber_drops_damaged_parts(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pinned_object_is_completed_from_its_parts(store: Store, node: Daemon) -> None:
+def test_pinned_object_is_completed_from_its_parts(store: Canary, node: Daemon) -> None:
     """`pin` returns once the whole is cached, and asks only for what is missing."""
     url = store.put("table.bin", BODY)
     read(node, url, (5 * PART_BYTES, 5 * PART_BYTES + 9))
@@ -428,10 +405,10 @@ def test_pinned_object_is_completed_from_its_parts(store: Store, node: Daemon) -
 
     (row,) = node.shards()
     assert (row["cached_bytes"], row["pinned"]) == (len(BODY), True)
-    assert store.sent_bytes() == len(BODY)
+    assert store.asked_bytes() == len(BODY)
 
 
-def test_replaced_object_is_not_mixed_with_the_new_one(store: Store, node: Daemon) -> None:
+def test_replaced_object_is_not_mixed_with_the_new_one(store: Canary, node: Daemon) -> None:
     """A reader of the old version gets what is cached of it, or an error; the file opened again is the new one."""
     url = store.put("table", BODY)
     new = BODY[::-1]
@@ -447,7 +424,7 @@ def test_replaced_object_is_not_mixed_with_the_new_one(store: Store, node: Daemo
         assert at(file, 0, 5) == new[:5]
 
 
-def test_table_is_read_by_columns(store: Store, node: Daemon) -> None:
+def test_table_is_read_by_columns(store: Canary, node: Daemon) -> None:
     """Of a parquet file, the footer and the pages of the columns that are asked for."""
     numbers = random.Random(7)
     columns = {name: [numbers.random() for _ in range(40_000)] for name in ("a", "b", "c", "d", "e", "f")}
@@ -461,10 +438,10 @@ def test_table_is_read_by_columns(store: Store, node: Daemon) -> None:
         found = pyarrow.parquet.ParquetFile(file).read(columns=["c"])
 
     assert found.column("c").to_pylist() == columns["c"]
-    assert store.sent_bytes() < len(body) / 3
+    assert store.asked_bytes() < len(body) / 3
 
 
-def test_tensor_is_read_without_the_others(store: Store, node: Daemon) -> None:
+def test_tensor_is_read_without_the_others(store: Canary, node: Daemon) -> None:
     """Of a file of safetensors, its header and the tensor that is asked for."""
     tensors = {f"layer.{number}": torch.full((128, 512), float(number)) for number in range(12)}
     body = safetensors.torch.save(tensors)
@@ -477,4 +454,4 @@ def test_tensor_is_read_without_the_others(store: Store, node: Daemon) -> None:
         found = torch.frombuffer(bytearray(at(file, start, end)), dtype=torch.float32).reshape(facts["shape"])
 
     assert torch.equal(found, tensors["layer.7"])
-    assert store.sent_bytes() <= end - start + 3 * PART_BYTES
+    assert store.asked_bytes() <= end - start + 3 * PART_BYTES

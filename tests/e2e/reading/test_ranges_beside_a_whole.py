@@ -28,27 +28,9 @@ HELD = random.Random(9).randbytes(32 * PART_BYTES)
 CAPACITY = 56 * PART_BYTES
 
 
-class Store(Canary):
-    """A web server of versioned files, which counts the bytes that it was asked for."""
-
-    def put(self, name: str, body: bytes) -> str:
-        """Serve a file under a name; return its url."""
-        self.files[f"/{name}"] = body
-        return self.url(f"/{name}")
-
-    def version(self, data: bytes) -> str:
-        return f'"{hash(data)}"'
-
-    def sent_bytes(self, name: str) -> int:
-        """Return how many bytes of a file were asked for, but for the one that asks for its version."""
-        asked = [headers["Range"] for _, path, headers in self.requests if path == f"/{name}" and "Range" in headers]
-        spans = [span.removeprefix("bytes=").split("-") for span in asked]
-        return sum(int(end) + 1 - int(start) for start, end in spans if (start, end) != ("0", "0"))
-
-
 @pytest.fixture
-def store() -> Iterator[Store]:
-    with Store() as running:
+def store() -> Iterator[Canary]:
+    with Canary() as running:
         yield running
 
 
@@ -97,7 +79,7 @@ def parts_of(body: bytes, *numbers: int) -> list[bytes]:
 
 
 @contextmanager
-def holding(node: Daemon, store: Store) -> Iterator[RawSession]:
+def holding(node: Daemon, store: Canary) -> Iterator[RawSession]:
     """Hold more than half of the cache."""
     url = store.put("held", HELD)
     with RawSession(node, job="holds") as session:
@@ -134,7 +116,7 @@ def bytes_of(granted: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.slow
-def test_ranges_are_read_while_a_reader_waits_for_the_whole(store: Store, node: Daemon) -> None:
+def test_ranges_are_read_while_a_reader_waits_for_the_whole(store: Canary, node: Daemon) -> None:
     """Cached ones and others; once there is space, the whole is made of what is there."""
     url = store.put("table", BODY)
     with holding(node, store) as holder:
@@ -146,11 +128,11 @@ def test_ranges_are_read_while_a_reader_waits_for_the_whole(store: Store, node: 
             granted = waiter.receive()
             assert granted["type"] == "leased"
             assert bytes_of(granted) == BODY
-    assert store.sent_bytes("table") == len(BODY)
+    assert store.asked_bytes("/table") == len(BODY)
 
 
 @pytest.mark.slow
-def test_read_ahead_takes_no_space_that_the_read_itself_needs(store: Store, node: Daemon) -> None:
+def test_read_ahead_takes_no_space_that_the_read_itself_needs(store: Canary, node: Daemon) -> None:
     """A file is read in order where others leave space for one step of it, and not for two."""
     url = store.put("table", BODY)
     step = 14 * PART_BYTES
@@ -159,18 +141,18 @@ def test_read_ahead_takes_no_space_that_the_read_itself_needs(store: Store, node
 
 
 @pytest.mark.slow
-def test_ranges_come_first_although_the_whole_was_asked_for_before(store: Store, node: Daemon) -> None:
+def test_ranges_come_first_although_the_whole_was_asked_for_before(store: Canary, node: Daemon) -> None:
     """Of an object of which nothing was cached."""
     url = store.put("table", BODY)
     with holding(node, store) as holder, waiting(node, url) as waiter:
         assert read(node, url, 0, 39) == parts_of(BODY, 0, 39)
         holder.close()
         assert bytes_of(waiter.receive()) == BODY
-    assert store.sent_bytes("table") == len(BODY)
+    assert store.asked_bytes("/table") == len(BODY)
 
 
 @pytest.mark.slow
-def test_two_readers_wait_for_the_same_whole(store: Store, node: Daemon) -> None:
+def test_two_readers_wait_for_the_same_whole(store: Canary, node: Daemon) -> None:
     """Both get it, fetched once."""
     url = store.put("table", BODY)
     with holding(node, store) as holder, waiting(node, url) as first, waiting(node, url, "other") as second:
@@ -178,11 +160,11 @@ def test_two_readers_wait_for_the_same_whole(store: Store, node: Daemon) -> None
         holder.close()
         assert bytes_of(first.receive()) == BODY
         assert bytes_of(second.receive()) == BODY
-    assert store.sent_bytes("table") == len(BODY)
+    assert store.asked_bytes("/table") == len(BODY)
 
 
 @pytest.mark.slow
-def test_two_wholes_wait_while_ranges_of_both_are_read(store: Store, node: Daemon) -> None:
+def test_two_wholes_wait_while_ranges_of_both_are_read(store: Canary, node: Daemon) -> None:
     """Neither keeps its parts from the other: each gets its space in the end."""
     urls = [store.put("table", BODY), store.put("other", OTHER_BODY)]
     with holding(node, store) as holder, waiting(node, urls[0]) as first, waiting(node, urls[1], "other") as second:
@@ -206,7 +188,7 @@ with cached_paths([sys.argv[1]], socket=sys.argv[2]):
 
 
 @pytest.mark.slow
-def test_killed_waiter_leaves_the_ranges_to_others(store: Store, node: Daemon) -> None:
+def test_killed_waiter_leaves_the_ranges_to_others(store: Canary, node: Daemon) -> None:
     """The whole is wanted no more, and its space is waited for no more."""
     url = store.put("table", BODY)
     with holding(node, store):
@@ -219,10 +201,10 @@ def test_killed_waiter_leaves_the_ranges_to_others(store: Store, node: Daemon) -
             waiter.wait()
         eventually(lambda: not waits_for_space(node, url))
         assert read(node, url, 3, 20) == parts_of(BODY, 3, 20)
-    assert store.sent_bytes("table") == 2 * PART_BYTES
+    assert store.asked_bytes("/table") == 2 * PART_BYTES
 
 
-def test_object_that_changes_meanwhile_is_never_mixed(store: Store, node: Daemon) -> None:
+def test_object_that_changes_meanwhile_is_never_mixed(store: Canary, node: Daemon) -> None:
     """Its readers get a typed error, new ones the new version, and the waiting one gets that as well."""
     url = store.put("table", BODY)
     with holding(node, store) as holder, waiting(node, url) as waiter:
@@ -235,7 +217,7 @@ def test_object_that_changes_meanwhile_is_never_mixed(store: Store, node: Daemon
         assert bytes_of(waiter.receive()) == OTHER_BODY
 
 
-def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(store: Store, node: Daemon) -> None:
+def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(store: Canary, node: Daemon) -> None:
     """Ranges of it go on."""
     body = BODY + OTHER_BODY
     url = store.put("table", body)
@@ -245,7 +227,7 @@ def test_whole_larger_than_the_cache_is_the_error_of_who_wants_it(store: Store, 
         refused = session.take(0)
         assert refused["error"]["code"] == CapacityError.code
         assert read(node, url, 3, 20, 50) == parts_of(body, 3, 20, 50)
-    assert store.sent_bytes("table") == 3 * PART_BYTES
+    assert store.asked_bytes("/table") == 3 * PART_BYTES
 
 
 @pytest.mark.slow
@@ -270,7 +252,7 @@ def test_error_of_the_whole_does_not_end_a_range_that_arrives(node: Daemon) -> N
 
 
 @pytest.mark.slow
-def test_wait_of_a_whole_file_is_explained_without_shards(store: Store, node: Daemon) -> None:
+def test_wait_of_a_whole_file_is_explained_without_shards(store: Canary, node: Daemon) -> None:
     """Its reader has no shuffle window."""
     url = store.put("table", BODY)
     with holding(node, store), waiting(node, url) as waiter:
@@ -280,7 +262,7 @@ def test_wait_of_a_whole_file_is_explained_without_shards(store: Store, node: Da
     assert "shuffle_window" not in reason
 
 
-def test_wait_of_a_range_is_explained_by_the_range(store: Store, node: Daemon) -> None:
+def test_wait_of_a_range_is_explained_by_the_range(store: Canary, node: Daemon) -> None:
     """It waits for the space of other ranges, and that is what its reader is told; no shard has to do with it."""
     held = store.put("held", BODY + OTHER_BODY)  # larger than the cache, so that nobody fetches the whole
     url = store.put("table", OTHER_BODY + BODY)

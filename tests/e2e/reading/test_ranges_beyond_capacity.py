@@ -33,17 +33,10 @@ CAPACITIES = (16 * PART_BYTES, 54 * PART_BYTES)
 PATIENCE_S = 120.0
 
 
-class Store(Canary):
-    """A web server of versioned files."""
-
-    def version(self, data: bytes) -> str:
-        return f'"{hash(data)}"'
-
-
 @pytest.fixture(scope="module")
-def store(folder: Path) -> Iterator[Store]:
+def store(folder: Path) -> Iterator[Canary]:
     """Shards, their index and the table of their samples."""
-    with Store() as running:
+    with Canary() as running:
         for number, tar in enumerate(TARS):
             running.files[f"/{number}.tar"] = tar
         urls = [running.url(f"/{number}.tar") for number in range(SHARDS)]
@@ -66,7 +59,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
         assert cache["used_bytes"] <= request.param
 
 
-def dataset(store: Store, node: Daemon, **options: Any) -> ShardDataset:
+def dataset(store: Canary, node: Daemon, **options: Any) -> ShardDataset:
     """Return the dataset, for a reader that gives up long before the test's own limit."""
     chosen: Any = {"socket": node.socket, "timeout_s": PATIENCE_S}
     return ShardDataset(store.url("/index.json"), **chosen | options)
@@ -82,7 +75,7 @@ def shuffled(seed: int) -> list[int]:
     return random.Random(seed).sample(range(TOTAL), TOTAL)
 
 
-def test_list_of_samples_may_be_larger_than_the_cache(store: Store, node: Daemon) -> None:
+def test_list_of_samples_may_be_larger_than_the_cache(store: Canary, node: Daemon) -> None:
     """All samples in one list, in any order."""
     numbers = shuffled(1)
     with dataset(store, node).indexed() as samples:
@@ -90,14 +83,14 @@ def test_list_of_samples_may_be_larger_than_the_cache(store: Store, node: Daemon
 
 
 @pytest.mark.slow
-def test_list_in_order_is_read_from_shards_larger_than_the_cache(store: Store, node: Daemon) -> None:
+def test_list_in_order_is_read_from_shards_larger_than_the_cache(store: Canary, node: Daemon) -> None:
     """By ranges, where a shard that is read in order cannot be held."""
     with dataset(store, node).indexed() as samples:
         assert [content(sample) for sample in samples[range(TOTAL)]] == ALL
 
 
 @pytest.mark.slow
-def test_lists_of_many_readers_are_read_at_the_same_time(store: Store, node: Daemon) -> None:
+def test_lists_of_many_readers_are_read_at_the_same_time(store: Canary, node: Daemon) -> None:
     """None of them waits for another that waits for it."""
 
     def read(seed: int) -> bool:
@@ -110,7 +103,7 @@ def test_lists_of_many_readers_are_read_at_the_same_time(store: Store, node: Dae
 
 
 @pytest.mark.slow
-def test_readers_that_do_other_things_keep_nobody_waiting(store: Store, node: Daemon) -> None:
+def test_readers_that_do_other_things_keep_nobody_waiting(store: Canary, node: Daemon) -> None:
     """Such as a rank that waits for the others: what was fetched ahead for it leaves space for them."""
     with ExitStack() as stack:
         idle = []
@@ -129,7 +122,7 @@ def test_readers_that_do_other_things_keep_nobody_waiting(store: Store, node: Da
 
 
 @pytest.mark.slow
-def test_epoch_of_global_shuffle_is_larger_than_the_cache(store: Store, node: Daemon) -> None:
+def test_epoch_of_global_shuffle_is_larger_than_the_cache(store: Canary, node: Daemon) -> None:
     """By workers, each of which reads its own batches ahead."""
     loader = dataset(store, node, shuffle="global", seed=3).loader(
         batch_size=8, num_workers=2, workers="processes", collate_fn=list
@@ -139,7 +132,7 @@ def test_epoch_of_global_shuffle_is_larger_than_the_cache(store: Store, node: Da
 
 
 @pytest.mark.slow
-def test_ranges_of_files_may_be_larger_than_the_cache_together(store: Store, node: Daemon) -> None:
+def test_ranges_of_files_may_be_larger_than_the_cache_together(store: Canary, node: Daemon) -> None:
     """By fsspec's call for many at once."""
     files = ShardcacheFileSystem("http", socket=str(node.socket), skip_instance_cache=True, timeout_s=PATIENCE_S)
     numbers = random.Random(5)
@@ -151,7 +144,7 @@ def test_ranges_of_files_may_be_larger_than_the_cache_together(store: Store, nod
     assert found == [TARS[shard][start:end] for shard, start, end in zip(shards, starts, ends, strict=True)]
 
 
-def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(store: Store, tmp_path: Path) -> None:
+def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(store: Canary, tmp_path: Path) -> None:
     """Small ranges of the same object are read."""
     flags = ("--range-part-size", str(PART_BYTES), "--listing-ttl-s", "1000")
     files = ShardcacheFileSystem("http", socket=str(tmp_path / "s.sock"), skip_instance_cache=True, block_size=KIB)
@@ -167,7 +160,7 @@ def test_range_larger_than_the_cache_is_an_error_that_says_both_sizes(store: Sto
 
 
 @pytest.mark.slow
-def test_shards_that_are_held_make_room_for_the_next(store: Store, tmp_path: Path) -> None:
+def test_shards_that_are_held_make_room_for_the_next(store: Canary, tmp_path: Path) -> None:
     """In a cache of two shards, for a reader that may hold four: it gives back what it read longest ago."""
     store.files["/untabled.json"] = store.files["/index.json"]  # without a table of samples beside it
     url = store.url("/untabled.json")

@@ -1,6 +1,5 @@
 """Web servers: one that remembers who came, and one that holds every byte back until the test lets it go."""
 
-import hashlib
 import re
 import socket
 
@@ -13,26 +12,46 @@ class Canary(ScriptedServer):
     """Listens on every address of this machine; a context manager.
 
     Attributes:
+        files: what it serves, by path.
         redirects: where it sends whoever asks for a path, as status and Location.
+        etag: of all files; None for one of its own for each version of a file, "" for none.
+        words: what it says in place of any answer.
+        bytewise: whether an answer begins at once, and its bytes are sent as they may be.
+        requests: method, path and headers of each request.
     """
 
     def __init__(self) -> None:
         super().__init__(address="::")
         self._address = "127.0.0.1"  # in its urls
-        self.files: dict[str, bytes] = {}  # what it serves, by path
+        self.files: dict[str, bytes] = {}
         self.redirects: dict[str, tuple[int, str]] = {}
-        self.etag = '"1"'
-        self.words = b""  # what it says in place of any answer
-        self.bytewise = False  # whether an answer begins at once, and its bytes are sent as they may be
-        self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path and headers of each request
+        self.etag: str | None = None
+        self.words = b""
+        self.bytewise = False
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
 
     @property
     def paths(self) -> list[str]:
         return [path for _, path, _ in self.requests]
 
-    def version(self, _data: bytes) -> str:
-        """Return the ETag of a file; where it is empty, none is sent."""
-        return self.etag
+    def put(self, name: str, body: bytes) -> str:
+        """Serve a file under a name; return its url."""
+        self.files[f"/{name}"] = body
+        return self.url(f"/{name}")
+
+    def ranges(self, suffix: str = "") -> list[tuple[int, int]]:
+        """Return start and end of each range asked for of such files, but for the byte that asks for a version."""
+        found = []
+        for _, path, headers in self.requests:
+            if path.endswith(suffix) and "Range" in headers:
+                start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
+                stop = min(last + 1, len(self.files[path])) if path in self.files else last + 1
+                found.append((start, stop))
+        return [span for span in found if span != (0, 1)]
+
+    def asked_bytes(self, suffix: str = "") -> int:
+        """Return the number of bytes in these ranges."""
+        return sum(end - start for start, end in self.ranges(suffix))
 
     def wait(self, path: str, stop: int) -> int:
         """Return up to which byte a file may be sent, when that is `stop` at least."""
@@ -57,7 +76,7 @@ class Canary(ScriptedServer):
             self.wait(path, int(asked[2]) + 1)
         data = self.files[path]
         start, stop = (int(asked[1]), min(int(asked[2]) + 1, len(data))) if asked else (0, len(data))
-        etag = self.version(data)
+        etag = f'"{hash(data)}"' if self.etag is None else self.etag
         if request.headers.get("If-Match", etag) != etag:
             return Reply(answer(b"", status="412 Precondition Failed"))
         headers = [f"Content-Length: {stop - start}", *([f"ETag: {etag}"] if etag else [])]
@@ -83,7 +102,6 @@ class GatedStore(Canary):
 
     def __init__(self) -> None:
         super().__init__()
-        self.etags = True  # whether answers tell the object's version
         self._open_until: dict[str, int] = {}
 
     def __exit__(self, *exc: object) -> None:
@@ -94,17 +112,13 @@ class GatedStore(Canary):
     def put(self, name: str, body: bytes) -> str:
         """Store bytes, none of them let go yet; return their url."""
         with self._changed:
-            self.files[f"/{name}"] = body
             self._open_until.setdefault(name, 0)
-        return self.url(f"/{name}")
+            return super().put(name, body)
 
     def let(self, name: str, until_byte: int = 2**62) -> None:
         with self._changed:
             self._open_until[name] = until_byte
             self._changed.notify_all()
-
-    def version(self, data: bytes) -> str:
-        return f'"{hashlib.md5(data).hexdigest()}"' if self.etags else ""
 
     def wait(self, path: str, stop: int) -> int:
         with self._changed:
