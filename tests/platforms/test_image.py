@@ -1,23 +1,63 @@
 """The Dockerfile built for real, and the DaemonSet's container run of what came out."""
 
 import json
+import os
+import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from support import ROOT
 from support.cluster.cluster import ONCE
 from support.cluster.network import Network
 from support.cluster.node import Store
 from support.cluster.tier_cluster import BUCKET, TierCluster, fetch
-from support.platforms.images import BuiltImage, build, why_not_built
+from support.platforms.oci import Json, Mount
 from support.platforms.pods import Node, Pod, why_no_network, why_not
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
+
+PROGRAMS = ("buildah", "mmdebstrap", "unshare")
+BUILD_LIMIT_S = 1800
+BASE = ("python3-venv", "python3-pip", "python-is-python3")
+# What pip goes by where a site has a mirror, or a certificate authority, of its own.
+SITES_OWN = ("/etc/ssl/certs", "/etc/pip.conf")
+# All in a mount namespace of its own: what buildah mounts is gone with it, and so is what it remembers of layers below
+# /var/lib, wherever its folders are. Arguments: the folder, the Dockerfile's, options. The tier's image begins with the
+# steps that the daemon's has taken.
+BUILD = """
+folder=$0; context=$1; shift
+mount -t tmpfs none /var/lib
+with() { buildah --root "$folder/storage" --runroot "$folder/run" --storage-driver overlay "$@"; }
+base=$(with from scratch)
+with add --quiet "$base" "$folder/base.tar" / >&2
+with commit --quiet --rm "$base" localhost/base >&2
+for target in daemon tier; do
+    named="--target $target"
+    [ $target != daemon ] || named=
+    with build --layers --pull-never --isolation chroot --build-arg BASE=localhost/base "$@" $named \
+        --tag "localhost/$target" "$context" >&2
+    made=$(with from --pull-never "localhost/$target")
+    cp --archive "$(with mount "$made")" "$folder/$target"
+    with inspect --type image "localhost/$target" >"$folder/$target.json"
+done
+"""
+
+
+def why_not_built() -> str | None:
+    """Return why no image can be built here, or None."""
+    if os.geteuid() != 0:
+        return "to build an image takes root"
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    return f"no {missing[0]} here: apt-get install buildah mmdebstrap" if missing else None
+
 
 WHY_NOT = why_not() or why_not_built()
 WHY_NO_NETWORK = why_no_network()
@@ -29,6 +69,53 @@ pytestmark = [
 ]
 SMALL_BYTES = 120_000_000  # docs/deploy-kubernetes.md says 110 MB
 TIER_BYTES = 30_000_000  # it says 25 MB
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """Image of the Dockerfile on a Debian with Python, in place of the image that it names."""
+
+    root: Path  # its files
+    config: Json  # what it says of user, environment and command
+
+    @property
+    def entrypoint(self) -> str:
+        return str(self.config["Entrypoint"][0])
+
+    @property
+    def env(self) -> dict[str, str]:
+        return dict(pair.split("=", 1) for pair in self.config["Env"])
+
+    def lay_out(self, folder: Path) -> Path:
+        """Return the only copy: containers of this image have a read-only root."""
+        return self.root
+
+    def mounts(self) -> Iterator[Mount]:
+        return iter(())
+
+
+def build(folder: Path) -> tuple[BuiltImage, BuiltImage]:
+    """Build the project's Dockerfile below a folder, with packages from Debian's and Python's indexes.
+
+    Returns the image that is built where no target is named, and that of the target `tier`.
+
+    Raises CalledProcessError where a step fails.
+    """
+    run_step(
+        "mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(BASE)}", "bookworm", folder / "base.tar"
+    )
+    own = [f"--volume={path}:{path}:ro" for path in SITES_OWN if Path(path).exists()]
+    run_step("unshare", "--mount", "sh", "-euc", BUILD, folder, ROOT, *own)
+    return built(folder, "daemon"), built(folder, "tier")
+
+
+def built(folder: Path, target: str) -> BuiltImage:
+    said = json.loads((folder / f"{target}.json").read_text())
+    return BuiltImage(folder / target, said["OCIv1"]["config"])
+
+
+def run_step(*command: str | Path) -> None:
+    subprocess.run(command, check=True, timeout=BUILD_LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -13,7 +14,7 @@ import yaml
 from shardcache.cluster.nginx_process import _STOP_LIMIT_S
 from shardcache.shared.front import FRONT
 from support.cluster.tier import OWNER_PORT
-from support.platforms.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, objects_of, templated
+from support.platforms.rendered import INSTALL, KUBERNETES, by_kind, kustomized, objects_of, rendered_by
 
 pytestmark = pytest.mark.skipif(not (shutil.which("helm") and shutil.which("kubectl")), reason=INSTALL)
 # Of monitoring.coreos.com/v1, of which the API knows nothing.
@@ -25,6 +26,7 @@ podMetricsEndpoints:
    authorization: {type: Bearer, credentials: {key: token, name: shardcache-metrics}},
    relabelings: [{sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance}]}
 """
+CONTENT = re.compile(r"\b(shardcache-config)-[0-9a-z]{10}\b")
 STORE = "https://s3.example.com"
 TIER = ("tier.enabled=true", f"tier.store={STORE}")
 CHOICES = {
@@ -37,6 +39,35 @@ CHOICES = {
     "a tier on prepared nodes": (("tier", "prepared-nodes"), (*TIER, "makeFolders=false")),
     "all": (("metrics", "tier", "prepared-nodes"), (*TIER, "metrics.enabled=true", "makeFolders=false")),
 }
+
+
+def templated(*sets: str) -> list[dict[str, Any]]:
+    """Return the objects of the chart, with values such as `metrics.enabled=true`."""
+    flags = [word for pair in sets for word in ("--set", pair)]
+    return objects_of(rendered_by("helm", "template", "release", str(KUBERNETES / "chart"), *flags))
+
+
+def comparable(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return them by kind and name, without what two renderers do differently and Kubernetes takes for the same.
+
+    That is the order of containers, volumes and mounts, and how the name of a ConfigMap is made from what it holds.
+    """
+    text = yaml.safe_dump_all(objects)
+    found = {
+        (thing["kind"], thing["metadata"]["name"]): thing
+        for thing in objects_of(CONTENT.sub(r"\1-of-its-content", text))
+    }
+    assert len(found) == len(objects)
+    spec = found["DaemonSet", "shardcache"]["spec"]["template"]["spec"]
+    spec["volumes"].sort(key=name_of)
+    spec["containers"].sort(key=name_of)
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        container["volumeMounts"].sort(key=name_of)
+    return found
+
+
+def name_of(named: dict[str, Any]) -> str:
+    return str(named["name"])
 
 
 @pytest.fixture

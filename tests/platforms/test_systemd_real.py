@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.platforms.nspawn import Machine, installed, recipe, why_not
+from support.platforms.nspawn import Machine, installed, why_not
 from support.programs.daemon import eventually
+from support.programs.pages import recipe
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
 

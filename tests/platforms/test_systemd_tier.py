@@ -10,8 +10,9 @@ import pytest
 
 from support.cluster.tier import why_no_tier
 from support.network.ports import free_port
-from support.platforms.nspawn import Machine, installed, recipe, why_not
+from support.platforms.nspawn import Machine, installed, why_not
 from support.programs.daemon import eventually
+from support.programs.pages import recipe
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import MotoS3
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support import ROOT
+
 DEPLOY = ROOT / "deploy" / "systemd"
 
 pytestmark = pytest.mark.skipif(

@@ -15,8 +15,7 @@ from statistics import median
 
 from benchmarks.measure import Figure, Row, Target, call, interleaved
 from benchmarks.workplace import Workplace
-from shardcache.plan.schedule import Schedule
-from support.shards.replay import SameName
+from shardcache.plan.schedule import SameName, Schedule
 
 # Whatever else a machine does makes a process slower, never faster: so many tries, and the best of them.
 REPEATS = 5

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import ROOT
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
-from support.programs.pages import ROOT, Place
+from support.programs.pages import Place
 
 COOKBOOK = ROOT / "docs" / "cookbook"
 PROJECTS = sorted(path.parent.name for path in COOKBOOK.glob("*/README.md"))

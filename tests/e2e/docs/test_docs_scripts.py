@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from shardcache_client import ShardDataset
+from support import ROOT
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
 from support.programs.examples import jpeg
-from support.programs.pages import ROOT, Place
+from support.programs.pages import Place
 from support.shards.reading import write_index
 from support.shards.tars import make_tar, rows
 from support.stores.buckets import Bucket, MotoS3

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from support import ROOT
 from support.programs.daemon import private_home
-from support.programs.pages import ROOT, Place, blocks, section
+from support.programs.pages import Place, blocks, section
 from support.stores.buckets import Bucket
 
 pytestmark = pytest.mark.slow

@@ -15,6 +15,7 @@ from shardcache.errors import CorruptShardError, SampleError, UnsupportedShardEr
 from shardcache_client.dataset import Joined, Mixture, ShardDataset
 from shardcache_client.files.paths import open_cached
 from shardcache_client.handlers import ignore_and_continue
+from support import TESTS
 from support.programs.daemon import Daemon
 from support.shards.file_formats import (
     EXPECTED,
@@ -30,7 +31,7 @@ from support.shards.file_formats import (
 from support.shards.reading import keys_of, write_index
 from support.shards.tars import make_tar
 
-DATA = Path(__file__).parents[2] / "data" / "formats"
+DATA = TESTS / "data" / "formats"
 
 SPELLINGS = {"b.ndjson", "d.jsonl.zst", "b.tfrecords", "c.tfrecord.gz"}
 """Names of formats that others have under another name: those are tested each time."""

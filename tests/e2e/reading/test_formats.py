@@ -10,13 +10,14 @@ import pytest
 from shardcache.errors import DecodeError, NotFoundError, UnsupportedShardError
 from shardcache_client import ShardReader
 from shardcache_client.dataset import Joined, Mixture, ShardDataset
+from support import TESTS
 from support.programs import cli
 from support.programs.daemon import Daemon
 from support.shards.described import describe
 from support.shards.tars import write_indexed
 from support.stores.buckets import Bucket
 
-DATA = Path(__file__).parents[2] / "data/formats"
+DATA = TESTS / "data/formats"
 SAMPLES = 11
 FORMATS = ["mds", "litdata"]
 

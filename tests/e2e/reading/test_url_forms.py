@@ -5,13 +5,13 @@ import bz2
 import gzip
 import json
 import lzma
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shardcache.errors import ConfigError, NotFoundError
+from shardcache.formats.zstd_library import zstd_library
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.paths import cached_paths, open_cached
 from support.cases import first_quick
@@ -20,10 +20,7 @@ from support.shards.reading import keys_of
 from support.shards.tars import make_tar
 from support.stores.faulty_s3 import FaultyS3
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+zstd = zstd_library()
 
 
 def as_it_is(data: bytes) -> bytes:

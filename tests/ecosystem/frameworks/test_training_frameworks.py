@@ -2,43 +2,48 @@
 
 import json
 import shutil
+import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
 
+from shardcache_client.dataset import ShardDataset
 from support.network.ports import free_port
 from support.programs.cli import shardcache
-from support.programs.daemon import Daemon
+from support.programs.daemon import Daemon, eventually
 from support.programs.examples import (
     BATCH,
     EPOCHS,
     LONG,
-    LONG_KEYS,
     RANKS,
     TRAINING,
     VALIDATION,
+    Reports,
     check,
     check_epochs,
-    check_killed,
     check_rest,
     check_resumed,
     check_usage,
     counted_shards,
-    first_samples,
     run,
-    run_and_kill,
     run_ranks,
+    start,
     torchrun,
 )
+from support.programs.guard import GUARD_S
+from support.programs.processes import kill_tree
 from support.stores.buckets import MotoS3
 
 SHARDS = "s3://bucket/train/{0..6}.tar"
 INDEX = "s3://bucket/train.json"
 LIMIT_S = 300  # TensorFlow takes a minute to import where the disk is cold
 RAY_LIMIT_S = 900  # Ray starts a dozen processes before the first of ours, and takes seconds for each checkpoint
+
+LONG_KEYS = [f"{number:06d}" for number in range(sum(LONG))]
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(3 * RAY_LIMIT_S)]
 
@@ -48,6 +53,60 @@ def daemon(moto_server: MotoS3) -> Iterator[Daemon]:
     """A daemon with the shards in its store, their samples counted."""
     with counted_shards(moto_server) as it:
         yield it
+
+
+def check_killed(
+    daemon: Daemon, folder: Path, command: tuple[list[str], list[str]], checkpoint: Callable[[int], str]
+) -> Reports:
+    """Kill all processes of an example within its first epoch, and continue with one process from the last checkpoint.
+
+    What the two ranks had been shown up to that, and what the one is shown, is every sample exactly once; the epochs
+    after it are whole. Return what the one reported.
+
+    Args:
+        command: starts two ranks, and one.
+        checkpoint: as for `check_resumed`.
+    """
+    saved, steps = folder / "saved", 9
+    shards = ["s3://bucket/long/", "--validation", "s3://bucket/val/", "--checkpoints", str(saved)]
+    ranks, alone = ([*each, *shards] for each in command)
+    run_and_kill(daemon, folder / "killed", ranks, (saved / checkpoint(steps + 3)).exists)
+    seen = first_samples(daemon, steps, num_workers=2)
+    resumed = run(daemon, folder / "resumed", *alone, "--resume", str(saved / checkpoint(steps)))
+    seen.update(chain.from_iterable(resumed["epoch 0 training"][0]))
+    assert sorted(seen.elements()) == LONG_KEYS
+    for epoch in range(1, EPOCHS):
+        assert sorted(chain.from_iterable(resumed[f"epoch {epoch} training"][0])) == LONG_KEYS
+        assert len(resumed[f"epoch {epoch} validation"][0]) == -(-sum(VALIDATION) // BATCH)
+    return resumed
+
+
+def run_and_kill(
+    daemon: Daemon, out: Path, command: Sequence[str], due: Callable[[], bool], limit_s: float = GUARD_S
+) -> None:
+    """Run an example until the kill is due, which must be within its first epoch; then kill all of its processes."""
+    job = start(daemon, out, command)
+    try:
+        eventually(lambda: due() or job.poll() is not None, limit_s=limit_s, pause_s=0.005)
+    finally:
+        kill_tree(job.pid)
+        said, _ = job.communicate()
+    assert job.returncode == -signal.SIGKILL, said
+    assert not out.exists(), "the first epoch was over before the kill"
+
+
+def first_samples(daemon: Daemon, steps: int, *, num_workers: int) -> Counter[str]:
+    """Return the keys that the examples' loaders give all ranks in the first steps over the long shards."""
+    seen = Counter(key for rank in range(RANKS) for key in _first_keys(daemon, rank, steps, num_workers))
+    assert seen.total() == steps * BATCH * RANKS
+    return seen
+
+
+def _first_keys(daemon: Daemon, rank: int, steps: int, num_workers: int) -> list[str]:
+    """Return the keys of the first batches that the examples' loaders give a rank."""
+    dataset = ShardDataset("s3://bucket/long/", shuffle=True, seed=7, rank=rank, world_size=RANKS, socket=daemon.socket)
+    loader = dataset.loader(batch_size=BATCH, num_workers=num_workers, collate_fn=list, persistent_workers=False)
+    return [sample["__key__"] for batch in islice(loader, steps) for sample in batch]
 
 
 @pytest.mark.usefixtures("ray_env")

@@ -13,9 +13,9 @@ from PIL import Image
 
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
+from support.programs.examples import EXAMPLES
 from support.shards.tars import pack
 
-EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 SHARDS, PER_SHARD = 4, 12
 TOTAL = SHARDS * PER_SHARD
 BATCH, WORKERS, RANKS = 3, 2, 2

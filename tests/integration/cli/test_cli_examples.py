@@ -11,13 +11,14 @@ import click
 import pytest
 
 from shardcache.cli.main import app
+from support import ROOT
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually, spawn
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = ROOT / "docs"
 # Commands that last, or need other nodes or a private daemon, and those that need what others before them have made.
 APART = {"serve", "dashboard", "demo", "cluster run", "cluster status", "stop"}
 ORDER = ("write", "index", "doctor", "warm", "get", "ls", "verify", "pin", "unpin", "evict")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardcache import __version__
+from support import ROOT
 from support.programs.daemon import Daemon, spawn
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, random_samples
@@ -57,8 +58,6 @@ class Environment:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-
-ROOT = Path(__file__).parents[3]
 
 READ = """
 import sys

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from support.network.scripted_server import Reply, Request, ScriptedServer, answ
 from support.platforms.images import Image
 from support.platforms.pods import Node, Pod
 from support.platforms.rendered import KUBERNETES, by_kind, kustomized
+from support.programs.pages import blocks, section
 from support.stores.seaweedfs import REGION
 
 _NODES = {"name": "nodes", "singularName": "node", "namespaced": False, "kind": "Node", "verbs": ["get", "list"]}
@@ -75,7 +75,6 @@ class _Api(ScriptedServer):
 BUCKET = "training-data"
 NODES, SECRET = "shardcache-tier-nodes", "shardcache-tier"
 DISK = "/mnt/nvme"
-_PAGE = KUBERNETES.parents[1] / "docs" / "cluster.md"
 _GPU = "nvidia.com/gpu.present"
 
 
@@ -175,8 +174,8 @@ def tier_status(pod: Pod) -> Any:
 
 def _commands(*parts: str) -> list[str]:
     """Return the lines of the page's section that have one of these parts, each without what applies its output."""
-    section = _PAGE.read_text().partition("\n## On Kubernetes\n")[2].partition("\n## ")[0]
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
+    page = section("docs/cluster.md", "On Kubernetes")
+    lines = [line for block in blocks(page, "sh") for line in block.body.splitlines()]
     found = [line.removesuffix(" | kubectl apply -f -") for line in lines if any(part in line for part in parts)]
     assert len(found) == len(parts), found
     return found

@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parents[3]
+from support import ROOT
+
 DASHBOARD = ROOT / "deploy" / "grafana" / "shardcache.json"
 RULES = ROOT / "deploy" / "prometheus" / "shardcache.rules.yml"
 

@@ -1,7 +1,6 @@
 """A machine of its own, run by systemd: a container over this machine's files, whose changes stay in memory."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -13,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
+from support import ROOT
 from support.programs.daemon import eventually
+from support.programs.pages import recipe
 
-ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy" / "systemd"
 _NEEDED = ("systemd-nspawn", "nsenter", "unshare")
 _AT = Path("/opt/shardcache")
@@ -30,12 +30,6 @@ def why_not() -> str | None:
         return "a container takes root"
     missing = [program for program in _NEEDED if shutil.which(program) is None]
     return f"no {missing[0]} here: apt-get install systemd-container" if missing else None
-
-
-def recipe(word: str, page: str = "deploy-systemd") -> str:
-    """Return the block of a page of docs/, commands or settings, that holds a word."""
-    blocks = re.findall(r"```\w+\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
-    return str(next(block for block in blocks if word in block))
 
 
 class Machine:

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from support import ROOT
 from support.disks.mounts import may_mount
 from support.network.ports import free_port
 from support.programs.cli import clean_environment
 from support.programs.daemon import eventually
 
 NODES = ("n1", "n2")
-_SCRIPTS = Path(__file__).parents[3] / "deploy" / "slurm"
+_SCRIPTS = ROOT / "deploy" / "slurm"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
 _START_LIMIT_S = 120.0
 _COMMAND_LIMIT_S = 120.0

@@ -6,32 +6,28 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
 from PIL import Image
 
-from shardcache_client.dataset import ShardDataset
+from support import ROOT
 from support.programs.cli import clean_environment, shardcache
 from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
-from support.programs.processes import kill_tree
 from support.shards.tars import make_tar
 from support.stores.buckets import Bucket, MotoS3, keys_of
 
-EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+EXAMPLES = ROOT / "docs" / "examples"
 TRAINING = (5, 11, 3, 8, 1, 13, 6)
 LONG = (50, 110, 30, 80, 10, 130, 60)  # so that a job can be killed before its first epoch is over
-LONG_KEYS = [f"{number:06d}" for number in range(sum(LONG))]
 VALIDATION = (4, 7, 2)
 BATCH = 4
 EPOCHS = 3
@@ -210,59 +206,3 @@ def check_resumed(daemon: Daemon, folder: Path, command: list[str], checkpoint: 
     assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
     assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
     return epochs
-
-
-def check_killed(
-    daemon: Daemon, folder: Path, command: tuple[list[str], list[str]], checkpoint: Callable[[int], str]
-) -> Reports:
-    """Kill all processes of an example within its first epoch, and continue with one process from the last checkpoint.
-
-    What the two ranks had been shown up to that, and what the one is shown, is every sample exactly once; the epochs
-    after it are whole. Return what the one reported.
-
-    Args:
-        command: starts two ranks, and one.
-        checkpoint: as for `check_resumed`.
-    """
-    saved, steps = folder / "saved", 9
-    shards = ["s3://bucket/long/", "--validation", "s3://bucket/val/", "--checkpoints", str(saved)]
-    ranks, alone = ([*each, *shards] for each in command)
-    run_and_kill(daemon, folder / "killed", ranks, (saved / checkpoint(steps + 3)).exists)
-    seen = first_samples(daemon, steps, num_workers=2)
-    resumed = run(daemon, folder / "resumed", *alone, "--resume", str(saved / checkpoint(steps)))
-    seen.update(chain.from_iterable(resumed["epoch 0 training"][0]))
-    assert sorted(seen.elements()) == LONG_KEYS
-    for epoch in range(1, EPOCHS):
-        assert sorted(chain.from_iterable(resumed[f"epoch {epoch} training"][0])) == LONG_KEYS
-        assert len(resumed[f"epoch {epoch} validation"][0]) == -(-sum(VALIDATION) // BATCH)
-    return resumed
-
-
-def run_and_kill(
-    daemon: Daemon, out: Path, command: Sequence[str], due: Callable[[], bool], limit_s: float = GUARD_S
-) -> None:
-    """Run an example until the kill is due, which must be within its first epoch; then kill all of its processes."""
-    job = start(daemon, out, command)
-    deadline_s = time.monotonic() + limit_s
-    try:
-        while not due() and job.poll() is None and time.monotonic() < deadline_s:
-            time.sleep(0.005)
-    finally:
-        kill_tree(job.pid)
-        said, _ = job.communicate()
-    assert job.returncode == -signal.SIGKILL, said
-    assert not out.exists(), "the first epoch was over before the kill"
-
-
-def first_samples(daemon: Daemon, steps: int, *, num_workers: int) -> Counter[str]:
-    """Return the keys that the examples' loaders give all ranks in the first steps over the long shards."""
-    seen = Counter(key for rank in range(RANKS) for key in _first_keys(daemon, rank, steps, num_workers))
-    assert seen.total() == steps * BATCH * RANKS
-    return seen
-
-
-def _first_keys(daemon: Daemon, rank: int, steps: int, num_workers: int) -> list[str]:
-    """Return the keys of the first batches that the examples' loaders give a rank."""
-    dataset = ShardDataset("s3://bucket/long/", shuffle=True, seed=7, rank=rank, world_size=RANKS, socket=daemon.socket)
-    loader = dataset.loader(batch_size=BATCH, num_workers=num_workers, collate_fn=list, persistent_workers=False)
-    return [sample["__key__"] for batch in islice(loader, steps) for sample in batch]

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from support import ROOT
 from support.programs.examples import is_aborted_by_torch
 from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar
-
-ROOT = Path(__file__).parents[3]
 
 _FENCED = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _PRINT = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
@@ -41,6 +40,11 @@ def blocks(text: str, *languages: str) -> Iterator[Block]:
     """Yield the blocks of a text: those in one of `languages`, or all."""
     found = (Block(language, body) for language, body in _FENCED.findall(text))
     return (block for block in found if not languages or block.language in languages)
+
+
+def recipe(word: str, page: str = "deploy-systemd") -> str:
+    """Return the block of a page of docs/, commands or settings, that holds a word."""
+    return next(block.body for block in blocks((ROOT / "docs" / f"{page}.md").read_text()) if word in block.body)
 
 
 def section(page: str, title: str) -> str:

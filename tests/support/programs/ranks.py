@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from support import TESTS
 from support.programs.guard import GUARD_S
-
-TESTS = Path(__file__).parents[2]
 
 Job = Callable[..., Any]
 

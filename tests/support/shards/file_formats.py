@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import sys
 import zipfile
 from collections.abc import Callable
 from random import Random
@@ -12,12 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shardcache.formats.zstd_library import zstd_library
 from support.shards.tf_records import example, framed
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+zstd = zstd_library()
 
 SHARDS = 3
 SAMPLES = 10

@@ -4,7 +4,6 @@ import io
 import json
 import lzma
 import random
-import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shardcache.formats.zstd_library import zstd_library
 from shardcache.store.codecs import Codec
 from shardcache.tarindex.grouping import index_tar
 from shardcache.tarindex.tables import write
@@ -141,10 +141,7 @@ def shards(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*[0-9].tar"))}
 
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+zstd = zstd_library()
 
 _LZMA2 = b"\x21\x01"  # the filter's id, and the size of its properties
 _STREAM_HEADER = 12

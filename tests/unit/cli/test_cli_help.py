@@ -14,6 +14,7 @@ from shardcache.cli.doctor.runner import CHECKS
 from shardcache.cli.main import app
 from shardcache.cli.starting.serve import serve
 from shardcache.config.settings import Settings
+from support import ROOT
 
 HEAVY = ("aiohttp", "pydantic", "rich", "s3fs", "torch", "moto")
 
@@ -99,7 +100,7 @@ def test_serve_has_a_flag_for_each_setting() -> None:
     assert all(field.description for field in Settings.model_fields.values())
 
 
-DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
+DOCS = ROOT / "docs" / "doctor.md"
 # Findings of checks that have several, after the first; the probe names those of the object stores.
 FURTHER = {"disk.read", "origin.credentials", "origin.speed"}
 

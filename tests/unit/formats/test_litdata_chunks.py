@@ -19,8 +19,9 @@ from shardcache.formats.chunks.litdata_chunks import LITDATA
 from shardcache.formats.format import IndexOptions
 from shardcache.formats.table import suffix_of
 from shardcache.tarindex.tables import Samples
+from support import TESTS
 
-DATA = Path(__file__).parents[2] / "data/formats/litdata"
+DATA = TESTS / "data/formats/litdata"
 URL = "s3://bucket/set/chunk-0-0.bin"
 INDEX = json.loads((DATA / "plain/index.json").read_text())
 CHUNK = (DATA / "plain/chunk-0-0.bin").read_bytes()

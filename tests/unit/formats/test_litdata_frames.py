@@ -1,7 +1,6 @@
 """Chunks of LitData whose samples are compressed by hundreds, sound and damaged."""
 
 import struct
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError, ShardError
 from shardcache.formats.chunks.litdata_chunks import LITDATA
+from shardcache.formats.zstd_library import zstd_library
+from support import TESTS
 from support.cases import first_quick
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+zstd = zstd_library()
 
-DATA = Path(__file__).parents[2] / "data/formats/litdata"
+DATA = TESTS / "data/formats/litdata"
 URL = "s3://bucket/set/chunk-0-0.bin"
 FRAMED = (DATA / "framed/chunk-0-0.bin").read_bytes()
 PLAIN = (DATA / "unframed/chunk-0-0.bin").read_bytes()

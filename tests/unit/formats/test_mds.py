@@ -18,8 +18,9 @@ from shardcache.errors import (
 from shardcache.formats.chunks.mds import MDS
 from shardcache.formats.format import IndexOptions
 from shardcache.tarindex.tables import Samples, key_of
+from support import TESTS
 
-DATA = Path(__file__).parents[2] / "data/formats/mds"
+DATA = TESTS / "data/formats/mds"
 URL = "s3://bucket/set/shard.00000.mds"
 PLAIN = (DATA / "plain/shard.00000.mds").read_bytes()
 

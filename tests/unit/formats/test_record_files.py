@@ -16,9 +16,10 @@ from shardcache.formats.records.array_record import ARRAY_RECORD
 from shardcache.formats.records.tfrecord import TFRECORD
 from shardcache.formats.zstd_library import zstd_library
 from shardcache.transport.between.checksums import crc32c
+from support import TESTS
 
 URL = "s3://bucket/train"
-DATA = Path(__file__).parents[2] / "data" / "formats"
+DATA = TESTS / "data" / "formats"
 
 EXAMPLES = [
     {

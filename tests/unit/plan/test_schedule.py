@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,12 +11,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shardcache.plan.replay import Replay, furthest_next, misses
-from shardcache.plan.schedule import Schedule
+from shardcache.plan.replay import Read, Replay, furthest_next, misses
+from shardcache.plan.schedule import SameName, Schedule
 from support.cases import examples
-from support.shards.replay import Job, SameName, all_reads, least_fetches
 
 SHARDS = st.sampled_from("abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    epochs: Sequence[Sequence[str]]  # what it reads, shard by shard
+    start_s: float = 0.0  # when it begins
+    seconds_per_shard: float = 1.0  # from taking one shard to taking the next
+    window: int = 1  # how many shards it has in hand at a time; at the end of an epoch none
+
+    def reads(self, job: int) -> Iterator[Read]:
+        """Yield its reads, as the job of this number."""
+        start_s = self.start_s
+        for number, epoch in enumerate(self.epochs):
+            times_s = [start_s + position * self.seconds_per_shard for position in range(len(epoch) + 1)]
+            for position, shard in enumerate(epoch):
+                end_s = times_s[min(position + self.window, len(epoch))]
+                yield Read(times_s[position], job, number, position, shard, end_s)
+            start_s = times_s[-1]
+
+
+def all_reads(jobs: Sequence[Job]) -> list[Read]:
+    return sorted(read for number, job in enumerate(jobs) for read in job.reads(number))
+
+
+def least_fetches(jobs: Sequence[Job], capacity: int) -> int:
+    """Return how few fetches any policy could do with, by trying every choice; exponential."""
+    reads = all_reads(jobs)
+    states: dict[frozenset[str], int] = {frozenset(): 0}
+    for number, read in enumerate(reads):
+        in_hand = {other.shard for other in reads[:number] if other.end_s > read.start_s}
+        following: dict[frozenset[str], int] = {}
+        for state, fetches in states.items():
+            for successor in _successors(state, read.shard, in_hand, capacity):
+                cost = fetches + (read.shard not in state)
+                following[successor] = min(cost, following.get(successor, cost))
+        states = following
+    return min(states.values())
+
+
+def _successors(state: frozenset[str], shard: str, in_hand: set[str], capacity: int) -> Iterator[frozenset[str]]:
+    if shard in state:
+        yield state
+    elif len(state) < capacity:
+        yield state | {shard}
+    else:
+        for victim in state - in_hand:
+            yield (state - {victim}) | {shard}
 
 
 @st.composite

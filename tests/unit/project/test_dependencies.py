@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from support import ROOT
+
 OURS = {"shardcache", "shardcache_client"}
 # In the standard library of later Pythons.
 LATER = {"compression"}

@@ -13,7 +13,8 @@ from shardcache.cli.main import app
 from shardcache.config.origin_table import OriginTable
 from shardcache.config.settings import Settings
 from shardcache_client.dataset import ShardDataset
-from support.programs.pages import ROOT, blocks, without_blocks
+from support import ROOT
+from support.programs.pages import blocks, without_blocks
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 

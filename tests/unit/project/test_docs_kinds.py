@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from support.programs.pages import ROOT, section, without_blocks
+from support import ROOT
+from support.programs.pages import section, without_blocks
 
 DOCS = ROOT / "docs"
 KINDS = ("Tutorials", "How-to guides", "Explanation", "Reference", "Contributing")

@@ -21,10 +21,9 @@ from shardcache.cli.main import app
 from shardcache.config.origin_table import OriginTable
 from shardcache.config.settings import Settings
 from shardcache.errors import ShardcacheError
+from support import ROOT
 from support.monitoring.chromium import PROGRAM, chromium, tab
 from support.programs.guard import GUARD_S
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from support.programs.pages import ROOT
+from support import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from shardcache import __version__
+from support import ROOT
 
-ROOT = Path(__file__).parents[3]
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 
 

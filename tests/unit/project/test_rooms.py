@@ -1,11 +1,11 @@
 """CONTRIBUTING.md says which tests test what: every room is there, and everything that it names exists."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from support import ROOT
+
 TABLE = (ROOT / "CONTRIBUTING.md").read_text().partition("## Which tests test what")[2]
 ROWS = dict(re.findall(r"^\| `([\w/]+)` \| (.+) \|$", TABLE, re.MULTILINE))
 

@@ -5,7 +5,6 @@ import gzip
 import lzma
 import os
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
+from shardcache.formats.zstd_library import zstd_library
 from shardcache.origin.objects import RemoteObject
 from shardcache.store.codecs import Codec, codec_of, inflate
 from shardcache.store.folder.layout import Layout
@@ -112,10 +112,7 @@ def test_another_version_starts_over(layout: Layout) -> None:
     assert len(Partial.open(layout, other, PART_BYTES).missing()) == 6
 
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+zstd = zstd_library()
 
 URL = "s3://bucket/train-000000.tar.gz"
 PIECE_BYTES = 1 << 14

@@ -4,7 +4,6 @@ import bz2
 import gzip
 import lzma
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ from typing import Any
 import pytest
 
 from shardcache.errors import MetadataError
+from shardcache.formats.zstd_library import zstd_library
 from shardcache_client.tables.row_files import rows_of
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+zstd = zstd_library()
 
 LINES = b"".join(b'{"k": "%d", "v": "%s"}\n' % (number, b"x" * number) for number in range(300))
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
