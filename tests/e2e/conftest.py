@@ -11,6 +11,7 @@ from shardcache_client.dataset import ShardDataset
 from support.programs.daemon import Daemon
 from support.shards.reading import write_index
 from support.shards.tars import BATCH, COUNTS, Make, write_indexed, write_shards
+from support.stores.buckets import Bucket, MotoS3, new_bucket
 
 SHARDS = 8
 SAMPLES = 25
@@ -66,3 +67,16 @@ def make(daemon: Daemon, train: str) -> Make:
         return ShardDataset(url, **chosen | options)
 
     return make_dataset
+
+
+@pytest.fixture(scope="module")
+def bucket(moto_server: MotoS3) -> Bucket:
+    """A bucket for the whole module."""
+    return new_bucket(moto_server)
+
+
+@pytest.fixture(scope="module")
+def store_daemon(folder: Path, bucket: Bucket) -> Iterator[Daemon]:
+    """A daemon for the whole module that reads from the bucket."""
+    with Daemon(folder, env=bucket.env()) as running:
+        yield running

@@ -1,6 +1,5 @@
 """Files of formats that other programs open, too: each byte is fetched once, whoever comes first."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.shards.file_formats import FORMATS, plain, rows_of_shard
 from support.shards.tars import make_tar
-from support.stores.buckets import Bucket, MotoS3, new_bucket
+from support.stores.buckets import Bucket
 
 NAMES = ("a.parquet", "deflated.ZIP", "stored.zip", "a.jsonl", "d.jsonl.zst", "a.tfrecord")
 ROWS = rows_of_shard(0)
@@ -23,18 +22,6 @@ def _param(name: str) -> Any:
 
 
 NAMED = pytest.mark.parametrize("name", [*map(_param, NAMES)])
-
-
-@pytest.fixture(scope="module")
-def bucket(moto_server: MotoS3) -> Bucket:
-    return new_bucket(moto_server)
-
-
-@pytest.fixture(scope="module")
-def store_daemon(folder: Path, bucket: Bucket) -> Iterator[Daemon]:
-    """A daemon that reads from the bucket."""
-    with Daemon(folder, env=bucket.env()) as running:
-        yield running
 
 
 def uploaded(bucket: Bucket, key: str, name: str) -> tuple[str, bytes]:

@@ -3,7 +3,6 @@
 import json
 import lzma
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 
 from shardcache_client.dataset import ShardDataset
+from support import TESTS
 from support.programs.daemon import Daemon
 from support.shards.file_formats import EXPECTED, FORMATS, SAMPLES, SHARDS, plain, rows_of_shard
-from support.stores.buckets import Bucket, MotoS3, new_bucket
+from support.stores.buckets import Bucket
 from support.stores.object_servers import HubServer
 
-DATA = Path(__file__).parents[2] / "data" / "formats"
+DATA = TESTS / "data" / "formats"
 ARRAY_RECORD = "groups.array_record"
 ARRAY_RECORD_LABELS = range(-3, 9)
 
@@ -25,18 +25,6 @@ NAMES = ("a.parquet", "stored.zip", "deflated.ZIP", "a.jsonl", "d.jsonl.zst", "c
 
 def _param(name: str) -> Any:
     return pytest.param(name, marks=[] if name == NAMES[0] else [pytest.mark.slow])
-
-
-@pytest.fixture(scope="module")
-def bucket(moto_server: MotoS3) -> Bucket:
-    return new_bucket(moto_server)
-
-
-@pytest.fixture(scope="module")
-def store_daemon(folder: Path, bucket: Bucket) -> Iterator[Daemon]:
-    """A daemon that reads from the bucket."""
-    with Daemon(folder, env=bucket.env()) as running:
-        yield running
 
 
 def uploaded(bucket: Bucket, name: str, files: list[bytes], samples: int) -> tuple[str, int]:

@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,26 +15,12 @@ from shardcache_client.files.paths import cached_paths
 from shardcache_client.reader import ShardReader
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
-from support.programs.daemon import PrivateHome, UnixConnection, eventually, private_home
+from support.programs.daemon import PrivateHome, UnixConnection, eventually
 from support.programs.guard import GUARD_S
-from support.programs.private_readers import KEYS, READ, SAMPLES, SHARDS, read, shards_folder, start_reader
+from support.programs.private_readers import KEYS, READ, SAMPLES, SHARDS, read, start_reader
 
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A folder with a short path, and with shards in it."""
-    with shards_folder() as folder:
-        yield folder
-
-
-@pytest.fixture
-def home(root: Path) -> Iterator[PrivateHome]:
-    """A node on which nobody set up a daemon."""
-    with private_home(root) as home:
-        yield home
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,21 +11,13 @@ import pytest
 from shardcache.errors import AccessDeniedError
 from shardcache_client.reader import ShardReader
 from support.programs.cli import shardcache
-from support.programs.daemon import PrivateHome, private_home
+from support.programs.daemon import PrivateHome
 from support.programs.guard import GUARD_S
-from support.programs.private_readers import shards_folder
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar
 from support.stores.faulty_s3 import FaultyS3
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def home() -> Iterator[PrivateHome]:
-    """A node on which nobody set up a daemon."""
-    with shards_folder() as root, private_home(root) as home:
-        yield home
 
 
 def fill(store: FaultyS3) -> list[str]:

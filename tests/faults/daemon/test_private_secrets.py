@@ -12,9 +12,8 @@ from shardcache_client.reader import ShardReader
 from support.cases import first_quick
 from support.network.certificates import Authority
 from support.programs.cli import shardcache
-from support.programs.daemon import PrivateHome, private_home
+from support.programs.daemon import PrivateHome
 from support.programs.guard import GUARD_S
-from support.programs.private_readers import shards_folder
 from support.shards.tars import make_tar
 from support.stores.object_servers import AzureServer, GoogleServer, ObjectServer
 
@@ -49,13 +48,6 @@ class Store:
     def fetched(self) -> list[str]:
         """Return the paths of all objects that were sent so far."""
         return [target.partition("?")[0] for method, target, _ in self.server.requests if method == "GET"]
-
-
-@pytest.fixture
-def home() -> Iterator[PrivateHome]:
-    """A node on which nobody set up a daemon."""
-    with shards_folder() as root, private_home(root) as home:
-        yield home
 
 
 @pytest.fixture

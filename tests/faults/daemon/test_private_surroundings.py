@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ from shardcache_client.reader import ShardReader
 from support.cases import first_quick
 from support.disks.mounts import may_mount
 from support.programs.cli import shardcache
-from support.programs.daemon import PrivateHome, eventually, pid_at, private_home
+from support.programs.daemon import PrivateHome, eventually, pid_at
 from support.programs.guard import GUARD_S
-from support.programs.private_readers import KEYS, READ, SAMPLES, SHARDS, read, shards_folder, start_reader
+from support.programs.private_readers import KEYS, READ, SAMPLES, SHARDS, read, start_reader
 from support.programs.processes import wait_until_ended
 from support.shards.tars import make_tar, write_shards
 from support.stores.buckets import Bucket
@@ -27,20 +26,6 @@ from support.stores.faulty_s3 import FaultyS3
 
 IS_ROOT = os.geteuid() == 0
 WITHOUT_PROC = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc; exec "$@"', "sh")
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A folder with a short path, and with shards in it."""
-    with shards_folder() as folder:
-        yield folder
-
-
-@pytest.fixture
-def home(root: Path) -> Iterator[PrivateHome]:
-    """A node on which nobody set up a daemon."""
-    with private_home(root) as home:
-        yield home
 
 
 @pytest.mark.slow

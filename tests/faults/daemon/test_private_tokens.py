@@ -8,22 +8,14 @@ import pytest
 from shardcache.errors import AccessDeniedError, NotFoundError
 from shardcache_client.reader import ShardReader
 from support.programs.cli import shardcache
-from support.programs.daemon import PrivateHome, private_home
+from support.programs.daemon import PrivateHome
 from support.programs.guard import GUARD_S
-from support.programs.private_readers import shards_folder
 from support.shards.tars import make_tar
 from support.stores.object_servers import HubServer
 
 pytest.importorskip("huggingface_hub", minversion="2", reason="pip install 'shardcache[hf]'")
 
 ONE, TWO = "hf://datasets/org/one", "hf://datasets/org/two"
-
-
-@pytest.fixture
-def home() -> Iterator[PrivateHome]:
-    """A node on which nobody set up a daemon."""
-    with shards_folder() as root, private_home(root) as home:
-        yield home
 
 
 @pytest.fixture

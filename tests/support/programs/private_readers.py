@@ -2,15 +2,11 @@
 
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from shardcache_client.reader import ShardReader
 from support.programs.guard import GUARD_S
-from support.shards.tars import write_shards
 
 SHARDS, SAMPLES = 4, 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
@@ -24,15 +20,6 @@ for sample in ShardReader(sys.argv[1], partial_reads=False):
     if sys.argv[2:]:
         signal.pause()
 """
-
-
-@contextmanager
-def shards_folder() -> Iterator[Path]:
-    """Provide a folder with a short path, and with four shards of five samples in `data`."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-p-") as folder:
-        (Path(folder) / "data").mkdir()
-        write_shards(Path(folder) / "data", SHARDS, SAMPLES, {"bin": 20_000})
-        yield Path(folder)
 
 
 def read(root: Path) -> list[str]:
