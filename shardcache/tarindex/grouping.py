@@ -193,9 +193,9 @@ class Adjacency:
         return None
 
     def _are_alike(self, start: int, stop: int) -> bool:
-        """Return True if samples have the members of the first one, in its order.
+        """Return True if samples `start` to `stop`, exclusive, have the extensions of the first.
 
-        None of them is a part of another then.
+        They must have them in the same order. Then none of these samples continues another.
         """
         samples = self._samples
         pattern = samples.extension_ids[: samples.member_ends[0]]
@@ -206,7 +206,7 @@ class Adjacency:
         return extension_ids == pattern * (stop - start)
 
     def _keys(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """Yield number and key of each sample."""
+        """Yield number and key of each sample from `start` up to `stop`, exclusive."""
         ends = self._samples.key_ends
         base = ends[start - 1] if start else 0
         keys = bytes(self._samples.keys[base : ends[stop - 1]])

@@ -32,8 +32,10 @@ def split_lines(
 ) -> Iterator[Member]:
     """Yield the members of a tar, with each that holds lines replaced by its lines.
 
-    Line feeds are left out. Keys count on from the member's own; an empty line is counted, and left
-    out. Raises UnsupportedShardError for more than `max_lines`, or lines in a hard link, and what
+    The first line has the member's key, and each later one the next number. Line feeds are left
+    out, and so are empty lines, whose numbers are then missing.
+
+    Raises UnsupportedShardError for more than `max_lines`, or lines in a hard link, and what
     `members` and `read`, the source of the tar's bytes, raise.
     """
     count = 0

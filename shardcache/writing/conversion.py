@@ -110,9 +110,9 @@ async def convert(
         tables: access settings of object stores.
         progress: called as the run proceeds.
 
-    Raises ConfigError for a wrong option, or a destination with shards of others, other input or
-    settings; InputError, SampleError if the input cannot be read or written; OriginError, DiskError
-    if a shard cannot be stored.
+    Raises ConfigError for a wrong option, or a destination with other shards, or with those of
+    other input or settings; InputError, SampleError if the input cannot be read or written;
+    OriginError, DiskError if a shard cannot be stored.
     """
     with tempfile.TemporaryDirectory(prefix="shardcache-write-") as scratch:
         async with Destination(destination, tables, Path(scratch)) as target:
@@ -180,7 +180,7 @@ class _Conversion:
             self._journal = resume(journal_text, self._journal.settings, self._target.url)
             check_empty(self._options.names.foreign(self._objects), self._target.url)
             if TABLE in self._journal.shards and all(map(self._is_unchanged, self._journal.shards)):
-                self._needs_table = False  # the interrupted run has written it
+                self._needs_table = False  # the one that lists these same shards is there
         else:
             check_empty(self._objects, self._target.url)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)

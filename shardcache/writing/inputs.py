@@ -15,7 +15,7 @@ from shardcache.writing import folders, sources
 from shardcache.writing.json_lines import LINE_SUFFIXES, JsonLines
 from shardcache.writing.shard_cuts import ShardNames
 
-_PARQUET = (".parquet",)
+_PARQUET_SUFFIXES = (".parquet",)
 _SHUFFLE_REMEDY = (
     "shuffle the lines before: shuf lines.jsonl > shuffled.jsonl; if their order tells nothing, "
     "omit it: ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
@@ -172,7 +172,7 @@ def _files_of(name: str) -> list[str]:
         entries = [entry for entry in path.iterdir() if not sources.is_left_out(entry.name)]
     except OSError as exn:
         raise sources.unreadable(exn, path) from exn
-    for suffixes in (_PARQUET, LINE_SUFFIXES):
+    for suffixes in (_PARQUET_SUFFIXES, LINE_SUFFIXES):
         if entries and all(entry.name.endswith(suffixes) for entry in entries):
             return [str(entry) for entry in entries]
     return [name]
@@ -191,7 +191,7 @@ def _kind(name: str) -> str:
         return "folder"
     if path.name.endswith(LINE_SUFFIXES):
         return "jsonl"
-    if path.suffix in _PARQUET:
+    if path.suffix in _PARQUET_SUFFIXES:
         return "parquet"
     if not path.exists():
         raise sources.missing(path)

@@ -16,7 +16,7 @@ FORMAT = 1
 Another release's may differ, and must not be mixed with this one's.
 """
 
-_SHOWN_CHARS = 60
+_SHOWN_CHARS = 60  # of the value of a setting, in messages
 
 
 class Stored(NamedTuple):
@@ -66,12 +66,12 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
     """
     remedy = "empty the destination, or choose another"
     try:
-        recorded = json.loads(text)
-        old_settings = recorded["settings"]
-        shards = {name: Stored(*row) for name, row in recorded["shards"].items()}
+        content = json.loads(text)
+        old_settings = content["settings"]
+        shards = {name: Stored(*row) for name, row in content["shards"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exn:
         raise ConfigError(f"{JOURNAL} is damaged ({exn})", url=url, remedy=remedy) from exn
-    if recorded.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise ConfigError(
             "another release of shardcache began to write this dataset", url=url, remedy=remedy
         )
