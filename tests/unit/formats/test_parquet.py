@@ -100,6 +100,15 @@ def test_cells_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, ta
     assert rows_of(samples, data) == (without_nulls(table) if table.num_columns else [])
 
 
+def test_times_of_a_zone_have_its_offset(tmp_path: Path) -> None:
+    """That of summer or winter, in place of the zone's name."""
+    times = [datetime.datetime(2026, month, 1, tzinfo=datetime.UTC) for month in (1, 7)]
+    data = stream_of(tmp_path / "a.parquet", pa.table({"at": pa.array(times, pa.timestamp("us", tz="Europe/Berlin"))}))
+    found = [row["at"] for row in rows_of(indexed(tmp_path / "a.arrow", data), data)]
+    assert found == times
+    assert [at.utcoffset() for at in found] == [datetime.timedelta(hours=hours) for hours in (1, 2)]
+
+
 def test_images_are_their_bytes(tmp_path: Path) -> None:
     """As the Hub has them, a struct of bytes and path: the latter is a column of its own."""
     files = [{"bytes": b"jpeg", "path": "a.jpg"}, {"bytes": b"png", "path": None}, None]
