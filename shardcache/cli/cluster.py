@@ -87,7 +87,7 @@ def render(out: Path, node: str | None, as_json: bool, **options: Any) -> None:
 )
 @click.command(
     short_help="Write the nodes' certificates, signed by the cluster's own authority.",
-    params=[option("--nodes", None, "LIST")],
+    params=[option("--nodes", metavar="LIST")],
 )
 @click.option(
     "--out",

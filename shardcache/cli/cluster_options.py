@@ -139,7 +139,7 @@ def option(
     )
 
 
-NODES = option("--nodes", None, "LIST", required=True)
+NODES = option("--nodes", metavar="LIST", required=True)
 OWNER_PORT = option("--owner-port", 9081, "PORT", type=click.IntRange(1, _MAX_PORT))
 TLS = (
     option("--plain", is_flag=True),
@@ -151,20 +151,26 @@ TLS = (
 _TLS_NAMES = [str(tls_option.name) for tls_option in TLS]
 TIER = (
     NODES,
-    option("--store", None, "URL", name="stores", required=True, multiple=True),
+    option("--store", metavar="URL", name="stores", required=True, multiple=True),
     option("--store-ca", Path("/etc/ssl/certs/ca-certificates.crt"), "FILE", type=PATH),
-    option("--resolver", None, "ADDRESS[:PORT]", name="resolvers", multiple=True, type=_resolver),
+    option(
+        "--resolver",
+        metavar="ADDRESS[:PORT]",
+        name="resolvers",
+        multiple=True,
+        type=_resolver,
+    ),
     option("--trust-s", 300, "SECONDS", type=click.IntRange(0)),
     option("--same-rights", is_flag=True),
     option("--outage-s", 0, "SECONDS", type=click.IntRange(0)),
     option("--stall-timeout-s", 20.0, "SECONDS", type=click.FloatRange(1)),
     OWNER_PORT,
-    option("--listen", None, "ADDRESS", type=_address),
+    option("--listen", metavar="ADDRESS", type=_address),
     option("--cache-dir", "/var/cache/shardcache-tier", "FOLDER"),
     option("--run-dir", "/run/shardcache-tier", "FOLDER"),
     option("--max-size", "100GiB", "SIZE", name="max_size_bytes", type=common.parse_size),
     option("--min-free", "5GiB", "SIZE", name="min_free_bytes", type=common.parse_size),
-    option("--user", None, "NAME", type=_user),
+    option("--user", metavar="NAME", type=_user),
     option("--workers", 4, "N", type=click.IntRange(1, 256)),
     *TLS,
 )
@@ -221,11 +227,13 @@ def tier_of(
     """Return the tier that the options describe. Raises ConfigError."""
     listed_nodes = nodes_of(nodes)
     upstreams = tuple(map(Upstream.parse, stores))
-    tls = tls_of(listed_nodes, **{name: options.pop(name) for name in _TLS_NAMES})
-    has_names = not all(store.is_address for store in upstreams)
+    tls_options = {name: options[name] for name in _TLS_NAMES}
+    other_options = {name: value for name, value in options.items() if name not in tls_options}
+    tls = tls_of(listed_nodes, **tls_options)
+    stores_have_names = not all(store.is_address for store in upstreams)
     if resolvers == (_AT_START,):
         resolvers = ()
-    elif not resolvers and has_names:
+    elif stores_have_names and not resolvers:
         resolvers = _system_resolvers()
     return Tier(
         nodes=listed_nodes,
@@ -233,7 +241,7 @@ def tier_of(
         tls=tls,
         resolvers=resolvers,
         ipv6=_has_ipv6_route(),
-        **options,
+        **other_options,
     )
 
 

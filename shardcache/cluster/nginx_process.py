@@ -24,6 +24,7 @@ _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # not in the PATH o
 _STOP_LIMIT_S = 15.0
 _RELOAD_LIMIT_S = 60.0
 _POLL_S = 0.02
+_CONNECT_LIMIT_S = 0.02  # to a local socket
 
 Process = subprocess.Popen[bytes]
 
@@ -46,7 +47,7 @@ def clear_front(front: Path) -> None:
 
 
 def _is_served(front: Path) -> bool:
-    with suppress(OSError), connected(front, _POLL_S):
+    with suppress(OSError), connected(front, _CONNECT_LIMIT_S):
         return True
     return False
 
@@ -66,6 +67,7 @@ def find_program() -> str:
 
 def default_user(nginx: str) -> str:
     """Return the user of nginx's workers if root starts it without naming one."""
+    # It prints the arguments with which nginx was built.
     result = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False)
     built_in = re.search(r"--user=(\S+)", result.stderr)
     return built_in[1] if built_in else "nobody"

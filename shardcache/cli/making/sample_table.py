@@ -53,11 +53,12 @@ def write_table(
     session = Session(choice, reader, Patience(_TIMEOUT_S))
     window = ShardWindow(session, plan, partial=False)
     sizes = [ref.size_bytes for ref in refs_by_url.values()]
-    total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+    known_sizes = [size or 0 for size in sizes]
+    total_bytes = None if None in sizes else sum(known_sizes)
     refs: list[ShardRef] = []
     try:
         session.declare(plan)
-        for number, done_bytes in enumerate(accumulate(size or 0 for size in sizes)):
+        for number, done_bytes in enumerate(accumulate(known_sizes)):
             refs.append(_add_shard(file, number, window, metadata))
             show(
                 {
