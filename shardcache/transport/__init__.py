@@ -1,1 +1,4 @@
-"""Worker processes that move the bodies of HTTP answers into files, and the daemon's side."""
+"""Transport workers, which are processes that move HTTP bodies into files, and the daemon's side.
+
+`worker_pool.Workers` is what the daemon uses; `worker` is the program of a worker.
+"""

@@ -1,4 +1,10 @@
-"""A request in flight in a transport worker, as the daemon sees it."""
+"""A request in flight in a transport worker, as the daemon sees it.
+
+`WorkerProcess` creates a `RunningRequest` for each request that it sends to its worker, and passes
+it the worker's messages. `Workers` awaits its outcome. The request's flow pauses it and gives it
+byte credit, which is the number of bytes that may be read. A held body waits in the worker's memory
+until it is committed, that is, until the daemon allows it to be written.
+"""
 
 import asyncio
 import errno
@@ -16,11 +22,12 @@ from shardcache.transport.http.http_heads import HEAD_REMEDY
 
 log = SharedLogger()
 
-# A write that hangs with its disk must not block the daemon. It is safe to leave: if it completes
-# later, it writes the right bytes in the right place.
+# Longest wait for a cancelled request to end. A write that hangs with its disk must not block the
+# daemon. It is safe to leave the write alone: if it completes later, it writes the right bytes in
+# the right place.
 _END_LIMIT_S = 2.0
 
-# For addresses of the node itself, and of its own network.
+# Remedy if a host's name leads to this node or its cloud's metadata service.
 _NEAR_REMEDY = "if that is intended, the node's operator can add the url's prefix to --allow"
 
 
@@ -33,9 +40,12 @@ class RunningRequest:
     """A request in flight.
 
     Attributes:
+        number: identifies the request in messages to and from its worker.
         send: sends a message to the worker.
-        path: of the file that its body is written to; None for no body.
-        received_bytes: bytes of the body so far.
+        flow: pauses the request, grants its byte credit, and is told of its progress.
+        path: path of the file that its body is written to; None for no body, empty for a file
+            without a name.
+        received_bytes: number of bytes of the body received so far.
     """
 
     number: int
@@ -45,9 +55,9 @@ class RunningRequest:
     received_bytes: int = 0
     _written_bytes: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _paused: bool = False  # until the flow is ready
-    _held: bool = False  # until the body is committed
-    _last_message: Message | None = None  # set once the request has ended
+    _paused: bool = False  # True from a pause until the flow is ready
+    _held: bool = False  # True from when a held body has arrived until `commit` is called
+    _last_message: Message | None = None  # how the request has ended; None while it runs
 
     def pause(self) -> None:
         """Pause until the flow is ready again."""
@@ -57,7 +67,11 @@ class RunningRequest:
             self._changed.set()
 
     async def outcome(self, commit: Commit | None) -> Answer | None:
-        """Return the answer; None if its body was not committed.
+        """Wait until the request ends, and return its answer.
+
+        Args:
+            commit: called when a held body has arrived. If it returns False, the body is dropped
+                and the outcome is None. None to write the body in any case.
 
         Raises what `Workers.fetch` raises.
         """
@@ -65,13 +79,14 @@ class RunningRequest:
             await self._changed.wait()
             self._changed.clear()
 
-            # 1. The flow had no credit, or no slot: the worker goes on once it has.
+            # 1. The request is paused, as its flow has no byte credit or no connection slot. It is
+            #    resumed once the flow is ready.
             if self._paused and self._last_message is None:
                 await self.flow.ready()
                 self._paused = False
                 limit_bytes = self.limit_bytes()
                 self.send({"do": "resume", "id": self.number, "limit_bytes": limit_bytes})
-            # 2. The whole body has arrived, and waits to be written to its file.
+            # 2. The whole body has arrived in the worker's memory, and waits to be committed.
             if self._held and self._last_message is None:
                 self._held = False
                 if commit is not None and not await commit():
@@ -93,7 +108,7 @@ class RunningRequest:
             log.warning("cancelled request still writing; the disk may be hung")
 
     def limit_bytes(self) -> float | None:
-        """Return the number of bytes of the body that may be read in all; None for no limit."""
+        """Return how many bytes of the body may be read in total; None for no limit."""
         if math.isinf(self.flow.credit_bytes):
             return None
         return self.received_bytes + max(0, self.flow.credit_bytes)
@@ -109,9 +124,10 @@ class RunningRequest:
         self._changed.set()
 
     def progress(self, received_bytes: int, written_bytes: int) -> None:
-        """Record the numbers of bytes of the body received and written so far."""
+        """Record the total numbers of bytes of the body received and written so far."""
         more_bytes = received_bytes - self.received_bytes
-        if more_bytes > 0:  # two threads' reports may come in the wrong order
+        # Two threads of the worker report progress, so an older report may come after a newer one.
+        if more_bytes > 0:
             self.received_bytes = received_bytes
             self.flow.received(more_bytes)
         if written_bytes > self._written_bytes:
@@ -120,7 +136,7 @@ class RunningRequest:
 
 
 def _result(message: Message) -> Answer:
-    """Return the answer in a request's last message, or raise the error that it stands for."""
+    """Return the answer in a request's last message, or raise the error that is reported there."""
     match message["is"]:
         case "answer":
             return Answer.from_json(message["answer"])

@@ -1,9 +1,15 @@
 """Transport worker: a process that sends HTTP requests and writes the answers to files.
 
-The program reads messages from standard input and writes messages to standard output, each a line
-of JSON; `Workers` is the other end. It has a thread per request. It exits at the end of its input,
-and so with the daemon, however that ends. It is a separate process so that neither decryption nor
-checksums hold the daemon's interpreter lock, and a small one, because there are several.
+The daemon starts several workers (`worker_pool.Workers`) and sends them messages over their
+standard input; a worker replies over its standard output. Each message is a line of JSON. Workers
+are separate processes so that neither decryption nor checksums hold the daemon's interpreter lock.
+A worker runs each request in a thread of its own. It exits at the end of its input, which also
+closes when the daemon is killed.
+
+An exchange is one request with its answer. A request is primed if it was sent ahead of its
+exchange, so that the answer is on its way when the exchange begins. A body is held if it waits in
+memory until the daemon commits it, that is, allows it to be written to its file. A gate is the link
+through which the daemon's messages reach an exchange's thread.
 """
 
 import ctypes
@@ -38,16 +44,16 @@ _IN = 0
 _OUT = 1
 _PROGRESS_S = 0.1  # between two reports of progress
 _EXPIRE_S = 1.0  # between two looks at idle connections, while there are no requests
-_MAX_PRIMED = 8  # requests sent ahead of their exchange
+_MAX_PRIMED = 8  # limit on requests that were sent ahead and have no exchange yet
 _READ_BYTES = 256 * 1024
-_MAX_THREADS = 1024  # one per request
+_MAX_THREADS = 1024  # each request takes one thread
 
 
 class Worker:
-    """Requests in flight, and the connections that they share.
+    """The worker's requests in flight, and the connections that they share.
 
     Args:
-        files: socket by which descriptors of files without a name come.
+        files: socket over which the daemon sends the descriptors of files that have no name.
     """
 
     def __init__(self, files: socket.socket) -> None:
@@ -55,11 +61,12 @@ class Worker:
         self._pool = Pool(self._report_silence)
         self._threads = ThreadPoolExecutor(_MAX_THREADS)
         self._gates: dict[int, Gate] = {}
-        self._reported: dict[int, tuple[int, int]] = {}  # bytes received and written
-        self._sending = threading.Lock()
+        # By request, the numbers of bytes received and written that were last reported.
+        self._reported: dict[int, tuple[int, int]] = {}
+        self._sending = threading.Lock()  # keeps the messages of several threads apart
 
     def run(self) -> None:
-        """Serve until the input ends."""
+        """Carry out the daemon's messages until the input ends."""
         self._send({"is": "up"})
         for line in self._lines():
             message = decoded(line)
@@ -84,7 +91,8 @@ class Worker:
     def _lines(self) -> Iterator[bytes]:
         """Yield the input's lines.
 
-        Between them, report progress and close old connections at regular intervals.
+        While it waits for the next line, it reports progress and closes old connections at regular
+        intervals.
         """
         partial_line = b""
         next_tick_s = 0.0
@@ -120,6 +128,7 @@ class Worker:
                 return
             body = _with_descriptor(body, fd)
 
+        # Tells the daemon that a held body has arrived and waits to be committed.
         report_held = partial(self._send, {"id": number, "is": "held"})
         exchange = Exchange(
             request,
@@ -132,7 +141,11 @@ class Worker:
         self._threads.submit(self._run, number, exchange, fd)
 
     def _run(self, number: int, exchange: Exchange, fd: int | None) -> None:
-        """Run an exchange to its end, in its thread, and close the descriptor of its file."""
+        """Run an exchange to its end, in its thread, and close its file's descriptor.
+
+        Args:
+            fd: the descriptor; None if the file is opened by its path, or there is no body.
+        """
         try:
             outcome = _outcome(exchange, self._pool)
         finally:
@@ -141,39 +154,58 @@ class Worker:
         self._end(number, outcome)
 
     def _prime(self, message: Message) -> None:
-        """Send a request whose exchange has not begun, unless several are waiting for theirs."""
+        """Send a request ahead of its exchange.
+
+        Nothing is sent if `_MAX_PRIMED` requests already wait for their exchanges, or if this one
+        does.
+        """
         request, _ = request_from_json(message)
         if len(self._pool.primed) < _MAX_PRIMED and request.url not in self._pool.primed:
+            # The byte credit of its body is set by its exchange, which has another gate.
             gate = Gate(math.inf)
             opening = self._threads.submit(self._pool.prime, request, gate)
             self._pool.primed[request.url] = Primed(gate, opening)
 
     def _end(self, number: int, outcome: Message) -> None:
-        """Report how a request has ended, unless that was done."""
+        """Report how a request has ended, unless its end was already reported."""
         gate = self._gates.pop(number, None)
         self._reported.pop(number, None)
         if gate is not None:
             self._send({"id": number, "received_bytes": gate.received_bytes, **outcome})
 
     def _cancel(self, number: int) -> None:
-        """Cancel a request, which ends now, or as soon as its thread has stopped writing."""
+        """Cancel a request.
+
+        Its end is reported now, or once its thread has stopped writing to the file.
+        """
         gate = self._gates.get(number)
         if gate is None:
             return
         has_ended = gate.cancel()
+        # The request had got no answer over a reused connection. Something in between may have
+        # dropped that connection, so the pool may distrust the others that were idle.
         if gate.asked_idle_s is not None:
             self._pool.record_cancellation(gate.asked_idle_s)
         if has_ended:
             self._end(number, {"is": "cancelled"})
 
     def _gate(self, message: Message) -> Gate:
-        return self._gates.get(message["id"]) or Gate(0)  # the request may just have ended
+        """Return the gate of the request that a message is about.
+
+        If the request has just ended, this is a new gate that nothing waits for.
+        """
+        return self._gates.get(message["id"]) or Gate(0)
 
     def _report_silence(self, asked_s: float) -> None:
+        """Report that a server gave no answer over a reused connection.
+
+        Args:
+            asked_s: when the request was sent, by the monotonic clock.
+        """
         self._send({"is": "silent", "asked_s": asked_s})
 
     def _report_progress(self) -> None:
-        """Send the numbers of bytes that have changed since they were last sent."""
+        """Report the requests whose numbers of bytes have changed since the last report."""
         changed: dict[int, tuple[int, int]] = {}
         for number, gate in list(self._gates.items()):
             counts = (gate.received_bytes, gate.written_bytes)
@@ -185,7 +217,7 @@ class Worker:
             self._send({"is": "progress", "counts": rows})
 
     def _send(self, message: Message) -> None:
-        """Write a message to the output. Any thread."""
+        """Write a message to the output. Any thread may call it."""
         line = memoryview(encoded(message))
         with self._sending:
             while line:
@@ -206,6 +238,7 @@ def _outcome(exchange: Exchange, pool: Pool) -> Message:
     except PartFileError as exn:
         return _disk_error(exn.cause)
     except NearHostError as exn:
+        # The host's name leads to this node or its cloud's metadata service, which is refused.
         return {"is": "near", "reason": str(exn)}
     except ssl.SSLCertVerificationError as exn:
         return {"is": "certificate", "reason": exn.verify_message}
@@ -220,7 +253,7 @@ def _disk_error(exn: OSError) -> Message:
 
 
 def _limit(message: Message) -> float:
-    """Return the number of bytes of the body that may be read in all."""
+    """Return how many bytes of the body may be read in total, those already read included."""
     limit_bytes: float | None = message["limit_bytes"]
     return math.inf if limit_bytes is None else limit_bytes
 
@@ -228,18 +261,23 @@ def _limit(message: Message) -> float:
 def main() -> None:
     """Run the worker.
 
-    Its arguments are the daemon's pid, and the descriptor of the socket for descriptors.
+    The command line has two arguments: the daemon's pid, and the number of the inherited socket
+    over which file descriptors arrive.
     """
     daemon_pid = int(sys.argv[1])
     files_fd = int(sys.argv[2])
-    # This process dies with a killed daemon, even in mid-work (prctl(2)): the next daemon may write
-    # the same files.
+    # The kernel kills this process when the daemon dies, even in the middle of a write (prctl(2)).
+    # Otherwise it might write to files that the next daemon writes, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    checksum_function("crc32c")  # imported now, rather than when the first bytes come
-    if os.getppid() == daemon_pid:  # otherwise the daemon was killed before that call
-        with suppress(BrokenPipeError):  # it has been killed since, and this process is about to be
+    # The checksum library is loaded now, so that the first bytes need not wait for the import.
+    checksum_function("crc32c")
+    # If the daemon died before the prctl call, the kernel sends no signal; the process then has
+    # another parent, and exits.
+    if os.getppid() == daemon_pid:
+        # Writing to a daemon that has just been killed raises BrokenPipeError.
+        with suppress(BrokenPipeError):
             Worker(socket.socket(fileno=files_fd)).run()
-    os._exit(0)  # does not wait for threads that wait for a server
+    os._exit(0)  # without waiting for threads that still wait for a server
 
 
 if __name__ == "__main__":

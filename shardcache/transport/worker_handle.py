@@ -1,4 +1,9 @@
-"""The daemon's side of one transport worker: its process, and the messages to and from it."""
+"""The daemon's side of one transport worker: its process, and the messages to and from it.
+
+`Workers` creates a `WorkerProcess` for each worker and gives it requests. Messages go to the
+worker's standard input and come from its standard output, each as a line of JSON. A request is
+primed if it was sent ahead of the request for its body, so that the answer is already on its way.
+"""
 
 import asyncio
 import socket
@@ -23,18 +28,18 @@ from shardcache.transport.running_request import RunningRequest, TransportError
 
 log = SharedLogger()
 
-# A worker that leaves more pings in a row unanswered counts as hung. One that is still starting
-# gets more time.
+# A worker that leaves this many pings in a row unanswered counts as hung at the next ping. A worker
+# that is still starting gets more time.
 _MAX_UNANSWERED = 3
 _MAX_UNANSWERED_STARTING = 60
 _MIN_PING_S = 1.0
-# Requests that were sent ahead, and whose bodies nobody has asked for: the latest are remembered.
+# Number of the latest primed requests that are remembered until their bodies are requested.
 _MAX_PRIMED = 8
 _STDIN = 0
 
 
 def ping_interval_s(silence_s: float) -> float:
-    """Return the interval of pings by which a hung worker is found within `silence_s`."""
+    """Return the interval of pings by which a hung worker is noticed within `silence_s`."""
     return max(_MIN_PING_S, silence_s / (_MAX_UNANSWERED + 1))
 
 
@@ -42,15 +47,16 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     """One worker process.
 
     Args:
-        report_silence: called when an idle connection stays silent, with the time of the request
-            over it, by the monotonic clock.
+        report_silence: called when a server gave no answer over a reused connection, with the time
+            when the request was sent, by the monotonic clock.
         ping_s: interval of pings while there are requests.
-        files: socket for descriptors of files without a name.
+        files: socket over which the worker gets the descriptors of files that have no name.
 
     Attributes:
-        requests: those in flight, by number.
-        primed: the latest urls whose bodies have not been asked for.
-        up: set once it takes requests, or has ended.
+        requests: the requests in flight, by number.
+        primed: the latest urls that were requested ahead, and whose bodies have not been requested.
+        up: set once the worker takes requests, or has ended.
+        has_ended: True once the process was killed, is to be killed, or has exited.
     """
 
     def __init__(
@@ -62,7 +68,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._report_silence = report_silence
         self._ping_s = ping_s
         self._files = files
-        self._unanswered_pings = 0  # sent since its last message
+        self._unanswered_pings = 0  # number of pings sent since the worker's last message
         self._is_pinging = False
         self.requests: dict[int, RunningRequest] = {}
         self.primed = deque[str](maxlen=_MAX_PRIMED)
@@ -75,13 +81,23 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._input: asyncio.WriteTransport
 
     def writes_to(self, path: str) -> bool:
-        """Return whether a request in flight writes to a file; never for an empty path."""
+        """Return whether a request in flight writes to the file at a path.
+
+        An empty path stands for a file without a name; the result is then False.
+        """
         if not path:
             return False
         return any(path == running.path for running in self.requests.values())
 
     def begin(self, request: Request, body: Body | None, flow: Flow) -> RunningRequest:
-        """Send a request. Raises TransportError if the descriptor of its file cannot be sent."""
+        """Send a request to the worker, and return it as a request in flight.
+
+        Args:
+            body: the expected body and its destination; None if no body is to be written.
+            flow: pauses the request and grants its byte credit.
+
+        Raises TransportError if the descriptor of the body's file cannot be sent.
+        """
         file: Message = {}
         path = None
         if body is not None:
@@ -93,7 +109,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self.primed.remove(request.url)
 
         if not self._is_pinging:
-            # The first one goes out with the request, too soon to be answered.
+            # A worker is pinged only while it has requests. The first ping goes out together with
+            # the request, too early for a timely answer, so it is not counted.
             self._unanswered_pings = -1
             self._is_pinging = True
             self._ping()
@@ -109,25 +126,30 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         return running
 
     def _send_descriptor(self, parts: Parts) -> Message:
-        """Send the descriptor of a file without a name; return what the message says of it."""
+        """Send the descriptor of the parts' file, if the file has no name.
+
+        Return the field of the request's message that identifies the file, or no field.
+        """
         if parts.fd is None:
             return {}
         try:
             return {"file": descriptors.send(self._files, parts.fd)}
-        except OSError as exn:  # the worker has just ended, or is far behind: a retry helps
+        except OSError as exn:
+            # The worker has just ended, or is far behind with its work. A retry helps in both
+            # cases, so the error is one that is retried.
             raise TransportError(f"the transport worker takes no file ({exn.strerror})") from exn
 
     def prime(self, request: Request) -> None:
-        """Send a request ahead of the `begin` that asks for its body."""
+        """Send a request ahead of the call of `begin` that requests its body."""
         self.primed.append(request.url)
         self._send({"do": "prime", **request_to_json(request, None)})
 
     def distrust(self, before_s: float) -> None:
-        """Close connections that have been idle since before `before_s`."""
+        """Have the worker close its connections that have been idle since before `before_s`."""
         self._send({"do": "distrust", "before_s": before_s})
 
     async def end(self) -> None:
-        """Kill the process."""
+        """Kill the process, and wait until it has exited."""
         if not self.has_ended:
             self.has_ended = True
             self._process.kill()
@@ -153,7 +175,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self._take(decoded(line))
 
     def process_exited(self) -> None:
-        """Fail the requests in flight: the process was killed."""
+        """Fail the requests in flight, as no answer to them will come."""
         if not self.has_ended:
             log.warning("transport worker was killed", requests=len(self.requests))
         self.has_ended = True
@@ -171,8 +193,9 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def _ping(self) -> None:
         """Ping the process at intervals while it has requests; kill it if it does not respond.
 
-        Its requests then fail, and are sent again by another process. Pings are counted, not time:
-        if this process itself was stopped, the answers wait to be read.
+        The requests of a killed process fail, and are sent again by another worker. Unanswered
+        pings are counted rather than time: if the daemon itself was stopped for a while, the
+        worker's answers are still waiting to be read.
         """
         self._is_pinging = bool(self.requests) and not self.has_ended
         if not self._is_pinging:
@@ -201,11 +224,11 @@ class WorkerProcess(asyncio.SubprocessProtocol):
                 self._report_silence(message["asked_s"])
             case "up":
                 self.up.set()
-            case "held":
+            case "held":  # a body has arrived and waits to be committed
                 running = self.requests.get(message["id"])
                 if running is not None:
                     running.receive(message)
-            case _:  # the end of a request
+            case _:  # every other message reports the end of a request
                 running = self.requests.pop(message["id"], None)
                 if running is not None:
                     running.receive(message)

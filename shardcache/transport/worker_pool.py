@@ -1,4 +1,10 @@
-"""The daemon's transport workers: started as needed, given requests, replaced when they die."""
+"""The daemon's transport workers: started as needed, given requests, replaced when they die.
+
+A transport worker is a process that sends HTTP requests and writes the answers' bodies to files.
+Origins call `Workers.ask` for answers without a body, such as an object's version, and
+`Workers.fetch` for bodies. A worker is up once it has started and takes requests. A request is
+primed if it was sent ahead of the `fetch` for its body.
+"""
 
 import asyncio
 import os
@@ -15,33 +21,36 @@ from shardcache.transport.worker_handle import WorkerProcess, ping_interval_s
 
 log = SharedLogger()
 
-# With more requests in each, another worker is started: the threads of one process share its
-# interpreter lock, which over TLS changes hands for every 16 KiB.
+# Once each worker has this many requests, another worker is started: the threads of one process
+# share its interpreter lock, which changes hands for every 16 KiB over TLS.
 _REQUESTS_PER_WORKER = 4
 _CORES_PER_WORKER = 4
 _MIN_WORKERS = 2
 _MAX_WORKERS = 8
-# An interpreter starts in a fraction of a second; on a full node that pages, in several.
+# An interpreter starts in a fraction of a second, but in several seconds on a node that is short of
+# memory and pages.
 _START_LIMIT_S = 60.0
 
 
 class Workers:
     """Up to `maximum` worker processes.
 
-    They are started as requests need them and replaced when one dies. A request waits for a process
-    to start only if there is none; while another starts, the others get all requests.
+    Workers are started as requests need them, and replaced when they die. A request waits for a
+    worker to start only if there is none; while another worker starts, the running ones get all
+    requests.
 
     Args:
-        maximum: None for a number that suits the machine's cores.
-        silence_s: a worker that has requests and does not respond for this long is killed.
+        maximum: maximum number of workers; None for a number that suits the machine's cores.
+        silence_s: time after which a worker that has requests and does not respond is killed.
     """
 
     def __init__(self, maximum: int | None = None, *, silence_s: float = 20.0) -> None:
         self._ping_s = ping_interval_s(silence_s)
         self._maximum = maximum or _number_for(len(os.sched_getaffinity(0)))
-        self._workers: list[WorkerProcess] = []  # some may have ended
-        self._starting = asyncio.Lock()  # one process is started after another
-        self._growing: asyncio.Task[None] | None = None  # the one that runs or ran `_grow` last
+        self._workers: list[WorkerProcess] = []  # some of them may have ended
+        self._starting = asyncio.Lock()  # held while a process starts: they start one by one
+        # The task that runs `_grow`, or ran it last; None before the first.
+        self._growing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Workers {[len(worker.requests) for worker in self._workers]} requests>"
@@ -55,7 +64,7 @@ class Workers:
         await self._workers[0].up.wait()
 
     async def start_others(self) -> None:
-        """Start as many further workers as a busy daemon has at least."""
+        """Start further workers, until there are as many as a busy daemon needs at least."""
         for _ in range(_MIN_WORKERS - 1):
             await self._grow()
 
@@ -63,9 +72,9 @@ class Workers:
         """Return the answer to a request, without its body.
 
         Args:
-            ahead: a request to send at the same time, whose body is to be fetched soon. The `fetch`
-                of its url takes the answer, or drops it if it is not the expected one. One that
-                nobody fetches is dropped as well.
+            ahead: another request to send at the same time, as its body will be fetched soon; None
+                for none. The `fetch` of its url takes the answer, or drops an answer that is not
+                the expected one. An answer that is not fetched within seconds is dropped, too.
 
         Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head
         that is too large; CacheError if no process can be started.
@@ -81,11 +90,17 @@ class Workers:
         flow: Flow,
         commit: Commit | None = None,
     ) -> Answer | None:
-        """Return the answer to a request, whose body is written to a file.
+        """Send a request, write the answer's body to a file, and return the answer.
 
-        It is written only if the answer is as `body` expects. None if `commit` refused it. Raises
-        what `ask` raises, and PartFileError. After it is cancelled or fails, nothing more is
-        written, unless the disk hangs.
+        The body is written only if the answer is as `body` expects. After a fetch was cancelled or
+        has failed, nothing more is written, unless the disk hangs.
+
+        Args:
+            flow: pauses the read, grants its byte credit, and is told of its progress.
+            commit: for a held body, called once it has arrived. If it returns False, the body is
+                dropped and None is returned. None to write the body in any case.
+
+        Raises what `ask` raises, and PartFileError.
         """
         return await self._run(request, body, flow, commit)
 
@@ -105,7 +120,8 @@ class Workers:
         commit: Commit | None = None,
         ahead: Request | None = None,
     ) -> Answer | None:
-        """Have a worker do a request; see `ask` and `fetch`."""
+        """Have a worker carry out a request; the arguments are those of `ask` and `fetch`."""
+        # A flow without a slot or credit waits here, before a worker is chosen by its present load.
         await flow.ready()
         worker = await self._worker_for(request, body)
         running = worker.begin(request, body, flow)
@@ -118,11 +134,13 @@ class Workers:
             await running.end()
 
     async def _worker_for(self, request: Request, body: Body | None) -> WorkerProcess:
-        """Return the worker to do a request; one is started if there is none.
+        """Return the worker for a request; start a worker if there is none.
 
-        It is the one that writes to the same file, as the writers of a file take turns and another
-        process would gain nothing, or the one that has sent this request ahead. Otherwise, it is
-        the one with the fewest requests; if that has many, another is started for later requests.
+        1. A worker that already writes to the same file is preferred: the writers of a file take
+           turns, so another process would gain nothing. So is a worker that has sent this request
+           ahead, as it has the answer.
+        2. Otherwise, the worker with the fewest requests is chosen. If it has many, another worker
+           is started for later requests.
         """
         self._drop_ended()
         while not self._workers:
@@ -148,18 +166,20 @@ class Workers:
         return self._growing is not None and not self._growing.done()
 
     async def _ensure_one(self) -> None:
-        """Start a worker if none is alive. It takes requests at once, though it may not be up yet.
+        """Start a worker if none is alive.
 
-        Raises CacheError.
+        Requests can be given to the worker before it is up, as its input is buffered. Raises
+        CacheError.
         """
         async with self._starting:
             if all(worker.has_ended for worker in self._workers):
                 self._workers = [await self._new_worker()]
 
     async def _grow(self) -> None:
-        """Start another worker, if there may be one, and use it once it is up.
+        """Start another worker unless `maximum` are alive, and use it once it is up.
 
-        It is ended if that takes too long, or if this is cancelled first.
+        A worker that takes too long to start is killed, and so is one that is still starting when
+        this call is cancelled.
         """
         async with self._starting:
             alive = sum(not worker.has_ended for worker in self._workers)
@@ -168,7 +188,7 @@ class Workers:
             try:
                 worker = await self._new_worker()
             except CacheError as exn:
-                # No request fails: the workers that there are do all of the work.
+                # No request fails, as the other workers carry on with all of the work.
                 log.warning("cannot start another transport worker", cause=exn.message)
                 return
             is_up = False
@@ -188,16 +208,22 @@ class Workers:
         """Return a new worker, which may not be up yet. Raises CacheError."""
         try:
             daemon_end, worker_end = descriptors.channel()
-            with worker_end:  # the process has its own copy once it is started
+            with worker_end:  # a started process has its own copy of this descriptor
                 return await self._spawn(daemon_end, worker_end.fileno())
         except OSError as exn:
             message = f"cannot start a transport worker ({exn.strerror})"
             raise CacheError(message, remedy=NO_PROCESS_REMEDY) from exn
 
     async def _spawn(self, daemon_end: socket.socket, worker_fd: int) -> WorkerProcess:
-        """Return a new worker, which closes the daemon's end of its channel when it ends."""
-        # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from
-        # reaching the process.
+        """Start a worker's process, and return the worker.
+
+        Args:
+            daemon_end: the daemon's end of the socket for file descriptors, which is closed when
+                the process ends.
+            worker_fd: descriptor of the worker's end, which the process inherits.
+        """
+        # -P keeps the working directory out of the import path. A new session keeps Ctrl-C from
+        # reaching the process. Its errors go to the daemon's standard error (stderr=None).
         command = (sys.executable, "-P", "-m", "shardcache.transport.worker")
         arguments = (str(os.getpid()), str(worker_fd))
         try:
@@ -219,13 +245,16 @@ class Workers:
     def _distrust_idle(self, before_s: float) -> None:
         """Have all workers close their connections that have been idle since before `before_s`.
 
-        Called when the peer did not respond on such a connection: whatever dropped that one has
-        dropped the others, too. The time is by the machine's clock, which all processes share.
+        It is called when a server did not respond over such a connection. The NAT or load balancer
+        that has dropped this connection has probably dropped the other idle ones, too.
+
+        Args:
+            before_s: a time by the monotonic clock, which all processes of the machine share.
         """
         for worker in self._workers:
             worker.distrust(before_s)
 
 
 def _number_for(cores: int) -> int:
-    """Return the number of workers that suits a number of cores."""
+    """Return the maximum number of workers that suits a number of cores."""
     return max(_MIN_WORKERS, min(_MAX_WORKERS, cores // _CORES_PER_WORKER))

@@ -1,7 +1,9 @@
-"""Files without a name, sent by the daemon to a transport worker: descriptors over a Unix socket.
+"""Descriptors of files without a name, sent by the daemon to a transport worker.
 
-A path such as /proc/PID/fd/N names the file only where /proc shows the daemon's own PID namespace;
-elsewhere it may be any process's file.
+Besides the pipes for messages, each worker has a Unix socket for descriptors. The message states
+the file's identity, which the worker compares with the descriptor that it receives. A path such as
+/proc/PID/fd/N would not do in place of a descriptor: it names the file only where /proc shows the
+daemon's own PID namespace, and elsewhere it may name any process's file.
 """
 
 import errno
@@ -16,7 +18,7 @@ Identity = tuple[int, int]
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
-    """Return the daemon's end of a new socket, which never blocks, and the worker's."""
+    """Return a new socket's two ends: first the daemon's, which never blocks, then the worker's."""
     sending, receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sending.setblocking(False)
     return sending, receiving
@@ -30,16 +32,17 @@ def identity(fd: int) -> Identity:
 
 def send(sock: socket.socket, fd: int) -> Identity:
     """Send a copy of a descriptor, and return its file's identity. Raises OSError."""
-    socket.send_fds(sock, [b"f"], [fd])  # a message has at least one byte
+    socket.send_fds(sock, [b"f"], [fd])  # the byte is ignored, but a message needs at least one
     return identity(fd)
 
 
 def receive(sock: socket.socket, wanted: Identity) -> int:
     """Return the next descriptor that was sent.
 
-    Raises OSError if it is of another file than `wanted`, or missing.
+    Raises OSError if the descriptor is that of another file than `wanted`, or none has arrived.
     """
-    # `socket.recv_fds` ignores its flags.
+    # `socket.recv_fds` ignores its flags, so `recvmsg` is called in its place. A worker gets the
+    # descriptor's message only after the descriptor itself, so the call need not wait.
     flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_FD.size), flags)
     if not ancillary:

@@ -1,4 +1,8 @@
-"""Flow of a body's bytes, as a read reports and pauses it."""
+"""Flow of a body's bytes: the interface by which a read is counted, paused and limited.
+
+Whoever fetches a body passes a `Flow` to the origin, and the transport reports the body's bytes to
+it. Byte credit is the number of bytes that a read may take before it has to ask for more.
+"""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -6,30 +10,31 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 Commit: TypeAlias = Callable[[], Awaitable[bool]]
-"""Called when a whole body has arrived and none of it is written; returns False to drop it."""
+"""Called when a whole body has arrived in memory, before it is written; False drops the body."""
 
 Received: TypeAlias = Callable[[int], None]
-"""Called with the number of bytes just received, to tell a slow read from a stalled one."""
+"""Called with the number of bytes just received, so that a slow read does not count as stalled."""
 
 
 def nothing(count: int) -> None:
-    """Ignore what is received."""
+    """Ignore the number of received bytes."""
 
 
 class Flow:
-    """Counts a read's bytes, and pauses it; this one never does, see `fetch.reads.PausableRead`.
+    """Counts a read's bytes, and may pause the read.
 
-    A read that pulls its bytes chunk by chunk awaits `ready` before each. One to which bytes are
-    pushed is `interruptible`: its callback stops the read until `ready` returns. TCP flow control
-    then stops the origin as well, and no byte is lost.
+    This class only counts; its subclass `fetch.reads.PausableRead` also pauses. A read that pulls
+    its bytes chunk by chunk awaits `ready` before each chunk. A read to which bytes are pushed uses
+    `interruptible`: it is given a callback, which stops the read until `ready` returns. TCP flow
+    control then stops the origin as well, and no byte is lost.
 
     Args:
         tally: called with each number of bytes received.
 
     Attributes:
-        credit_bytes: byte credit of the read; exceeding it is harmless, but makes a bandwidth limit
-            uneven.
-        prompt: True if somebody is waiting for the first bytes, so that `written` should be called
+        credit_bytes: byte credit of the read, infinite for no limit. A read that exceeds its credit
+            does no harm, but makes a bandwidth limit uneven.
+        prompt: True if a reader is waiting for the first bytes, so that `written` should be called
             often.
     """
 
@@ -44,14 +49,14 @@ class Flow:
         self._tally(count)
 
     def written(self, size_bytes: int) -> None:
-        """Record the size of the body's beginning that is in the file.
+        """Record how many bytes of the body, from its beginning, are in the file.
 
-        It is not called for every read, nor at its end.
+        It is not called for every read, and not at the end of a read.
         """
 
     async def ready(self) -> None:
         """Return when the next bytes may be read."""
 
     def interruptible(self, pause: Callable[[], object]) -> AbstractContextManager[None]:
-        """Call `pause` during the block whenever the read has to stop until it is `ready`."""
+        """Call `pause` during the block whenever the read has to stop until `ready` returns."""
         return nullcontext()

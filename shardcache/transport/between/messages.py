@@ -1,7 +1,12 @@
 """Requests and answers as values, and as lines of JSON between the daemon and its workers.
 
-Headers are text decoded as Latin-1, which has a character for every byte. So a server's ETag, say,
-is sent back to it with the bytes that it had, whatever they mean.
+Origins in the daemon build a `Request` and the `Body` that they expect; a worker carries the
+request out and returns an `Answer`. A part is the unit in which a file is checksummed and recorded.
+A held body waits in the worker's memory until the daemon commits it, that is, allows it to be
+written.
+
+Headers are text decoded as Latin-1, which has a character for every byte. So a header's value, such
+as an ETag, can be sent back to its server with exactly the bytes that the server sent.
 """
 
 import json
@@ -19,13 +24,13 @@ class Request:
     """An HTTP/1.1 request without a body.
 
     Attributes:
-        headers: all except Host.
-        proxy: url of the HTTP proxy to use.
+        headers: all headers except Host, which is that of the url.
+        proxy: url of the HTTP proxy to use; None for a direct connection.
         ca_file: path of the certificates to trust for https; None for the system's.
-        far_only: True to refuse hosts that resolve to this node or its cloud's metadata service
-            (`is_near`).
-        via: path of a Unix socket to send it to, without TLS, in place of the url's host; Host
-            remains.
+        far_only: True to refuse hosts whose name resolves to this node or to its cloud's metadata
+            service (`is_near`).
+        via: path of a Unix socket to which the request is sent, without TLS, in place of the url's
+            host; None to connect to the host. The Host header is that of the url in both cases.
     """
 
     method: str
@@ -37,7 +42,7 @@ class Request:
     via: str | None = None
 
     def beginning(self, size_bytes: int) -> "Request | None":
-        """Return the request for the first `size_bytes` of its url; None if that is 0."""
+        """Return a request for the first bytes of this request's object; None for 0 bytes."""
         if not size_bytes:
             return None
         headers = {**self.headers, "Range": f"bytes=0-{size_bytes - 1}"}
@@ -46,13 +51,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Expected body of an answer, and its destination. Any other answer is not written.
+    """Expected body of an answer, and its destination.
+
+    The body of an answer with another status, size or header is not written.
 
     Attributes:
-        expected: permitted values by header; None permits its absence.
+        parts: the parts of the file that the body is written to; their size is the expected one.
+        status: the expected status.
+        expected: permitted values by header, whose name is in lower case; the value None permits
+            that the header is missing.
         held: True to keep the body in memory until it is committed.
-        encoded_chunks: True if a chunked body may have a Content-Encoding. A server that encodes
-            bodies on the fly sends other bytes than it stores: False for such servers.
+        encoded_chunks: True if a chunked body may have a Content-Encoding. It is False for servers
+            that may encode bodies while they send them: their bytes differ from the stored ones.
     """
 
     parts: Parts
@@ -63,7 +73,7 @@ class Body:
 
 
 KEPT_HEADERS = frozenset({"x-shardcache-tier"})
-"""The headers of an answer whose body was written; all others are left out of it."""
+"""The only headers that are passed to the daemon with an answer whose body was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +81,10 @@ class Answer:
     """An answer to a request.
 
     Attributes:
-        headers: by name in lower case, values of repeated headers joined by ", "; only
-            `KEPT_HEADERS` if there are `sums`.
-        sums: checksums of the parts written; None if the answer was not as expected.
+        headers: values by name in lower case; the values of a repeated header are joined by ", ".
+            If the body was written, only `KEPT_HEADERS` are present.
+        sums: checksums of the parts written; None if the answer was not as expected, or no body was
+            to be written.
     """
 
     status: int
@@ -109,13 +120,14 @@ def decoded(line: bytes) -> Message:
 
 _REQUEST_FIELDS = [field.name for field in fields(Request)]
 _BODY_FIELDS = [field.name for field in fields(Body) if field.name != "parts"]
-# `descriptors` sends the descriptor over a socket; the worker that receives it sets `fd`.
+# A descriptor is sent over a socket (see `descriptors`) rather than in a message. The worker has
+# another number for its copy of the descriptor, and sets `fd` itself.
 _PARTS_FIELDS = [field.name for field in fields(Parts) if field.name != "fd"]
 
 
 def request_to_json(request: Request, body: Body | None) -> Message:
-    """Return a request and its expected body as JSON."""
-    # `dataclasses.asdict` would take longer than all else done here per part.
+    """Return a request and its expected body as JSON; `body` is None if none is to be written."""
+    # `dataclasses.asdict` would take longer than everything else that the daemon does for a part.
     message: Message = {name: getattr(request, name) for name in _REQUEST_FIELDS}
     if body is not None:
         message["body"] = {name: getattr(body, name) for name in _BODY_FIELDS}

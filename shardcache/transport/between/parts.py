@@ -1,4 +1,10 @@
-"""Parts of a file on disk: checksummed, written, and recorded in a journal."""
+"""Parts of a file on disk: checksummed, written, and recorded in a journal.
+
+A part is a piece of a file, of a fixed size except for the last one. A journal is a file that lists
+the finished parts with their checksums, so that a later daemon can resume the download. Workers
+write the body of an answer with a `PartsWriter`; the daemon writes a body that it has in memory
+with `write_parts`.
+"""
 
 import contextlib
 import os
@@ -13,17 +19,20 @@ from shardcache.transport.between.checksums import Data, checksum_function
 RECORD = struct.Struct("<II")
 """Journal record of a finished part: its number and its CRC32C."""
 
-# For a larger write, ext4 allocates larger folios, which takes up to twice the time, and more on a
-# busy machine.
+# Most bytes of one write call. For larger writes, ext4 allocates larger folios, which takes up to
+# twice the time, and more on a busy machine.
 _WRITE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PartSums:
-    """Checksums of the part number `index`, which is on disk.
+    """Checksums of a part that is on disk.
 
     Attributes:
-        checksum: in the algorithm of the origin's checksum; 0 if there is none.
+        index: number of the part in its file, from 0.
+        crc32c: its CRC32C.
+        checksum: its checksum by the algorithm that the origin uses for the object; 0 if the origin
+            has no checksum.
     """
 
     index: int
@@ -36,13 +45,13 @@ class Parts:
     """Consecutive parts of a file, filled from one body.
 
     Attributes:
-        path: empty for a file without a name.
-        journal_path: of the finished parts; None for no journal.
-        part_bytes: size of every part but the file's last.
-        start: offset of the first byte, in the object and in the file; the start of a part.
-        size_bytes: size of the body.
-        algorithm: a checksum from `ALGORITHMS` to compute in addition to CRC32C.
-        fd: descriptor, in this process, of a file without a name.
+        path: path of the file; empty for a file without a name.
+        journal_path: path of the journal that lists the file's finished parts; None for no journal.
+        part_bytes: size of every part of the file except the last.
+        start: offset of the body's first byte, in the object as in the file; a part begins there.
+        size_bytes: size of the body, that is, of all these parts.
+        algorithm: a checksum from `ALGORITHMS` to compute in addition to CRC32C; None for none.
+        fd: descriptor, in this process, of a file without a name; None if the file has a path.
     """
 
     path: str
@@ -60,7 +69,7 @@ class Parts:
 
     @property
     def stop(self) -> int:
-        """Offset of the byte after the last."""
+        """Offset of the byte after the body's last."""
         return self.start + self.size_bytes
 
 
@@ -72,8 +81,8 @@ class PartFileError(Exception):
         self.cause = cause
 
 
-# Writers of one file would only spin on its kernel lock. One lock per process suffices: a file has
-# one worker.
+# Several threads that write to one file at a time would only spin on the file's lock in the kernel,
+# so they take turns. Locks of one process suffice, as all writers of a file are in one worker.
 _turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _giving_turns = threading.Lock()
 
@@ -85,7 +94,9 @@ def _turn_of(file: str) -> threading.Lock:
 
 
 class PartsWriter:
-    """Writes a body into its parts and records each complete part. Blocks; raises PartFileError.
+    """Writes a body into the parts of a file, and records each part that is complete.
+
+    Its methods block, and raise PartFileError.
 
     Args:
         fd: descriptor of the file.
@@ -98,23 +109,24 @@ class PartsWriter:
         self._parts = parts
         self._fd = fd
         self._turn = _turn_of(parts.path or f"descriptor {parts.fd}")
-        self._at = parts.start  # offset of the next byte
-        # Of the part that is being written, so far.
+        self._at = parts.start  # offset of the next byte to write
+        # Checksums of the bytes that are written of the present part.
         self._crc32c = 0
         self._checksum = 0
         self._update_crc32c = checksum_function("crc32c")
-        self._update_checksum = None  # for another algorithm than CRC32C
+        # Computes the origin's checksum; None if there is none, or if it is the CRC32C itself.
+        self._update_checksum = None
         if parts.algorithm is not None and parts.algorithm != "crc32c":
             self._update_checksum = checksum_function(parts.algorithm)
         self.finished: list[PartSums] = []
 
     def write(self, data: memoryview) -> None:
-        """Append bytes."""
+        """Append bytes of the body."""
         part_bytes = self._parts.part_bytes
         while data:
             part_start = self._at - self._at % part_bytes
             part_stop = min(self._parts.stop, part_start + part_bytes)
-            block = data[: part_stop - self._at]
+            block = data[: part_stop - self._at]  # up to the end of the present part
 
             self._crc32c = self._update_crc32c(block, self._crc32c)
             if self._update_checksum is not None:
@@ -128,7 +140,7 @@ class PartsWriter:
             data = data[len(block) :]
 
     def _finish(self) -> None:
-        """Record the part that ends here."""
+        """Record the part whose last byte was just written."""
         index = (self._at - 1) // self._parts.part_bytes
         if self._parts.journal_path is not None:
             with open(self._parts.journal_path, "ab", buffering=0) as journal:
@@ -142,7 +154,7 @@ class PartsWriter:
 
 @contextlib.contextmanager
 def writing(parts: Parts) -> Iterator[PartsWriter]:
-    """Open the file of the parts during the block. Raises PartFileError."""
+    """Provide a writer for the parts; their file is open during the block. Raises PartFileError."""
     with _errors():
         fd = _opened(parts)
     try:
@@ -152,14 +164,14 @@ def writing(parts: Parts) -> Iterator[PartsWriter]:
 
 
 def _opened(parts: Parts) -> int:
-    """Return a descriptor of the parts' file, to be closed by the caller. Raises OSError."""
+    """Return a descriptor of the parts' file, which the caller has to close. Raises OSError."""
     if parts.fd is None:
         return os.open(parts.path, os.O_WRONLY | os.O_CLOEXEC)
     return os.dup(parts.fd)
 
 
 def write_parts(parts: Parts, body: Data) -> list[PartSums]:
-    """Write a whole body. Blocks; raises PartFileError."""
+    """Write a whole body; return its parts' checksums. Blocks; raises PartFileError."""
     with writing(parts) as writer:
         writer.write(memoryview(body))
     return writer.finished
@@ -175,7 +187,7 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Translate what the disk raises in the block."""
+    """Translate an OSError in the block, which comes from the disk, to PartFileError."""
     try:
         yield
     except OSError as exn:

@@ -1,1 +1,1 @@
-"""HTTP as a worker speaks it: connections, requests, answers into files."""
+"""HTTP as a transport worker speaks it: connections, requests, answers into files."""

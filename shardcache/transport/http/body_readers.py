@@ -1,4 +1,8 @@
-"""Readers of an answer's body, into memory."""
+"""Readers of an answer's body, into memory.
+
+An `Exchange` reads a body of known length with a `BodyReader`, and a chunked body with a
+`ChunksReader`. Both are called with the memory to fill.
+"""
 
 import select
 import socket
@@ -7,10 +11,11 @@ import struct
 from shardcache.transport.http.http_heads import Response
 from shardcache.transport.http.tls import TlsSocket
 
-# A `struct timeval`: the longest wait for all of a block. What has arrived until then is written.
-# Not for TLS, whose reads `TlsSocket.fill` keeps short.
+# Time limit of 0.1 s for filling a whole block of memory, as a `struct timeval`. The bytes that
+# have arrived by then are written without waiting for the rest. TLS sockets have no such limit:
+# `TlsSocket.fill` keeps its reads short by itself.
 _TICK = struct.pack("ll", 0, 100_000)
-_NO_TICK = struct.pack("ll", 0, 0)
+_NO_TICK = struct.pack("ll", 0, 0)  # removes the limit
 _CHUNK_BYTES = 16 * 1024
 
 
@@ -20,7 +25,9 @@ def wait_without_limit(sock: socket.socket) -> None:
 
 
 class BodyReader:
-    """Reads a body of known length: first what arrived with the head, then from the socket.
+    """Reads a body of known length.
+
+    It returns the bytes that arrived together with the head first, then reads from the socket.
 
     Attributes:
         has_more: True if bytes beyond the body's end arrived with the head.
@@ -49,8 +56,11 @@ class BodyReader:
             return self._sock.fill(memory)
 
         flags = self._flags
-        self._flags = socket.MSG_WAITALL  # from now on; the first bytes are reported at once
-        self._poller.poll()  # however long: from then on, each tick has some bytes
+        # The first call returns as soon as some bytes have come, so that these are reported without
+        # delay. Later calls wait until the memory is full, or until `_TICK` has passed.
+        self._flags = socket.MSG_WAITALL
+        # Waits for the next byte without a limit, so that `recv_into` never times out with none.
+        self._poller.poll()
         return self._sock.recv_into(memory, flags=flags)
 
 
@@ -62,9 +72,12 @@ class ChunksReader:
 
     @property
     def has_more(self) -> bool:
-        """True if the body has not ended. Blocks, and takes a byte: nothing can be read then."""
+        """True if the body has not ended.
+
+        It blocks until that is known. It takes a byte of the body, so nothing can be read after it.
+        """
         return bool(self._response.read(1))
 
     def __call__(self, memory: memoryview) -> int:
-        """As `BodyReader`."""
+        """Fill some or all of the memory and return the number of bytes; 0 at the body's end."""
         return self._response.readinto(memory[:_CHUNK_BYTES])

@@ -1,4 +1,13 @@
-"""One HTTP request and its answer, whose body is written to a file."""
+"""One HTTP request and its answer, whose body is written to a file.
+
+A worker runs each request as an `Exchange` in a thread of its own. The exchange finds a connection,
+sends the request, reads the answer's head, and writes the body if the answer is the expected one.
+
+A request is primed if it was sent ahead of its exchange. A body is held if it waits in memory until
+the daemon commits it. An idle connection is one that is kept open after an earlier request. The
+gate is the exchange's link to the daemon's messages: it pauses the exchange, limits its bytes,
+commits its body and cancels it.
+"""
 
 import ctypes
 import http.client
@@ -21,34 +30,43 @@ from shardcache.transport.http.opening import HttpConnection, ProxyError, open_c
 from shardcache.transport.http.pool import Pool
 from shardcache.transport.http.sockets import NearHostError
 
-# Answers of a server that is busy: they hold for any request, not only for the one sent ahead.
+# A busy server would answer any request in this way. So such an answer to a primed request is taken
+# as the exchange's answer, and the request is not sent again.
 _BUSY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-# An unwanted body is read to its end if a new connection would cost more.
+# An unwanted body of this size at most is read to its end, so that its connection can be reused:
+# reading it costs less than opening a new connection.
 _SHORT_BYTES = 64 * 1024
-_DRAIN_S = 1.0
-# Bytes read, summed and written at a time, at most: for each call the interpreter's lock is handed
-# over.
+_DRAIN_S = 1.0  # longest wait for more of such a body
+# Most bytes that are read, summed and written at a time. Each of these calls releases and takes the
+# interpreter lock, so smaller blocks would cost more.
 _BLOCK_BYTES = 1024 * 1024
 
-_memory = threading.local()  # each thread has a block, which all of its bodies pass through
+_memory = threading.local()  # each thread has one block of memory, for all of its bodies
 
 AnyReader: TypeAlias = BodyReader | ChunksReader
 
 
 class StaleError(Exception):
-    """A reused connection is closed or silent, or a primed one brings an unexpected answer."""
+    """The connection cannot be used, and the request has to be sent over another one.
+
+    It is raised if a reused connection is closed or silent, and if the answer to a primed request
+    is not the expected one.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Exchange:
-    """One request and its answer. Runs in a thread of its own; blocks.
+    """One request and its answer. Its methods block, so it runs in a thread of its own.
 
     Args:
-        _report_held: called when a held body has arrived.
-        _report_progress: called when the body begins and when its byte credit is used up.
+        _body: the expected body and its destination; None if no body is to be written.
+        _report_held: called when a held body has arrived in memory.
+        _report_progress: called when the body's first bytes have arrived, and when its byte credit
+            is used up.
 
     Attributes:
-        prompt: True to report progress for every MiB that is written, too.
+        prompt: True if a reader waits for the first bytes; progress is then reported for every MiB
+            written as well.
     """
 
     _request: Request
@@ -59,14 +77,17 @@ class Exchange:
     prompt: bool = field(default=False, kw_only=True)
 
     def run(self, pool: Pool) -> Answer:
-        """Return the answer; its body is in the file if the answer is as expected.
+        """Return the answer. Its body is then in the file if the answer is the expected one.
 
         Raises OSError and http.client.HTTPException if the connection fails or the answer is not
         HTTP; NearHostError, PartFileError, CancelledError.
         """
-        self._gate.ready(1)  # the request may have been paused before it begins
-        # 1. Over the connection on which this request was sent ahead.
-        # 2. Over an idle one.
+        # The request may have been paused before it began: wait until a byte may be read.
+        self._gate.ready(1)
+        # The connection that gives the earliest answer is tried first:
+        # 1. the connection on which this request was already sent ahead;
+        # 2. an idle connection, which needs no handshake.
+        # Either may turn out to be dead (StaleError); then the next is tried.
         for take in (self._take_primed, self._take_idle):
             try:
                 connection = take(pool)
@@ -75,12 +96,14 @@ class Exchange:
             except StaleError:
                 self._gate.check()
 
-        # 3. Over a new one.
+        # 3. a new connection.
         try:
             connection = open_connection(server_of(self._request), self._gate)
         except ProxyError as exn:
+            # A proxy that is asked without a tunnel answers the request itself with this status.
+            # The caller gets the same answer in both cases.
             if exn.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-                return Answer(exn.status, {})  # as without a tunnel
+                return Answer(exn.status, {})
             raise
         return self._ask(pool, connection)
 
@@ -105,13 +128,13 @@ class Exchange:
         return pool.take(server_of(self._request))
 
     def _ask(self, pool: Pool, connection: HttpConnection) -> Answer:
-        """Return the answer over a connection, which is kept or closed."""
+        """Return the answer over a connection; keep the connection for reuse, or close it."""
         is_reusable = False
         was_primed = connection.is_primed
         try:
             with (
                 self._gate.cancellable(connection.end_reads),
-                # The response is closed, else it keeps the socket open.
+                # The response is closed because it would otherwise keep the socket open.
                 closing(self._response(pool, connection)) as response,
             ):
                 headers = response.head
@@ -130,7 +153,8 @@ class Exchange:
                 connection.close()
 
         if sums:
-            # Of an expected answer, one header is needed; there are a hundred such answers per GB.
+            # The caller needs one header of an expected answer. The others are left out of the
+            # message to the daemon, as there are a hundred such answers per GB.
             headers = {name: headers[name] for name in KEPT_HEADERS & headers.keys()}
         return Answer(response.status, headers, sums)
 
@@ -146,6 +170,7 @@ class Exchange:
             return self._response_over_idle(pool, connection)
         was_primed = connection.is_primed
         try:
+            # The connection is new, so the server is given any time to answer.
             return self._head(connection, None)
         except (OSError, http.client.HTTPException) as exn:
             if was_primed:
@@ -153,13 +178,20 @@ class Exchange:
             raise
 
     def _response_over_idle(self, pool: Pool, connection: HttpConnection) -> Response:
-        """As `_response`, over a connection that has been idle: it may be dead, without a word."""
+        """Send the request over an idle connection and read the answer's head.
+
+        A NAT or load balancer may have dropped the connection without notice. So if the server
+        stays silent for the pool's patience, the request is sent again over another connection.
+
+        Raises StaleError if the connection fails or the server stays silent.
+        """
         asked_s = time.monotonic()
         patience_s = pool.patience_s
         if self._request.via is None:
             self._gate.asked_idle_s = asked_s
         else:
-            # No network in between drops idle connections, and the tier may answer late.
+            # The request goes through a Unix socket, so no network can drop the connection. The
+            # tier behind the socket may answer late.
             patience_s = None
         try:
             response = self._head(connection, patience_s)
@@ -175,7 +207,8 @@ class Exchange:
         """Send the request, unless it was sent ahead, and read the answer's head.
 
         Args:
-            patience_s: longest silence of the server before the head; None for any.
+            patience_s: longest time that the server may send nothing before the head ends; None for
+                no limit.
         """
         response = Response(connection.socket, self._request.method)
         try:
@@ -199,10 +232,11 @@ class Exchange:
         response: Response,
         sock: socket.socket,
     ) -> tuple[list[PartSums] | None, bool]:
-        """Write the body.
+        """Write the body to its file.
 
-        Returns its checksums, and whether the connection is at the answer's end. A chunked body
-        that is longer than expected is not written and has no checksums.
+        Return the parts' checksums, and True if the connection is at the answer's end, so that it
+        can be reused. A chunked body that is longer than expected is not written: None is returned
+        in place of its checksums.
         """
         if body.held or response.chunked:
             return self._write_at_once(body, response, sock)
@@ -217,7 +251,10 @@ class Exchange:
         response: Response,
         sock: socket.socket,
     ) -> tuple[list[PartSums] | None, bool]:
-        """As `_write`, once all of the body has arrived in memory."""
+        """Do as `_write` does, but write nothing until the whole body has arrived in memory.
+
+        A held body also waits for the daemon's commit.
+        """
         memory = _page_aligned(body.parts.size_bytes)
         read = ChunksReader(response) if response.chunked else BodyReader(response, sock)
         filled_bytes = 0
@@ -232,14 +269,18 @@ class Exchange:
             return write_parts(body.parts, memory), not read.has_more
 
     def _copy(self, size_bytes: int, read: AnyReader, writer: PartsWriter) -> None:
-        """Write a body block by block."""
+        """Write a body block by block, as its bytes arrive.
+
+        Args:
+            size_bytes: size of the whole body.
+        """
         if not hasattr(_memory, "block"):
             _memory.block = _page_aligned(_BLOCK_BYTES + mmap.PAGESIZE)
         gate = self._gate
         while gate.written_bytes < size_bytes:
             at = gate.written_bytes
             wanted_bytes = min(_BLOCK_BYTES, size_bytes - at)
-            # The block begins at the same place of a page as the bytes in the file.
+            # The block begins at the same offset within a page as its bytes do in the file.
             block = _memory.block[at % mmap.PAGESIZE :][:wanted_bytes]
             count = self._receive(block, read)
             with gate.writing():
@@ -251,7 +292,7 @@ class Exchange:
                 self._report_progress()
 
     def _receive(self, memory: memoryview, read: AnyReader) -> int:
-        """Fill some or all of the memory and return the number of bytes."""
+        """Read the next bytes into the memory once the gate permits; return their number."""
         count = read(memory[: self._gate.ready(len(memory))])
         if not count:
             message = "the server closed the connection before the end of the body"
@@ -271,18 +312,24 @@ def _is_expected(body: Body, response: Response, headers: dict[str, str]) -> boo
 
 
 def _has_right_size(body: Body, response: Response, headers: dict[str, str]) -> bool:
-    """Return whether the size is the expected one, or a chunked body may turn out to have it."""
+    """Return whether the body has the expected size.
+
+    A chunked body does not state its size, so it is accepted here and checked once it has arrived.
+    """
     size_bytes = body.parts.size_bytes
     if not response.chunked:
         return headers.get("content-length") == str(size_bytes)
-    # A chunked body is written only after all of it has arrived: it is in memory until then.
+    # A chunked body stays in memory until all of it has arrived, so it may be one part at most.
     if size_bytes > body.parts.part_bytes:
         return False
     return body.encoded_chunks or headers.get("content-encoding", "identity") == "identity"
 
 
 def _drain(response: Response, headers: dict[str, str], sock: socket.socket) -> bool:
-    """Read a short unwanted body, such as an error's; return whether its end was reached."""
+    """Read a short unwanted body, such as that of an error, so that its connection can be reused.
+
+    Return whether the end of the body was reached.
+    """
     is_length_invalid = number_in(headers.get("content-length", "0")) is None
     if is_length_invalid or response.length is None or response.length > _SHORT_BYTES:
         return False
@@ -296,10 +343,11 @@ def _drain(response: Response, headers: dict[str, str], sock: socket.socket) -> 
 
 
 def _page_aligned(size_bytes: int) -> memoryview:
-    """Return zeroed memory that does not begin 16 bytes into a page, as malloc's does.
+    """Return zeroed memory that begins at a page's beginning.
 
-    AMD's Zen 3 and 4 copy (`rep movsb`) at a third of the speed if the destination lies 1 to 31
-    bytes further into its page than the source does.
+    Large blocks from malloc begin 16 bytes into a page. AMD's Zen 3 and 4 copy (`rep movsb`) at a
+    third of the speed if the destination lies 1 to 31 bytes further into its page than the source
+    does.
     """
     memory = memoryview(bytearray(size_bytes + mmap.PAGESIZE))
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % mmap.PAGESIZE

@@ -1,4 +1,9 @@
-"""Link between the thread that reads an answer and the one that takes the daemon's messages."""
+"""Link between the thread that reads an answer and the thread that takes the daemon's messages.
+
+A worker has one `Gate` for each request. The daemon pauses a request, grants it byte credit, which
+is the number of bytes of its body that may be read, and cancels it. A held body waits in memory
+until the daemon commits it, that is, allows it to be written.
+"""
 
 import concurrent.futures
 import http.client
@@ -12,15 +17,17 @@ class CancelledError(Exception):
 
 
 class Gate:
-    """Pauses, credit, commit and cancellation of one request, passed from thread to thread.
+    """Pauses, byte credit, commit and cancellation of one request.
 
     Args:
-        limit_bytes: number of bytes of the body that may be read before more credit is granted.
+        limit_bytes: number of bytes of the body that may be read before more credit is granted;
+            infinite for no limit.
 
     Attributes:
-        received_bytes: bytes of the body so far.
-        written_bytes: those that are in the file.
-        asked_idle_s: when the request was sent over a reused connection that has not answered yet.
+        received_bytes: number of bytes of the body received so far.
+        written_bytes: number of bytes of the body that are in the file.
+        asked_idle_s: when the request was sent over a reused connection, by the monotonic clock;
+            None once that has answered, or if the connection is new.
     """
 
     def __init__(self, limit_bytes: float) -> None:
@@ -29,7 +36,8 @@ class Gate:
         self._cancelled = False
         self._committed = False
         self._writes = False  # True while the file is written to
-        self._interrupt: Callable[[], object] | None = None  # see `cancellable`
+        # Called to end the blocking call in progress (see `cancellable`); None if there is none.
+        self._interrupt: Callable[[], object] | None = None
         self._changed = threading.Condition()
         self.received_bytes = 0
         self.written_bytes = 0
@@ -38,7 +46,10 @@ class Gate:
     # Called by the thread that reads the answer
 
     def ready(self, wanted_bytes: int) -> int:
-        """Wait until bytes may be read, and return their number. Raises CancelledError."""
+        """Wait until bytes may be read; return how many, up to `wanted_bytes`.
+
+        Raises CancelledError.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._cancelled or self._may_read)
             self.check()
@@ -51,8 +62,8 @@ class Gate:
     def receive(self, count: int) -> bool:
         """Count received bytes.
 
-        Returns True if they are the first, or the last that there is credit for: these are reported
-        to the daemon without delay.
+        Return True if the bytes are the first of the body, or use up the byte credit. The worker
+        then reports its progress to the daemon without delay.
         """
         is_first = not self.received_bytes
         self.received_bytes += count
@@ -65,7 +76,11 @@ class Gate:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Write to the file during the block. Raises CancelledError."""
+        """Mark the block as writing to the file.
+
+        A request that is cancelled during the block ends only after the block. Raises
+        CancelledError if the request was cancelled before.
+        """
         with self._changed:
             self.check()
             self._writes = True
@@ -75,16 +90,19 @@ class Gate:
             self._writes = False
 
     def wait_for_commit(self) -> None:
-        """Wait until the body may be written. Raises CancelledError."""
+        """Wait until the daemon allows a held body to be written. Raises CancelledError."""
         with self._changed:
             self._changed.wait_for(lambda: self._cancelled or self._committed)
             self.check()
 
     @contextmanager
     def cancellable(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Have a cancellation call `interrupt`, which ends the block with an error.
+        """Let a cancellation of the request end the block.
 
-        Raises CancelledError for that.
+        Raises CancelledError in place of the error with which the block then ends.
+
+        Args:
+            interrupt: called by a cancellation; makes the blocking call in the block fail.
         """
         with self._changed:
             self.check()
@@ -111,7 +129,12 @@ class Gate:
             self._paused = True
 
     def resume(self, limit_bytes: float) -> None:
-        """Continue, up to `limit_bytes` in all."""
+        """Continue after a pause.
+
+        Args:
+            limit_bytes: number of bytes of the body that may be read in total, those already read
+                included.
+        """
         with self._changed:
             self._paused = False
             self._limit_bytes = limit_bytes
@@ -124,9 +147,10 @@ class Gate:
             self._changed.notify_all()
 
     def cancel(self) -> bool:
-        """Wake the thread that reads, wherever it waits, to raise CancelledError.
+        """Wake the thread that reads the answer, wherever it waits; it raises CancelledError.
 
-        Returns True if nothing will be written from now on.
+        Return True if nothing will be written to the file from now on, False if a write is in
+        progress.
         """
         with self._changed:
             self._cancelled = True

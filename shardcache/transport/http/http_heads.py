@@ -1,4 +1,8 @@
-"""Heads of HTTP messages: written for requests, read from answers."""
+"""Heads of HTTP messages: written for requests, read from answers.
+
+A head is everything before the body: the request line or status line, and the headers. Exchanges
+use this module in place of http.client's own parser, which is slower and less strict.
+"""
 
 import base64
 import http.client
@@ -13,34 +17,38 @@ MAX_HEAD_BYTES = 64 * 1024
 """Limit for the head of an answer, interim answers included; S3 sends about 1 KiB."""
 
 HEAD_REMEDY = "check that the url, or the proxy on the way to it, is a file server"
-"""Remedy of the OriginError for a HeadError."""
+"""Remedy of the OriginError that is raised in the daemon for a worker's HeadError."""
 
 ECHOED = re.compile(r"[\t\x20-\x7e\x80-\xff]+")
-"""Values of headers that can be sent back: without line breaks, such as those of a folded one."""
+"""Header values that can be sent back to a server.
+
+They contain no line breaks. A header that was folded over several lines does, and cannot be sent.
+"""
 
 PORTS = {"http": 80, "https": 443}
 
-# A url, with path and query as its group.
+# A url; the group is its path and query, without the leading slash.
 _TARGET = re.compile(r"[a-z]+://[^/?#]*/?([^#]*)")
-# The line before a chunk of a body, with the chunk's size as its group.
+# The line before a chunk of a chunked body; the group is the chunk's size.
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _MAX_NUMBER = 2**63
 _STATUS_LINE = re.compile(rb"HTTP/(0\.9|1\.[0-9])[ \t]+([1-9][0-9]{2})(?:[ \t].*)?\r?\n", re.DOTALL)
 _OLD_VERSIONS = (b"0.9", b"1.0")
-# Versions as http.client numbers them.
+# http.client numbers the versions of HTTP in this way.
 _HTTP_1_0 = 10
 _HTTP_1_1 = 11
-_BODILESS = (204, 304)
-_NAME = re.compile(r"[!-9;-~]+")
+_BODILESS = (204, 304)  # statuses of answers that have no body
+_NAME = re.compile(r"[!-9;-~]+")  # a header's name: visible ASCII characters except the colon
 _SPACE = " \t\r\n"
 
 
 def number_in(text: object) -> int | None:
     """Return the number of bytes that a header or an answer states.
 
-    None unless it is of decimal digits, and below 2**63: `int` would take signs, underscores and
-    other scripts' digits, and raise ValueError for thousands of digits.
+    Return None for a missing value (None), for anything but decimal digits, and for 2**63 or more.
+    `int` alone would accept signs, underscores and the digits of other scripts, and would raise
+    ValueError for thousands of digits.
     """
     if text is None:
         return None
@@ -52,7 +60,10 @@ def number_in(text: object) -> int | None:
 
 
 def request_head(request: Request) -> bytes:
-    """Return the bytes of a request; a proxy of plain HTTP gets its whole url."""
+    """Return the bytes of a request.
+
+    The request line has the path and query; for a proxy of plain HTTP, it has the whole url.
+    """
     url = urlsplit(request.url)
     path_and_query = _TARGET.match(request.url)
     assert path_and_query is not None
@@ -71,7 +82,10 @@ def request_head(request: Request) -> bytes:
 
 
 def _host(url: SplitResult) -> str:
-    """Return the Host header of a url, without the default port, which the SDK does not sign."""
+    """Return the Host header of a url.
+
+    A default port is left out, as the SDK that signs S3 requests signs the header without it.
+    """
     return url.netloc.rpartition("@")[2].removesuffix(f":{PORTS[url.scheme]}")
 
 
@@ -92,20 +106,22 @@ class HeadError(http.client.HTTPException):
 
 
 class Response(http.client.HTTPResponse):
-    """An answer; `receive` reads its head.
+    """An answer, whose head is read by `receive`.
 
-    http.client would read it with a parser of mail, which takes longer than all else that is done
-    for a small range.
+    http.client would read the head with a parser for mail, which takes longer than everything else
+    that is done for a small range.
 
     Attributes:
-        head: the headers by name in lower case, values of repeated headers joined by ", ".
+        head: the headers' values by name in lower case; the values of a repeated header are joined
+            by ", ".
     """
 
     head: dict[str, str]
 
     def __init__(self, sock: socket.socket, method: str) -> None:
         super().__init__(sock, method=method)
-        self._answers_head = method == "HEAD"  # without a body, whatever its headers state
+        # An answer to HEAD has no body, whatever its headers state.
+        self._answers_head = method == "HEAD"
 
     def receive(self) -> None:
         """Read the head of the final answer, skipping interim answers.
@@ -118,7 +134,10 @@ class Response(http.client.HTTPResponse):
             self._receive_head(lines)
 
     def _receive_head(self, lines: "_HeadLines") -> None:
-        """Read one head, and what it says of the body and the connection."""
+        """Read one head, and set the attributes of http.client that follow from it.
+
+        These are the status, the body's length or chunks, and whether the connection will close.
+        """
         line = lines.readline()
         status_line = _STATUS_LINE.fullmatch(line)
         if status_line is None:
@@ -132,6 +151,7 @@ class Response(http.client.HTTPResponse):
         self.length = None if self.chunked else number_in(self.head.get("content-length"))
         if self._answers_head or self.status in _BODILESS:
             self.length = 0
+        # A body without a stated length ends when the server closes the connection.
         ends_with_body = not self.chunked and self.length is None
         self.will_close = ends_with_body or not self._is_kept_alive()
 
@@ -142,9 +162,10 @@ class Response(http.client.HTTPResponse):
         return "keep-alive" in connection or "keep-alive" in self.head
 
     def _read_next_chunk_size(self) -> int:
-        """As in http.client, which takes sizes with a sign: with a negative one, a body never ends.
+        """Read the size of the next chunk.
 
-        Raises HTTPException for those.
+        This replaces the method of http.client, which accepts a size with a sign: after a negative
+        size, a body would never end. Raises HTTPException for such a size.
         """
         line = _CHUNK.fullmatch(self.fp.readline(MAX_HEAD_BYTES))
         if line is None:
@@ -153,14 +174,19 @@ class Response(http.client.HTTPResponse):
 
 
 def _headers_in(lines: "_HeadLines") -> dict[str, str]:
-    """Return the headers of a head, up to the empty line at its end."""
+    """Read lines up to the empty line at the head's end; return the headers.
+
+    Names are in lower case. Raises http.client.HTTPException for a line that is not a header.
+    """
     names: list[str] = []
     values: list[str] = []
     while True:
         text = lines.readline().decode("latin-1")
         if text in ("\r\n", "\n"):
             break
-        if text[0] in " \t" and values:  # a folded line, whose value nobody sends back (`ECHOED`)
+        # A line that begins with white space continues the header before it (it is folded). The
+        # value then contains a line break, by which `ECHOED` excludes it from being sent back.
+        if text[0] in " \t" and values:
             values[-1] += text
             continue
         name, colon, value = text.partition(":")
@@ -176,16 +202,17 @@ def _headers_in(lines: "_HeadLines") -> dict[str, str]:
         if earlier is None:
             headers[name] = value
         elif name == "content-length" and value == earlier:
-            continue  # the same length counts once
+            continue  # a length that is repeated is no contradiction, so it counts once
         else:
             headers[name] = f"{earlier}, {value}"
     return headers
 
 
 class _HeadLines:
-    """Lines of an answer's head.
+    """Lines of the heads of one answer, whose total size is limited.
 
-    http.client would take the end of the stream for the end of the head.
+    The end of the stream within a head is an error here. http.client would take it for the end of
+    the head.
     """
 
     def __init__(self, stream: io.BufferedReader) -> None:

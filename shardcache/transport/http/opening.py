@@ -1,4 +1,10 @@
-"""Connections to HTTP servers: direct, through a proxy's tunnel, or to this node's nginx."""
+"""Connections to HTTP servers: direct, through a proxy's tunnel, or to this node's nginx.
+
+A worker's exchanges call `open_connection` when the pool has no idle connection to a server. The
+tier is a cache that the nodes of a cluster share; its front is the nginx on each node, which is
+reached through a Unix socket. A host is near if its name leads to this node or to its cloud's
+metadata service; `far_only` refuses such hosts.
+"""
 
 import asyncio
 import re
@@ -20,11 +26,12 @@ from shardcache.transport.http.http_heads import MAX_HEAD_BYTES, PORTS, HeadErro
 from shardcache.transport.http.sockets import connect, failure
 from shardcache.transport.http.tls import client_context
 
-_LOCAL = "unix"  # in place of a scheme: for servers behind a Unix socket
+_LOCAL = "unix"  # stands in place of a url's scheme for servers behind a Unix socket
 
-# For name, connection, tunnel and TLS together.
+# Longest time for the name's lookup, the connection, the tunnel and the TLS handshake together.
 _OPEN_LIMIT_S = 10.0
-_MIN_TIMEOUT_S = 0.001  # of a socket: with 0, its calls would not wait at all
+# Shortest time-out to set on a socket: with 0, the socket's calls would not block at all.
+_MIN_TIMEOUT_S = 0.001
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3})\b *([^\r\n]*)")
 _HEAD_END = re.compile(rb"\n\r?\n")
@@ -33,11 +40,12 @@ _MAX_HEAD_END_BYTES = len(b"\n\r\n")
 
 @dataclass(slots=True, eq=False)
 class HttpConnection:
-    """One connection, one request at a time.
+    """One connection, which carries one request at a time.
 
     Attributes:
-        heard_s: time when its last answer ended; None before the first.
-        is_primed: True once a request has been sent ahead of its exchange, until that begins.
+        heard_s: time when its last answer ended, by the monotonic clock; None before the first.
+        is_primed: True from when a request has been sent ahead of its exchange until the exchange
+            begins.
     """
 
     socket: socket.socket
@@ -45,7 +53,7 @@ class HttpConnection:
     is_primed: bool = False
 
     def is_idle_since_before(self, time_s: float) -> bool:
-        """Return True if its last answer, if any, ended before a time."""
+        """Return True if its last answer ended before `time_s`, or it has had no answer yet."""
         return self.heard_s is None or self.heard_s < time_s
 
     def close(self) -> None:
@@ -53,19 +61,19 @@ class HttpConnection:
         self.socket.close()
 
     def end_reads(self) -> None:
-        """End a blocking read in any thread.
+        """End a read that blocks in another thread.
 
-        Through the base class: after SSLSocket.shutdown the reading thread would take ciphertext
-        for the body.
+        It calls the base class's `shutdown`: after SSLSocket.shutdown, the reading thread would
+        take ciphertext for the body.
         """
-        with suppress(OSError):  # the peer closed it first
+        with suppress(OSError):  # raised if the peer has closed the connection first
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     @property
     def is_readable(self) -> bool:
         """True if bytes or the stream's end have arrived.
 
-        An idle connection is unusable after that.
+        No request is in flight on an idle connection, so it is unusable if this is True.
         """
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0:
             return True
@@ -83,10 +91,18 @@ class ProxyError(ConnectionError):
 
 
 class Server(NamedTuple):
-    """A server and the way to connect to it."""
+    """A server and the way to connect to it. Equal servers can share idle connections.
 
-    scheme: str  # "http", "https", or `_LOCAL`
-    netloc: str  # with `_LOCAL`, the path of a tier's front
+    Attributes:
+        scheme: "http", "https", or `_LOCAL`.
+        netloc: host and port; with `_LOCAL`, the path of the socket of the tier's front.
+        proxy: as `Request.proxy`.
+        ca_file: as `Request.ca_file`.
+        far_only: as `Request.far_only`.
+    """
+
+    scheme: str
+    netloc: str
     proxy: str | None
     ca_file: str | None
     far_only: bool
@@ -101,7 +117,10 @@ def server_of(request: Request) -> Server:
 
 
 def open_connection(server: Server, gate: Gate) -> HttpConnection:
-    """Return a new connection. Blocks.
+    """Return a new connection to a server. Blocks.
+
+    Args:
+        gate: the request's gate, by which the opening can be cancelled.
 
     Raises OSError, HeadError, NearHostError, CancelledError.
     """
@@ -124,7 +143,7 @@ def open_connection(server: Server, gate: Gate) -> HttpConnection:
 
 
 def _open_front(path: str) -> socket.socket:
-    """Return a connection to this node's nginx. Raises OSError that names the path."""
+    """Return a connection to this node's nginx. Raises an OSError that names the path."""
     try:
         sock = connected_front(path, _OPEN_LIMIT_S)
     except OSError as exn:
@@ -134,9 +153,10 @@ def _open_front(path: str) -> socket.socket:
 
 
 class _OpeningLoop:
-    """Event loop in a thread of its own, in which a process opens all of its connections.
+    """Event loop in a thread of its own, in which the process opens all of its connections.
 
-    A request's own thread blocks, but several addresses of a host are tried side by side.
+    The thread of a request blocks until its connection is open. The loop is needed because several
+    addresses of a host are tried at the same time.
     """
 
     def __init__(self) -> None:
@@ -165,8 +185,8 @@ def _open_socket(server: Server, host: str, port: int, gate: Gate) -> socket.soc
 
 
 async def _connected(server: Server, host: str, port: int) -> socket.socket:
-    """Return the socket of `_open_socket`. Raises OSError, NearHostError."""
-    async with asyncio.timeout(_OPEN_LIMIT_S):  # TimeoutError is an OSError
+    """Connect as `_open_socket` does, in the event loop. Raises OSError, NearHostError."""
+    async with asyncio.timeout(_OPEN_LIMIT_S):  # its TimeoutError is an OSError, too
         if server.proxy is None:
             return await connect(host, port, far_only=server.far_only)
 
@@ -190,7 +210,15 @@ def _authority(host: str, port: int) -> str:
 
 
 async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> None:
-    """Have a proxy connect to `target`. Raises ProxyError, HeadError, other OSErrors."""
+    """Have a proxy connect to a server, so that the socket leads to the server from then on.
+
+    Args:
+        sock: a socket that is connected to the proxy.
+        target: the server's host and port.
+        proxy: the proxy's url.
+
+    Raises ProxyError, HeadError, other OSErrors.
+    """
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     lines += [f"{name}: {value}" for name, value in proxy_headers(proxy.geturl()).items()]
     lines += ["", ""]
@@ -208,9 +236,15 @@ async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> 
 
 
 async def _head(sock: socket.socket, peer: str) -> bytearray:
-    """Return what a peer sends until the end of its answer's head."""
+    """Return the bytes that a peer sends up to the end of its answer's head.
+
+    Args:
+        peer: the peer's name for error messages.
+    """
     loop = asyncio.get_running_loop()
     head = bytearray()
+    # Only new bytes are searched for the head's end, and a few old ones: the end may be split
+    # between two reads.
     searched_bytes = 0
     while not _HEAD_END.search(head, max(0, searched_bytes - _MAX_HEAD_END_BYTES + 1)):
         searched_bytes = len(head)
@@ -230,7 +264,14 @@ def _encrypt(
     deadline_s: float,
     gate: Gate,
 ) -> None:
-    """Perform the TLS handshake. Closes the connection if it fails."""
+    """Perform the TLS handshake; close the connection if the handshake fails.
+
+    Args:
+        host: the name that the server's certificate must have.
+        ca_file: as `Request.ca_file`.
+        deadline_s: when the handshake must have ended, by the monotonic clock.
+        gate: the request's gate, by which the handshake can be cancelled.
+    """
     try:
         connection.socket = client_context(ca_file).wrap_socket(
             connection.socket,
@@ -238,7 +279,8 @@ def _encrypt(
             do_handshake_on_connect=False,
         )
         left_s = deadline_s - time.monotonic()
-        connection.socket.settimeout(max(_MIN_TIMEOUT_S, left_s))  # of the whole handshake
+        # While a handshake runs, the time-out applies to all of it, not to each read.
+        connection.socket.settimeout(max(_MIN_TIMEOUT_S, left_s))
         with gate.cancellable(connection.end_reads):
             connection.socket.do_handshake()
     except BaseException:

@@ -1,7 +1,13 @@
 """Connections that are kept open for the next request, and requests that are sent ahead.
 
-A NAT or load balancer may drop an idle connection without notice to either end; whatever is sent
-over it then is lost.
+A worker has one `Pool`, which the threads of all its exchanges share. An idle connection is one
+that is kept open and carries no request. A primed request is sent ahead of its exchange, that is,
+before the worker is asked for the body.
+
+A NAT or load balancer may drop an idle connection without notice to either end. A request sent over
+such a connection is lost, and the connection stays silent: no answer comes. So a request over a
+reused connection is given up after a short silence, and the pool then distrusts, that is, closes,
+all connections that were idle at the same time.
 """
 
 import threading
@@ -17,30 +23,30 @@ from shardcache.transport.http.http_heads import request_head
 from shardcache.transport.http.opening import HttpConnection, Server, open_connection, server_of
 
 IDLE_S = 10.0
-"""Age at which an idle connection is closed.
+"""Time without a request after which a connection is closed.
 
-Networks drop one after a minute at the earliest, or on a failover.
+Networks drop an idle connection after a minute at the earliest, or on a failover.
 """
 
 SILENCE_S = 3.0
 """Longest wait for the first byte over a reused connection.
 
-The request is then sent again over a new one.
+After this time, the request is sent again over a new connection.
 """
 
-# Age at which a request that was sent ahead is dropped, unless an exchange has taken it: the
-# object's version, which the exchange waits for, is known by then.
+# Age at which a primed request is dropped if no exchange has taken it. An exchange begins as soon
+# as the object's version is known, so none will begin this late.
 _PRIMED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Primed:
-    """A request sent ahead of its exchange, so that its answer is on its way when that begins.
+    """A request sent ahead, so that its answer is on its way when its exchange begins.
 
     Attributes:
-        gate: cancels it.
-        opening: its connection, once the request is sent.
-        sent_s: when this was begun, by the monotonic clock.
+        gate: the gate by which the opening of the connection is cancelled.
+        opening: brings the connection once the request has been sent over it.
+        sent_s: when the opening of the connection began, by the monotonic clock.
     """
 
     gate: Gate
@@ -48,7 +54,7 @@ class Primed:
     sent_s: float = field(default_factory=time.monotonic)
 
     def drop(self) -> None:
-        """Close the connection, once it is open."""
+        """Cancel the request, and close its connection if that was opened."""
 
         def close(opening: Future[HttpConnection]) -> None:
             if opening.exception() is None:
@@ -59,20 +65,22 @@ class Primed:
 
 
 def _report_to_nobody(asked_s: float) -> None:
-    """Stand in for a report that nobody wants."""
+    """Stand in for the callback of a pool whose silent connections need not be reported."""
 
 
 class Pool:
-    """Idle connections, most recently used first; all are distrusted once one stays silent.
+    """Idle connections of a worker; the most recently used is taken first.
+
+    Once one connection stays silent, all others that were idle at the time are closed.
 
     Args:
-        report: called with the time of a request that got no answer: other processes are affected,
-            too.
+        report: called when a request over a reused connection got no answer, with the time when the
+            request was sent. The other workers then close their idle connections as well.
 
     Attributes:
         silence_s: longest wait for the first byte over a reused connection.
-        idle_s: age at which an idle connection is closed.
-        primed: requests that have been sent ahead, by url.
+        idle_s: time without a request after which a connection is closed.
+        primed: requests that have been sent ahead and that no exchange has taken yet, by url.
     """
 
     def __init__(
@@ -86,10 +94,11 @@ class Pool:
         self.idle_s = idle_s
         self.primed: dict[str, Primed] = {}
         self._report = report
+        # These are times by the monotonic clock.
         self._answered_s = 0.0  # time of the latest answer over a reused connection
-        self._trusted_from_s = 0.0  # time from which a silent connection counts as lost again
+        self._trusted_from_s = 0.0  # time from which a silent connection counts as dropped again
         self._idle: defaultdict[Server, list[HttpConnection]] = defaultdict(list)
-        self._lock = threading.Lock()  # of `_idle`: any thread of the worker uses it
+        self._lock = threading.Lock()  # guards `_idle`, which any thread of the worker uses
 
     def take(self, server: Server) -> HttpConnection | None:
         """Return an idle connection that may still work, or None."""
@@ -98,6 +107,8 @@ class Pool:
             if connection is None:
                 return None
             oldest_s = time.monotonic() - self.idle_s
+            # The server has closed a connection that is readable while idle, or has sent bytes
+            # that belong to no request. A connection that is idle for too long may be dropped.
             if connection.is_readable or connection.is_idle_since_before(oldest_s):
                 connection.close()
                 continue
@@ -130,8 +141,9 @@ class Pool:
     def patience_s(self) -> float | None:
         """Longest wait for an answer over a reused connection; None for no limit.
 
-        There is none for `idle_s` after a connection stayed silent: all that were idle then have
-        been closed, so if another one is silent, the origin is slow.
+        There is no limit for `idle_s` after a connection stayed silent. All connections that were
+        idle at that time have been closed, so if another connection is silent now, its server is
+        slow.
         """
         if time.monotonic() < self._trusted_from_s:
             return None
@@ -142,10 +154,12 @@ class Pool:
         self._answered_s = time.monotonic()
 
     def record_silence(self, asked_s: float) -> None:
-        """Distrust idle connections in all processes, as a request over one got no answer.
+        """Record that a request over a reused connection got no answer.
+
+        Connections that were idle when it was sent are closed in all workers.
 
         Args:
-            asked_s: when that request was sent.
+            asked_s: when the request was sent, by the monotonic clock.
         """
         self.distrust(asked_s)
         self._report(asked_s)
@@ -153,7 +167,11 @@ class Pool:
     def record_cancellation(self, asked_s: float) -> None:
         """Record that a request over a reused connection was cancelled before it was answered.
 
-        The connection counts as silent, unless another one has brought an answer since `asked_s`.
+        The connection counts as silent, unless another reused connection has brought an answer
+        since then.
+
+        Args:
+            asked_s: when the request was sent, by the monotonic clock.
         """
         if self._answered_s <= asked_s:
             self.record_silence(asked_s)
@@ -164,7 +182,7 @@ class Pool:
         self._drop(before_s)
 
     def expire(self) -> None:
-        """Close connections idle for `idle_s`, and those of requests sent ahead but not taken."""
+        """Close connections that have been idle for `idle_s`, and drop old primed requests."""
         now_s = time.monotonic()
         self._drop(now_s - self.idle_s)
 
@@ -172,11 +190,11 @@ class Pool:
         expired = [url for url, primed in list(self.primed.items()) if primed.sent_s < oldest_s]
         for url in expired:
             primed = self.primed.pop(url, None)
-            if primed is not None:  # an exchange may just have taken it
+            if primed is not None:  # None if an exchange has taken the request just now
                 primed.drop()
 
     def _drop(self, before_s: float) -> None:
-        """Close the connections that were last heard before `before_s`."""
+        """Close the idle connections whose last answer ended before `before_s`."""
         with self._lock:
             for idle in self._idle.values():
                 for connection in idle[:]:

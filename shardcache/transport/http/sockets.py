@@ -1,4 +1,9 @@
-"""TCP sockets, connected to the first of a host's addresses to answer."""
+"""TCP sockets, connected to the first of a host's addresses to answer.
+
+`opening` calls `connect` for each new connection to a server or a proxy. A host is near if it is
+this node or its cloud's metadata service, which holds credentials. An origin that users can choose
+must not lead there under another name.
+"""
 
 import asyncio
 import os
@@ -15,9 +20,10 @@ from shardcache.access.near import is_near
 NEXT_ADDRESS_S = 0.25
 """Head start of each address over the next (RFC 8305, section 5)."""
 
-# A dead peer is noticed within half a minute even if nothing is sent: three keepalive probes after
-# 15 s; data that stays unacknowledged also ends the connection. A NAT or load balancer may drop an
-# idle connection without notice to either end, and whatever is sent over it then is lost.
+# A dead peer is noticed within half a minute even if nothing is sent: after 15 s of silence, the
+# kernel sends three keepalive probes. Sent data that stays unacknowledged for 15 s also ends the
+# connection. These options are needed because a NAT or load balancer may drop an idle connection
+# without notice to either end, and then loses whatever is sent over it.
 _OPTIONS = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
@@ -25,13 +31,16 @@ _OPTIONS = {
     "TCP_USER_TIMEOUT": 15_000,  # ms
 }
 
-# A lookup cannot be cancelled. If a name server is dead, its lookups keep their threads for long.
-# Hence a pool of their own: neither other work nor the end of the process waits for them.
+# Threads that look up hosts' names. A lookup cannot be cancelled, and one that a dead name server
+# does not answer occupies its thread for a while.
 _LOOKUPS = ThreadPoolExecutor(16, thread_name_prefix="lookup")
 
 
 class NearHostError(Exception):
-    """A name that looks like another host's leads to this node or its cloud's metadata service."""
+    """A host's name leads to this node or its cloud's metadata service, though it looks harmless.
+
+    A host such as localhost or 127.0.0.1, which names this node openly, does not raise it.
+    """
 
 
 def new_socket(address: AddrInfoType) -> socket.socket:
@@ -41,7 +50,7 @@ def new_socket(address: AddrInfoType) -> socket.socket:
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _OPTIONS.items():
-        if hasattr(socket, name):  # all of them on Linux
+        if hasattr(socket, name):  # Linux has all of them, other systems only some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return sock
 
@@ -49,13 +58,13 @@ def new_socket(address: AddrInfoType) -> socket.socket:
 async def connect(host: str, port: int, *, far_only: bool = False) -> socket.socket:
     """Return a socket that is connected to the first of the host's addresses to answer.
 
-    The addresses that are checked are those connected to: a name whose addresses change in between
-    (DNS rebinding) gains nothing.
+    With `far_only`, the checked addresses are the very ones that it connects to. So a name whose
+    addresses change between two lookups (DNS rebinding) gains nothing.
 
     Args:
-        far_only: True to refuse a host whose name leads to this node.
+        far_only: True to refuse a host whose name leads to this node or its metadata service.
 
-    Raises OSError that names the host, and with `far_only` NearHostError.
+    Raises an OSError that names the host, and NearHostError with `far_only`.
     """
     lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
@@ -73,10 +82,8 @@ async def connect(host: str, port: int, *, far_only: bool = False) -> socket.soc
 
 
 def _check_far(host: str, addresses: Sequence[AddrInfoType]) -> None:
-    """Raise NearHostError if a name that looks like another host's has a near address.
-
-    A host that is near by its own name was permitted, or refused, with the url.
-    """
+    """Raise NearHostError if one of the host's addresses is near, though its name is not."""
+    # A host that names this node openly has already been judged by the rules for urls.
     if is_near(host):
         return
     for *_, socket_address in addresses:
@@ -88,10 +95,15 @@ def _check_far(host: str, addresses: Sequence[AddrInfoType]) -> None:
 
 
 def failure(exn: OSError, place: str) -> str:
-    """Return why there is no connection to a place."""
+    """Return a message that there is no connection to a place, with the reason.
+
+    Args:
+        place: a host and port, or a socket's path.
+    """
     if isinstance(exn, ConnectionRefusedError):
         return f"connection refused by {place}"
     reason = exn.strerror or str(exn)
-    if exn.errno is not None and exn.errno > 0:  # negative for a name that is not known
+    # The number is negative if the name is unknown; the error's own text is used then.
+    if exn.errno is not None and exn.errno > 0:
         reason = os.strerror(exn.errno)
     return f"no connection to {place}: {reason}"

@@ -1,18 +1,21 @@
 """TLS sockets that read many records in one call.
 
-Python's ssl returns one record of at most 16 KiB a call, for which it gives up and takes the
-interpreter lock and makes two system calls: 64,000 times per GB, and the threads of a process spend
-more time on handing over the lock than on decrypting. OpenSSL can do better, but ssl does not offer
-it: `SSL_set_read_ahead` reads several records with one system call, and a read through
+`opening` wraps the socket of an https connection in a `TlsSocket`, and `body_readers` fills memory
+with its `fill`. A record is the piece that TLS encrypts as a whole, of at most 16 KiB.
+
+Python's ssl returns one record per call. For each record, it releases and takes the interpreter
+lock and makes two system calls. That happens 64,000 times per GB, and the threads of a process
+spend more time on handing over the lock than on decrypting. OpenSSL can do better, though ssl does
+not offer it: `SSL_set_read_ahead` reads several records with one system call, and a read through
 `BIO_f_buffer` returns only when all of the memory is filled (man pages of the same names). Both are
 called by ctypes, in the very library that ssl uses, on connections that ssl has made and verified.
-Where that is not possible, for example because an interpreter contains OpenSSL statically, records
-are read one by one.
+Where these calls are not possible, for example because the interpreter is linked with OpenSSL
+statically, records are read one by one.
 
-Four threads of one process that wrote parts from a server on the same two cores took 1.2 s of
-processor time per GB instead of 2.6, and received 0.30 GB/s instead of 0.21: medians of ten rounds,
-with and without it in turn. Where other programs had most of the processors, it was 1.5 s instead
-of 2.0, and 0.12 GB/s instead of 0.08.
+It was measured with four threads of one process that wrote parts from a server on the same two
+cores: 1.2 s of processor time per GB instead of 2.6, and 0.30 GB/s instead of 0.21. These are
+medians of ten rounds, with and without this module in turn. While other programs had most of the
+processors, the threads took 1.5 s instead of 2.0, and received 0.12 GB/s instead of 0.08.
 """
 
 import ctypes
@@ -24,15 +27,16 @@ from ctypes import c_char, c_int, c_long, c_size_t, c_void_p
 from functools import cache
 from typing import Any, cast
 
-# Longest plaintext of a record, which is what one read by ssl returns at most.
+# Longest plaintext of a record. One read by ssl returns no more than that.
 _RECORD_BYTES = 16 * 1024
-# Bytes that OpenSSL asks the kernel for at a time.
+# Number of bytes that OpenSSL requests from the kernel at a time.
 _AHEAD_BYTES = 64 * 1024
-# BIO_f_buffer reads shorter pieces into a buffer of this size, which would then hold bytes that ssl
-# does not know of.
+# For a read that is not larger than this, BIO_f_buffer fills a buffer of its own. The buffer could
+# then hold bytes that ssl does not know of, so such small reads go through ssl.
 _BUFFER_BYTES = 4 * 1024
-# After a fast read, the next one may be four times as large, up to a maximum: at the same pace, it
-# takes 0.1 s at most. After a slow one, it is a record again: bytes are reported as they arrive.
+# After a fast read, the next read may be four times as large, up to a maximum. At the same pace, it
+# takes 0.1 s at most. After a slow read, the next read is a single record again, so that bytes are
+# reported as they arrive.
 _FAST_S = 0.025
 _GROWTH = 4
 _MAX_BYTES = 256 * 1024
@@ -41,7 +45,7 @@ _SET_SSL = 109
 _CLOSE = 1
 _POINTER_BYTES = ctypes.sizeof(c_void_p)
 
-# Type of the result, and those of the arguments.
+# For each function of OpenSSL, the type of its result, then the types of its arguments.
 _FUNCTIONS = {
     "BIO_ctrl": (c_long, c_void_p, c_int, c_long, c_void_p),
     "BIO_f_buffer": (c_void_p,),
@@ -59,23 +63,23 @@ _FUNCTIONS = {
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A client's TLS socket that fills memory from as many records as that takes.
+    """A client's TLS socket that can fill memory from several records in one call.
 
     It is made by the `wrap_socket` of a `client_context`.
     """
 
-    _records: "_Records | None" = None
-    _next_bytes = _RECORD_BYTES
+    _records: "_Records | None" = None  # None before the handshake, and if OpenSSL is unreachable
+    _next_bytes = _RECORD_BYTES  # most bytes of the next read
 
     def do_handshake(self, block: bool = False) -> None:
-        """Perform the TLS handshake, as ssl does."""
+        """Perform the TLS handshake as ssl does, then prepare the reading of several records."""
         super().do_handshake(block)
         self._records = _Records.of(self)
 
     def fill(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the stream's end.
 
-        Blocks; the socket must have no time limit. Raises OSError.
+        It blocks, and the socket must have no time limit. Raises OSError.
         """
         begun_s = time.monotonic()
         count = 0
@@ -83,7 +87,8 @@ class TlsSocket(ssl.SSLSocket):
         if takes_several and self._records is not None:
             count = self._records.read(memory[: self._next_bytes])
         if count <= 0:
-            # ssl then raises the error that OpenSSL has met, or returns 0 at the stream's end.
+            # One record is read by ssl. If the read above has failed, ssl now raises the error that
+            # OpenSSL has met, or returns 0 at the stream's end.
             count = cast(int, self.read(_RECORD_BYTES, memory))
 
         is_fast = time.monotonic() - begun_s < _FAST_S
@@ -96,7 +101,7 @@ class TlsSocket(ssl.SSLSocket):
     def pending(self) -> int:
         """Return the number of decrypted bytes that wait to be read.
 
-        1 if OpenSSL holds some that are encrypted.
+        The result is 1 if there are none, but OpenSSL holds encrypted bytes that it has read ahead.
         """
         decrypted_bytes = super().pending()
         if decrypted_bytes or self._records is None:
@@ -119,22 +124,27 @@ def client_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 class _Records:
-    """OpenSSL's own reading of one connection."""
+    """Reader of one connection's records by OpenSSL's own functions.
+
+    Args:
+        library: the OpenSSL that ssl uses.
+        ssl_pointer: the address of the connection's `SSL` structure.
+    """
 
     def __init__(self, library: ctypes.CDLL, ssl_pointer: int) -> None:
         self._library = library
-        self._ssl = ssl_pointer  # lives as long as this object, or longer
+        self._ssl = ssl_pointer  # stays valid at least as long as this object
         library.SSL_set_read_ahead(ssl_pointer, 1)
         library.SSL_set_default_read_buffer_len(ssl_pointer, _AHEAD_BYTES)
-        # Freeing the chain shuts the connection down, which must not write to a file descriptor
-        # that may be another's.
+        # Freeing the chain below shuts the TLS connection down. The shutdown must be quiet, that
+        # is, write nothing: by then, the file descriptor may belong to something else.
         library.SSL_set_quiet_shutdown(ssl_pointer, 1)
         library.SSL_up_ref(ssl_pointer)
         ssl_bio = library.BIO_new(library.BIO_f_ssl())
         library.BIO_ctrl(ssl_bio, _SET_SSL, _CLOSE, ssl_pointer)
         buffer_bio = library.BIO_new(library.BIO_f_buffer())
         self._chain = library.BIO_push(buffer_bio, ssl_bio)
-        # Not at exit, when a thread may still be reading.
+        # The chain is not freed at the interpreter's exit, when a thread may still be reading.
         weakref.finalize(self, library.BIO_free_all, self._chain).atexit = False
 
     @classmethod
@@ -152,9 +162,10 @@ class _Records:
         return bool(self._library.SSL_has_pending(self._ssl))
 
     def read(self, memory: memoryview) -> int:
-        """Fill the memory, or part of it before an error or the stream's end.
+        """Fill the memory; return the number of bytes.
 
-        Return 0 or less for none of it.
+        Only a part of the memory is filled if an error or the stream's end comes first. The result
+        is 0 or less if nothing was read.
         """
         count: int = self._library.BIO_read(
             self._chain,
@@ -166,14 +177,12 @@ class _Records:
 
 @cache
 def _openssl() -> ctypes.CDLL | None:
-    """Return the library that ssl uses, wherever it lies.
-
-    None if it cannot be reached, or is another.
-    """
+    """Return the OpenSSL library that ssl uses; None if its functions cannot be found."""
     try:
         import _ssl
 
-        # Its symbols include those of the libraries that it has loaded.
+        # Lookups in this extension module also find the symbols of the libraries that it is linked
+        # with. So this is the very OpenSSL that ssl uses, wherever the file lies.
         library = ctypes.CDLL(_ssl.__file__)
         for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
@@ -185,12 +194,12 @@ def _openssl() -> ctypes.CDLL | None:
 
 
 def _ssl_pointer(sock: ssl.SSLSocket) -> int | None:
-    """Return the `SSL *` of a connection.
+    """Return the address of a connection's `SSL` structure.
 
-    None unless it lies where CPython has it, which both neighbours prove.
-
-    In Modules/_ssl.c, an object's header is followed by a weak reference to the socket, the
-    pointer, and the context.
+    Python does not offer this pointer, so it is read from memory. In CPython's Modules/_ssl.c, the
+    header of a connection object is followed by a weak reference to the socket, the pointer, and
+    the context. The two neighbours are compared with their known values, to prove that the pointer
+    is where it is expected. Return None if it is not.
     """
     connection: Any = getattr(sock, "_sslobj", None)
     if sys.implementation.name != "cpython":
