@@ -1,4 +1,11 @@
-"""Objects of which some parts are cached, each in a file of its own."""
+"""Objects of which some parts are cached, each object in a file of its own.
+
+Readers of byte ranges need only some parts of an object, which may never be cached as a whole. Each
+such object has a `PartFile`: a sparse file whose parts arrive and are evicted one by one. The parts
+that take space are kept parts, and their bytes are kept bytes. A partial is any file of an object
+that is not complete; it is idle if no transfer is using it. A file is granted while readers hold
+parts of it, so that they may open it by path and inode.
+"""
 
 import asyncio
 
@@ -13,10 +20,10 @@ from shardcache.store.space import Reservation, Space
 
 
 class CachedParts:
-    """The files of parts of one cache folder, by the keys of the whole objects.
+    """The part files of one cache folder, by the cache keys of the whole objects.
 
     Attributes:
-        granted: files that were closed, and of which readers still hold parts.
+        granted: part files that were closed here, but of which readers still hold parts.
     """
 
     def __init__(self, layout: Layout, space: Space, leftovers: Leftovers) -> None:
@@ -27,18 +34,19 @@ class CachedParts:
         self.granted = GrantedFiles()
 
     def get(self, key: str) -> PartFile | None:
-        """Return the file for an object's key, if there is one."""
+        """Return the part file for an object's key, if there is one."""
         return self._files.get(key)
 
     def __contains__(self, key: str) -> bool:
         return key in self._files
 
     def files(self) -> list[PartFile]:
-        """Return all files."""
+        """Return all part files."""
         return list(self._files.values())
 
     def restore(self, partial: Partial) -> None:
-        """Add the file of parts that an earlier daemon has left. Blocks."""
+        """Add the part file that an earlier daemon has left. Blocks."""
+        # The object is known only by the journal, until the origin describes it (`confirm`).
         file = PartFile(partial, used_at_s=partial.path.stat().st_mtime, is_unconfirmed=True)
         self._files[partial.key] = file
         self._space.kept_bytes += file.kept_bytes
@@ -49,12 +57,23 @@ class CachedParts:
         part_bytes: int,
         reservation: Reservation,
     ) -> PartFile:
-        """Open a file for the parts of an object; it takes over the parts of an idle partial.
+        """Open a part file for an object.
+
+        If an interrupted download has left an idle partial of the same version, its finished parts
+        become parts of this file.
+
+        Args:
+            part_bytes: size of the parts of a new file.
+            reservation: the caller's reservation, of `FILE_BYTES` or more.
 
         Raises DiskError.
         """
         key = shard_key(place_of(obj.url, is_file=True), obj.version)
+        # The bytes of the idle partial, if there is one, are moved from the leftovers into the
+        # reservation, so that nobody removes the file while it is opened.
         self._leftovers.adopt(key, reservation)
+        # Readers may still open an earlier file at this path by its inode. The new file must not
+        # get the same inode number.
         granted_inodes = self.granted.inodes(key)
         partial = await asyncio.to_thread(
             Partial.open,
@@ -65,8 +84,9 @@ class CachedParts:
             is_sparse=True,
             granted_inodes=granted_inodes,
         )
-        # The parts of the idle partial are kept ones from now on. FILE_BYTES are not: the caller
-        # has reserved them, and turns them into kept ones.
+        # From now on, the adopted parts count as kept bytes of this file, so the reservation gives
+        # up the bytes that it adopted above. The space of the journal (`FILE_BYTES`) stays
+        # reserved: the caller turns it into kept bytes.
         reservation.disown()
         file = PartFile(partial)
         self._files[key] = file
@@ -74,8 +94,13 @@ class CachedParts:
         return file
 
     def close(self, file: PartFile) -> Leftover:
-        """Make a leftover of a file of parts, for a transfer of the whole, or to remove it."""
+        """Turn a part file into a leftover, and return the leftover.
+
+        A transfer of the whole object can then take the file over and resume it. It is also the
+        first step of the file's removal.
+        """
         del self._files[file.partial.key]
+        # From now on, the file's parts are not kept and evicted one by one.
         file.is_own = False
         self._space.kept_bytes -= file.kept_bytes
         leftover = Leftover.of(file.partial.path)
@@ -83,9 +108,10 @@ class CachedParts:
         return leftover
 
     async def remove(self, file: PartFile) -> int:
-        """Remove a file of parts that nobody has in use; return the number of bytes that it took.
+        """Remove a part file that no reader has in use; return the number of bytes freed.
 
-        0 if some process still has it open. Raises DiskError.
+        The result is 0 if some process still has the file open; it stays a leftover then. Raises
+        DiskError.
         """
         kept_bytes = file.kept_bytes
         leftover = self.close(file)
@@ -93,7 +119,7 @@ class CachedParts:
         return kept_bytes if removed else 0
 
     async def drop(self, file: PartFile, part: int) -> None:
-        """Free the space of a part that nobody has in use. Raises DiskError."""
+        """Remove a part that no reader has in use, and free its space. Raises DiskError."""
         size_bytes = file.partial.size_of(part)
         file.forget(part)
         await asyncio.to_thread(file.partial.punch, part)

@@ -1,7 +1,13 @@
 """The catalogue: a diskcache database of sample counts, listings and versions.
 
-Sample counts survive the eviction of their shard. Everything here can be rebuilt: the counts of
-cached shards from their sidecars, the rest from the origin.
+The daemon keeps here what it learnt from origins and from shards that it has indexed. The number of
+samples of a shard stays known after the shard was evicted. Nothing in the catalogue is needed for
+correctness, and all of it can be rebuilt: the counts of cached shards from their sidecars, the rest
+from the origin. So a damaged catalogue is replaced by an empty one, and a failing disk only makes
+requests slower.
+
+A row is a JSON value under a key, which is a tuple of texts. The key's first text is the row's
+kind, such as counts or listings.
 """
 
 import asyncio
@@ -35,7 +41,7 @@ _PRAGMAS = (
     "synchronous = NORMAL",
 )
 
-# Errors of a damaged row, and of diskcache with a database whose content may be anything.
+# Errors that a damaged row raises, and diskcache with a database that has arbitrary content.
 _DAMAGED = (
     pickle.UnpicklingError,
     zlib.error,
@@ -64,10 +70,10 @@ Parse = Callable[[Any], Any]
 
 
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
-    """JSONDisk whose keys are text, and which refuses pickled rows: they could execute code.
+    """JSONDisk whose keys are text, and which refuses pickled rows.
 
-    JSONDisk compresses keys as well as values. As text, many rows are found by one statement, and
-    counted by the beginning of their keys.
+    Reading a pickled row could execute code. JSONDisk itself compresses keys as well as values.
+    With keys as text, one statement can find many rows, or count the rows whose keys begin alike.
     """
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> Any:
@@ -90,12 +96,15 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
 class _Database(diskcache.Cache):  # type: ignore[misc]
     """A diskcache for one process and one thread at a time, without memory-mapped files.
 
-    If a mapped file were truncated, the daemon would die of SIGBUS. With exclusive locking, SQLite
-    needs no shared memory for its write-ahead log; but that has to be set before the first access,
-    hence the override of a private property. diskcache's own settings allow only a rollback journal
-    instead: 4.6 ms per row instead of 0.04, and 290 ms instead of 60 to open a new folder (medians,
-    ext4 on a shared virtual disk). It reads one row at a time: 3.4 s for a manifest of 100,000
-    shards, instead of 1.0 s by one statement.
+    SQLite must not map files: if a mapped file were truncated, the daemon would die of SIGBUS. With
+    exclusive locking, SQLite needs no shared memory for its write-ahead log. That mode has to be
+    set before the first access, so this class overrides a private property (`_con`). By diskcache's
+    own settings, only a rollback journal would be possible without mapped files: it takes 4.6 ms
+    per row instead of 0.04, and 290 ms instead of 60 to open a new folder (medians, ext4 on a
+    shared virtual disk).
+
+    diskcache also reads one row at a time. For a manifest of 100,000 shards, that takes 3.4 s;
+    `get_rows` takes 1.0 s, with one statement.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,6 +118,7 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
 
     @property
     def _con(self) -> sqlite3.Connection:
+        """The connection of the present thread, which diskcache uses for every access."""
         con: sqlite3.Connection | None = getattr(self._local, "con", None)
         if con is None:
             con = self._open_connection()
@@ -120,8 +130,8 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
         con = sqlite3.connect(path, timeout=self._timeout, isolation_level=None)
         for pragma in _PRAGMAS:
             con.execute(f"PRAGMA {pragma}").fetchall()
-        # diskcache sets attributes and pragmas by what is stored here, which may be damaged: it
-        # gets the defaults.
+        # diskcache stores its settings in this table, and sets its attributes and pragmas by them.
+        # They may be damaged, so they are deleted and diskcache uses its defaults.
         with contextlib.suppress(sqlite3.OperationalError):  # a new database has no such table
             con.execute("DELETE FROM Settings")
         return con
@@ -129,9 +139,13 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
     def get_rows(self, keys: Sequence[Sequence[str]], parse: Parse) -> tuple[list[Any], list[str]]:
         """Read many rows.
 
+        Args:
+            keys: the keys of the rows.
+            parse: converts a row's JSON value; a ValueError from it means that the row is damaged.
+
         Returns:
-            the value of each row, converted by `parse`, or None for a row that does not exist or
-            is damaged; and the keys of the damaged ones, as stored.
+            the value of each row, or None for a row that does not exist or is damaged; and the keys
+            of the damaged rows, in the form in which they are stored.
         """
         names = [json.dumps(list(key)) for key in keys]
         values: dict[str, Any] = {}
@@ -140,34 +154,43 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
         for name, mode, filename, value in rows:
             try:
                 values[name] = parse(self.disk.fetch(mode, filename, value, read=False))
-            except (*_DAMAGED, FileNotFoundError) as exn:  # a large value has a file of its own
+            # FileNotFoundError: diskcache stores a large value in a file of its own.
+            except (*_DAMAGED, FileNotFoundError) as exn:
                 log.warning("catalogue row damaged; dropped", row=name, cause=str(exn))
                 damaged.append(name)
         return [values.get(name) for name in names], damaged
 
     def drop_rows(self, names: Sequence[str]) -> None:
-        """Delete rows by their keys, as stored."""
+        """Delete rows.
+
+        Args:
+            names: the rows' keys, in the form in which they are stored.
+        """
         for name in names:
             self.delete(json.loads(name))
 
     def count_rows(self, kind: str) -> int:
         """Return the number of rows of a kind."""
+        # The text with which the stored keys of this kind begin: a JSON list whose first item is
+        # the kind.
         begin = json.dumps([kind]).removesuffix("]")
         [[count]] = self._sql(_COUNT, [begin, begin]).fetchall()
         return int(count)
 
 
 def _unchanged(value: Any) -> Any:
+    """Stand in for the `parse` function of rows that need no conversion."""
     return value
 
 
 class Catalogue:
     """JSON rows under (kind, …) keys, accessed in one thread.
 
-    It stays empty if the disk does not allow a database.
+    It stays empty if the disk does not allow a database. Its methods raise no errors of the
+    database: rows that cannot be read count as missing, and rows that cannot be written are lost.
 
     Attributes:
-        losses: how often damaged rows, or all of them, were dropped.
+        losses: how often damaged rows, or the whole damaged database, were dropped.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -179,21 +202,21 @@ class Catalogue:
         self._thread.submit(self._open).result()
 
     def reopen(self) -> None:
-        """Open a new database if there is none, or the old one is gone with its folder. Blocks."""
+        """Open a new database if none is open, or if the file of the open one is gone. Blocks."""
         self._thread.submit(self._reopen).result()
 
     def close(self) -> None:
-        """Close the database after pending calls have finished. Blocks."""
+        """Close the database once the pending calls have finished. Blocks."""
         self._thread.submit(self._disconnect)
         self._thread.shutdown()
 
     async def get(self, *key: str, parse: Parse = _unchanged) -> Any:
-        """Return a row's value, converted by `parse`; None for a missing or damaged row."""
+        """Return a row's value, converted by `parse`; None if the row is missing or damaged."""
         [value] = await self.get_many([key], parse)
         return value
 
     async def get_many(self, keys: Sequence[Sequence[str]], parse: Parse = _unchanged) -> list[Any]:
-        """Return the values of many rows, as `get` does for one."""
+        """Return the values of many rows, each as `get` returns it."""
 
         def read(database: _Database) -> list[Any]:
             values, damaged = database.get_rows(keys, parse)
@@ -223,19 +246,21 @@ class Catalogue:
         await self._in_thread(add)
 
     async def _in_thread(self, call: Callable[[_Database], Any]) -> Any:
+        """Call a function with the database, in the catalogue's thread; see `_guarded`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._guarded, call)
 
-    # In the thread
+    # The methods below run in the catalogue's thread.
 
     def _guarded(self, call: Callable[[_Database], Any]) -> Any:
-        """Return the result of `call`; None without a database, or if it fails."""
+        """Return the result of `call`; None if the call fails, or there is no database."""
         if self._database is None:
             return None
         try:
             return call(self._database)
         except _FAILURES as exn:
-            # A lost row costs a listing; an error for the reader would cost a training run.
+            # The error is not raised: a lost row costs one request to the origin, while an error
+            # for the reader could cost a training run.
             log.warning("catalogue row lost", cause=str(exn))
             if _is_damage(exn):
                 self._renew(exn)
@@ -247,7 +272,11 @@ class Catalogue:
             self._open()
 
     def _open(self) -> None:
-        """Connect to the database; replace it if it is damaged, do without if it is unusable."""
+        """Connect to the database.
+
+        A damaged database is replaced. If the database is unusable for another reason, such as a
+        failing disk, the catalogue works without one.
+        """
         try:
             self._connect()
         except _FAILURES as exn:
@@ -261,15 +290,18 @@ class Catalogue:
                 )
 
     def _connect(self) -> None:
-        # Folder and database are the daemon's alone: it has every url.
+        """Open the database. Raises one of `_FAILURES` if that fails or the database is damaged."""
+        # Only the daemon may read the folder and the database, as they contain every url.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self._folder / diskcache.core.DBNAME
-        with contextlib.suppress(OSError):  # the disk cannot be written, or is another's
+        # An error means that the disk cannot be written, or that another user owns the files.
+        with contextlib.suppress(OSError):
             self._folder.chmod(0o700)
             file.touch(0o600)
-            file.chmod(0o600)  # SQLite gives its log the same mode
+            file.chmod(0o600)  # SQLite gives its write-ahead log the same mode
         database = _Database(self._folder)
-        database.get_rows([["probe"]], _unchanged)  # damage shows at the first read, not on opening
+        # A row is read because damage shows at the first read, not when the database is opened.
+        database.get_rows([["probe"]], _unchanged)
         self._database = database
 
     def _disconnect(self) -> None:
@@ -282,7 +314,8 @@ class Catalogue:
     def _renew(self, cause: Exception) -> None:
         """Replace a damaged database by an empty one.
 
-        The old one is removed last, and put back if the new one cannot be created.
+        The old database is removed only after the new one is open. If the new one cannot be
+        created, the old one is put back.
         """
         log.warning(
             "catalogue damaged; creating a new one",
@@ -298,7 +331,9 @@ class Catalogue:
                 self._folder.rename(aside)
             self._connect()
             _remove(aside)
-        except _FAILURES as exn:  # the disk may be at fault, and the old catalogue be intact
+        except _FAILURES as exn:
+            # The fault may lie with the disk, and the old database may be intact after all. It is
+            # put back for the next start of the daemon.
             log.warning(
                 "cannot create catalogue; continuing without it",
                 folder=str(self._folder),
@@ -311,19 +346,23 @@ class Catalogue:
 
 
 def _is_damage(exn: Exception) -> bool:
-    """Return True if the error means that the database is damaged, so that a new one would help."""
+    """Return True if an error means that the database is damaged, so that a new one would help."""
     code = getattr(exn, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_CANTOPEN:
-        # If this process can open other files, the fault lies with this one.
+        # If this process can open other files, the fault lies with the database's file.
         return _can_open_files()
     if code is not None:
+        # The low byte is SQLite's primary result code; the rest of the code has details.
         primary_code = code & 0xFF
         return primary_code not in _NO_DAMAGE
     return isinstance(exn, (*_DAMAGED, sqlite3.Error, NotADirectoryError, FileExistsError))
 
 
 def _can_open_files() -> bool:
-    """Return False if the process has no descriptor left, which SQLite does not report."""
+    """Return False if the process has no descriptor left.
+
+    SQLite reports this case in the same way as a file that it cannot open.
+    """
     with contextlib.suppress(OSError):
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         return True
@@ -331,7 +370,7 @@ def _can_open_files() -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder; ignore what cannot be removed from a folder."""
+    """Remove a file, or a folder with its contents; ignore contents that cannot be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,4 +1,8 @@
-"""Leftovers: idle partials and quarantined shards, the first to be removed for space."""
+"""Leftovers: idle partials and quarantined shards, which are removed first when space is needed.
+
+An idle partial is the file of an interrupted download that no transfer is using; a later fetch can
+resume it. The store keeps the leftovers, and the evictor removes them.
+"""
 
 import asyncio
 
@@ -25,13 +29,16 @@ class Leftovers:
         self._space.kept_bytes += leftover.size_bytes
 
     def adopt(self, key: str, reservation: Reservation) -> None:
-        """Move the bytes of a key's idle partial into the reservation that resumes it."""
+        """Move the bytes of a key's idle partial into the reservation of the fetch that resumes it.
+
+        The partial is no leftover any more. Nothing is done if there is no idle partial.
+        """
         leftover = self.by_key.pop(key, None)
         if leftover is not None:
             reservation.adopt(leftover.size_bytes)
 
     async def remove(self, key: str) -> bool:
-        """Remove the files of a leftover; False if a process still has one open."""
+        """Remove the files of a leftover; return False if a process still has one of them open."""
         leftover = self.by_key.pop(key)
         removed = False
         try:
@@ -44,7 +51,7 @@ class Leftovers:
         return removed
 
     def forget(self, key: str) -> bool:
-        """Stop accounting for a leftover whose files are gone; False if there is none."""
+        """Stop accounting for a leftover whose files are gone; return False if it is unknown."""
         leftover = self.by_key.pop(key, None)
         if leftover is None:
             return False

@@ -1,4 +1,10 @@
-"""An object of which some parts are cached, for those who read ranges of it."""
+"""An object of which some parts are cached, for readers of byte ranges.
+
+`CachedParts` has a `PartFile` for each such object. A part is finished if its bytes are verified
+and in the file. It is unchecked if an earlier daemon has finished it, and its bytes have not been
+compared with its checksum since the restart. A file is granted if readers hold parts of it, so that
+they may open it by its path and inode number.
+"""
 
 import time
 from collections import Counter
@@ -8,23 +14,24 @@ from shardcache.origin.objects import RemoteObject
 from shardcache.store.partial import Partial
 
 FILE_BYTES = 4096
-"""Space of a file of parts in addition to the parts: that of its journal."""
+"""Space that a part file takes in addition to its parts; its journal takes this space."""
 
 Span = tuple[int, int]
-"""Start and end of a range of bytes."""
+"""Start and end of a range of bytes; the end is excluded."""
 
 
 @dataclass(slots=True, eq=False)
 class PartFile:
-    """A sparse file with the parts of an object that were read, each of them verified.
+    """A sparse file with those parts of an object that were read.
 
     Attributes:
-        partial: the file, and the parts that are in it.
-        is_own: True while its parts are kept and evicted one by one; False once a transfer of the
-            whole object has taken the file over.
-        leases: by part, the number of readers that have it in use.
+        partial: the file, and its finished and unchecked parts.
+        is_own: True while the parts are kept and evicted one by one; False once the file was
+            closed, to be removed or to be resumed by a transfer of the whole object.
+        leases: by part, the number of readers that have the part in use.
         used_at_s: time of the last use of a part, in seconds since the epoch.
-        is_unconfirmed: True while the object is known only by an earlier daemon's journal.
+        is_unconfirmed: True while the object is known only by the journal of an earlier daemon, and
+            the origin has not described it since the restart.
     """
 
     partial: Partial
@@ -34,7 +41,7 @@ class PartFile:
     is_unconfirmed: bool = False
 
     def confirm(self, obj: RemoteObject) -> None:
-        """Record the object as the origin describes it, which is more than the journal has."""
+        """Record the object as the origin describes it, with properties that no journal has."""
         self.partial.obj = obj
         self.is_unconfirmed = False
 
@@ -44,19 +51,22 @@ class PartFile:
         return self.partial.obj.version
 
     def parts_of(self, span: Span) -> range:
-        """Return the parts that have some of the bytes of a span, as far as the object goes."""
+        """Return the parts that contain bytes of a span, up to the object's end."""
         start, end = span
         end = min(end, self.partial.obj.size_bytes)
         part_bytes = self.partial.part_bytes
         return range(start // part_bytes, -(-end // part_bytes))
 
     def has(self, span: Span) -> bool:
-        """Return whether all bytes of a span, as far as the object goes, are in the file."""
+        """Return whether all bytes of a span are in the file, up to the object's end."""
         done = self.partial.done
         return all(part in done for part in self.parts_of(span))
 
     def end_in(self, span: Span) -> int:
-        """Return the end of the bytes that are in the file without a gap, from a span's start."""
+        """Return the end of the bytes that are in the file without a gap from the span's start.
+
+        The result is the span's start if its first byte is missing.
+        """
         start, end = span
         for part in self.parts_of(span):
             if part not in self.partial.done:
@@ -64,48 +74,49 @@ class PartFile:
         return min(end, self.partial.obj.size_bytes)
 
     def key_of(self, part: int) -> str:
-        """Return the key of a part; no shard has the same."""
+        """Return the key by which a part is leased and evicted; no shard has the same key."""
         return f"{self.partial.key}/{part}"
 
     @property
     def kept_parts(self) -> list[int]:
-        """The parts that take space: the finished ones, and those not checked since the restart."""
+        """Numbers of the parts that take space: the finished and the unchecked parts."""
         return [*self.partial.done, *self.partial.unchecked]
 
     @property
     def kept_bytes(self) -> int:
-        """Number of bytes that the file takes."""
+        """Number of bytes that the file takes, with its journal."""
         return FILE_BYTES + self.kept_parts_bytes
 
     @property
     def kept_parts_bytes(self) -> int:
-        """Number of bytes of the parts that take space."""
+        """Number of bytes that the finished and unchecked parts take."""
         partial = self.partial
         kept_bytes = partial.part_bytes * (len(partial.done) + len(partial.unchecked))
-        last = partial.count - 1  # it may be shorter
+        last = partial.count - 1  # this part may be shorter than the others
         if last in partial.done or last in partial.unchecked:
             kept_bytes -= partial.part_bytes - partial.size_of(last)
         return kept_bytes
 
     def forget(self, part: int) -> None:
-        """Count a part as never fetched."""
+        """Treat a part as if it was never fetched."""
         self.partial.done.pop(part, None)
         self.partial.unchecked.pop(part, None)
 
 
 class GrantedFiles:
-    """Closed files of which readers still hold parts: they may open them by path and inode.
+    """Closed part files of which readers still hold parts.
 
-    Filesystems reuse the numbers of inodes. Until the readers have released their parts, a new file
-    at the path must not get the same number: they would take it for the old one, and read its
-    holes.
+    Such a reader may still open the file by its path, and recognise it by its inode number.
+    Filesystems reuse these numbers. So until the reader has released its parts, a new file at the
+    path must not get the same number: the reader would take the new file for the old one, and read
+    its holes.
     """
 
     def __init__(self) -> None:
         self._by_key: dict[str, list[PartFile]] = {}
 
     def add(self, file: PartFile) -> None:
-        """Note that a reader holds parts of a closed file."""
+        """Add a closed file of which a reader holds parts."""
         files = self._by_key.setdefault(file.partial.key, [])
         if file not in files:
             files.append(file)
@@ -119,12 +130,15 @@ class GrantedFiles:
             self._by_key.pop(file.partial.key, None)
 
     def inodes(self, key: str) -> frozenset[int]:
-        """Return the inodes of an object's files."""
+        """Return the inode numbers of an object's closed files that readers hold parts of."""
         return frozenset(file.partial.inode for file in self._by_key.get(key, ()))
 
 
 def part_of_key(key: str) -> tuple[str, int] | None:
-    """Return the object's key and the number that a part's key consists of; None for a shard's."""
+    """Split the key of a part into the object's key and the part's number.
+
+    Return None if the key is that of a shard.
+    """
     object_key, slash, part = key.partition("/")
     if not slash:
         return None

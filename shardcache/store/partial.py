@@ -1,9 +1,15 @@
 """A shard being fetched: a file that is filled part by part, and a journal of its finished parts.
 
-The journal is a line of JSON that identifies the object, then eight bytes per finished part (its
-number and CRC32C). A record is written after its part's bytes, so after a crash the journal never
-claims more than the file holds; after a power loss it may, which is why `open` verifies the
-claimed parts. A compressed shard is inflated once it is complete.
+A fetch opens a `Partial` for the version of the shard that it downloads. The journal begins with a
+line of JSON, its title, which identifies the object. Then it has a record of eight bytes for each
+finished part: the part's number and its CRC32C. A record is written after the part's bytes, so
+after a crash of the daemon the journal never claims more than the file holds. After a power loss it
+may, so the parts of an earlier daemon are unchecked until their bytes are compared with the
+journal. A compressed shard is inflated, that is, decompressed to another file, once it is complete.
+
+There are two kinds of partials. One for a whole shard has all of its space allocated. A sparse one
+holds single parts of an object for readers of ranges; each part takes space when it arrives, and
+can be dropped again. A partial is idle if no transfer is using it.
 """
 
 import contextlib
@@ -33,26 +39,39 @@ from shardcache.store.shard import Facts
 from shardcache.transport.between.checksums import crc32c
 from shardcache.transport.between.parts import RECORD, Parts, PartSums
 
-# This bit of a part's number in the journal says that the part is no longer in the file; the rest
-# of the record means nothing then.
+# If this bit of a part's number in a journal's record is set, the part is no longer in the file.
+# The record's checksum has no meaning then.
 _DROPPED = 1 << 31
-_MAX_TITLE_BYTES = 64 * 1024  # of a journal's first line, which identifies the object
+_MAX_TITLE_BYTES = 64 * 1024  # limit on the size of a journal's title
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
 @dataclass(slots=True)
 class Partial:
-    """A partially fetched version of a shard in the cache folder."""
+    """A partially fetched version of a shard in the cache folder.
+
+    Attributes:
+        obj: the object that is fetched, in the version to fetch.
+        part_bytes: size of every part except the last.
+        path: path of the file with the parts.
+        journal_path: path of the journal of the finished parts.
+        key: cache key of this version of the shard.
+        is_file: True if the object's own bytes are wanted, not another form such as a decompressed
+            tar.
+        inode: inode of the file at `path`, which changes if the download is restarted.
+        done: CRC32C of the finished parts, by number.
+        unchecked: CRC32C of parts that an earlier daemon has finished, by number. The bytes of
+            these parts have not been compared with their checksums yet.
+    """
 
     obj: RemoteObject
-    part_bytes: int  # size of every part but the last
+    part_bytes: int
     path: Path
     journal_path: Path
     key: str
-    is_file: bool = False  # True if the object's own bytes are wanted
-    inode: int = 0  # of the file at `path`; changes if the download is restarted
-    done: dict[int, int] = field(default_factory=dict)  # CRC32C of finished parts, by number
-    # CRC32C of parts that an earlier daemon has finished, and that are not compared with it yet.
+    is_file: bool = False
+    inode: int = 0
+    done: dict[int, int] = field(default_factory=dict)
     unchecked: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -66,16 +85,20 @@ class Partial:
         is_sparse: bool = False,
         granted_inodes: Collection[int] = (),
     ) -> Self:
-        """Create a partial, or resume that of an interrupted download. Blocks. Raises DiskError.
+        """Create a partial, or resume the partial of an interrupted download. Blocks.
 
         Args:
-            part_bytes: size of the parts of a new one; one that is resumed keeps its own.
-            is_file: whether the object's own bytes are wanted.
-            is_sparse: whether to leave the space of parts unallocated until they arrive, and those
-                of an earlier daemon unchecked until `check`.
+            part_bytes: size of the parts of a new partial; a resumed partial keeps its own size.
+            is_file: True if the object's own bytes are wanted.
+            is_sparse: True to allocate the space of each part only when the part arrives, and to
+                leave the parts of an earlier daemon unchecked until `check` is called.
             granted_inodes: inodes of previous files at this path that readers may still open by
-                path and inode. A new file must not get one of them, as filesystems reuse the
-                numbers. A file with one is not resumed as a sparse one, whose parts come and go.
+                path and inode. A new file must not get the same number, though filesystems reuse
+                the numbers of inodes: those readers would take it for the old file. For the same
+                reason, a file with such a number is not resumed as a sparse one, as its parts could
+                be dropped while these readers use them.
+
+        Raises DiskError.
         """
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
         path = layout.in_progress(key, PART)
@@ -94,10 +117,11 @@ class Partial:
 
     @classmethod
     def recover(cls, layout: Layout, key: str) -> Self | None:
-        """Return the parts of an object that an earlier daemon has left, unchecked. Blocks.
+        """Return the sparse partial that an earlier daemon has left under a key. Blocks.
 
-        None if there are none, or the file is that of a transfer of the whole, which has allocated
-        all of it. The object is what the journal says of it: the origin may say more.
+        Its parts are unchecked. Its object has only what the journal states: url, version and size.
+        Return None if there are no finished parts, and for the partial of a whole shard, which has
+        all of its space allocated.
         """
         path = layout.in_progress(key, PART)
         journal = layout.in_progress(key, JOURNAL)
@@ -108,7 +132,8 @@ class Partial:
             is_sparse = allocated_or_zero(path) < obj.size_bytes
             if not is_sparse:
                 return None
-            # `_resume` replaces the size of the parts by that in the journal.
+            # The size of the parts (second argument) does not matter here: `_resume` replaces it by
+            # the size in the journal.
             partial = cls(obj, obj.size_bytes, path, journal, key, is_file=True)
             if partial._resume() and partial.unchecked:
                 partial._free_unfinished()
@@ -123,7 +148,10 @@ class Partial:
 
     @property
     def may_be_copied(self) -> bool:
-        """True if the cached file may be a copy in another form, such as a decompressed tar."""
+        """True if the shard may be cached in another form than the fetched one.
+
+        The other form, such as a decompressed tar, is then written as a copy by `copy`.
+        """
         return not self.is_file and not is_stored_as_is(self.obj.url)
 
     def missing(self) -> list[int]:
@@ -131,13 +159,18 @@ class Partial:
         return [index for index in range(self.count) if index not in self.done]
 
     def parts(self, first: int, count: int) -> Parts:
-        """Return the description of `count` consecutive parts, for the process that writes them."""
+        """Return consecutive parts as the transport worker that writes them needs them.
+
+        Args:
+            first: number of the first part.
+            count: number of parts; at the end of the object, the last may be shorter.
+        """
         start = first * self.part_bytes
         size_bytes = min(count * self.part_bytes, self.obj.size_bytes - start)
         return Parts(str(self.path), str(self.journal_path), self.part_bytes, start, size_bytes)
 
     def is_there(self) -> bool:
-        """Return whether the file is still where it was made. Blocks."""
+        """Return whether the file still exists, and is the one that was opened. Blocks."""
         with contextlib.suppress(OSError):
             return self.path.stat().st_ino == self.inode
         return False
@@ -151,9 +184,13 @@ class Partial:
         self.done[sums.index] = sums.crc32c
 
     def check(self, parts: Sequence[int]) -> list[int]:
-        """Compare parts with the journal; return those that are sound, and finished from now on.
+        """Compare unchecked parts with their checksums in the journal. Blocks. Raises DiskError.
 
-        The others have to be fetched again. Blocks. Raises DiskError.
+        Parts that match count as finished from now on, and are returned. The other parts count as
+        missing, and have to be fetched again.
+
+        Args:
+            parts: numbers of unchecked parts.
         """
         sound: list[int] = []
         with disk_errors(self.path), open(self.path, "rb", buffering=0) as file:
@@ -165,10 +202,10 @@ class Partial:
         return sound
 
     def damaged(self, crcs: Mapping[int, int]) -> list[int]:
-        """Return the parts with another CRC32C than they should have. Blocks.
+        """Return the numbers of the parts whose bytes on the disk do not have the right CRC32C.
 
-        They are read from the disk, which may differ from what is in memory. `done` stays as it is.
-        Raises DiskError.
+        The parts are read from the disk itself, as the page cache in memory may hold other bytes.
+        `done` is not changed. Blocks. Raises DiskError.
 
         Args:
             crcs: the CRC32C that each part should have, by number.
@@ -177,9 +214,10 @@ class Partial:
             return [part for part, crc in crcs.items() if self._crc_on_disk(part) != crc]
 
     def punch(self, index: int) -> None:
-        """Free the space of a part, which is no longer in `done`. Blocks. Raises DiskError.
+        """Free the space of a part that was removed from `done`. Blocks. Raises DiskError.
 
-        The journal says so first, or it would claim a hole. Files that are gone take no space.
+        The journal records the removal before the space is freed; after a crash in between, it
+        would otherwise claim a part that is a hole. Nothing is done if the files no longer exist.
         """
         with disk_errors(self.path), contextlib.suppress(FileNotFoundError):
             with open(self.journal_path, "r+b", buffering=0) as journal:
@@ -189,7 +227,7 @@ class Partial:
                 punch_hole(file.fileno(), index * self.part_bytes, self.size_of(index))
 
     def fill(self, source: Path) -> None:
-        """Copy the missing parts from a file with the object's own bytes. Blocks.
+        """Copy the missing parts from another file, which has the whole object. Blocks.
 
         Raises DiskError.
         """
@@ -205,17 +243,20 @@ class Partial:
         return [self.done[index] for index in range(self.count)]
 
     def facts(self) -> Facts:
-        """Return the facts about the complete file, except for the number of samples."""
+        """Return the facts about the complete file; the number of samples in them is None."""
         return self._facts(self.obj.size_bytes, self.crcs())
 
     def copy(self, dst: Path, reserve: Callable[[int], None]) -> Facts | None:
-        """Write the form in which the complete file is cached to `dst`; return the facts about it.
+        """Write the complete file to `dst` in the form in which it is cached. Blocks.
 
-        That is the decompressed shard, or another form that its format makes. None if the file is
-        cached as it is. Blocks. Raises ShardError, DiskError; see `inflate`.
+        The form is the decompressed shard, or another copy that the shard's format prescribes.
+        Return the facts about the copy. Return None, and write nothing, if the shard is cached as
+        it was fetched.
 
         Args:
-            reserve: called with a number of bytes before they are written.
+            reserve: called with a number of bytes before they are written, to reserve their space.
+
+        Raises ShardError, DiskError; see `inflate`.
         """
         url = self.obj.url
         codec = codec_of(url)
@@ -232,20 +273,26 @@ class Partial:
         return self._facts(size_bytes, crcs)
 
     def _create(self, granted_inodes: Collection[int]) -> None:
-        """Make an empty file and its journal. For `granted_inodes`, see `open`."""
+        """Create the file, without parts, and its journal.
+
+        Args:
+            granted_inodes: inode numbers that the file must not get, as in `open`.
+        """
         unlink_quietly(self.path, self.journal_path)
         with contextlib.ExitStack() as files:
             file = files.enter_context(open(self.path, "wb"))
             while os.fstat(file.fileno()).st_ino in granted_inodes:
-                # While the file stays open, the next one cannot get its number.
+                # The unlinked file stays open until a file with another number is made: its number
+                # is taken until then, so the next file cannot get it, too.
                 unlink_quietly(self.path)
                 file = files.enter_context(open(self.path, "wb"))
             file.truncate(self.obj.size_bytes)
         self.journal_path.write_bytes(self._title() + b"\n")
 
     def _allocate(self) -> None:
-        """Allocate the space of all parts that have not arrived."""
-        # A filesystem in memory would write zeros now, and the bytes later.
+        """Allocate the space of all parts before they arrive, so that it cannot run out later."""
+        # A filesystem in memory would allocate by writing zeros, and each byte would be written
+        # twice.
         is_memory = mount_of(self.path).is_memory
         if is_memory or not self.obj.size_bytes:
             return
@@ -253,7 +300,10 @@ class Partial:
             os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
 
     def _resume(self) -> bool:
-        """Note the finished parts of an interrupted download; return False if there is none."""
+        """Read the finished parts of an interrupted download from its journal.
+
+        They are unchecked. Return False if there is no such download of this object.
+        """
         if not self.obj.ranges or size_or_zero(self.path) != self.obj.size_bytes:
             return False
         try:
@@ -265,7 +315,7 @@ class Partial:
             return False
         self.part_bytes = part_bytes
 
-        # A crash may have torn the last record.
+        # The last record may be incomplete, if the daemon was killed while it was written.
         whole_bytes = len(records) - len(records) % RECORD.size
         os.truncate(self.journal_path, len(title) + 1 + whole_bytes)
         for index, crc in RECORD.iter_unpack(records[:whole_bytes]):
@@ -276,7 +326,10 @@ class Partial:
         return True
 
     def _part_bytes_of(self, title: bytes) -> int | None:
-        """Return the size of the parts in a journal; None if it is that of another object."""
+        """Return the size of the parts that a journal's title states.
+
+        Return None if the title is damaged, or identifies another object.
+        """
         try:
             fields = json.loads(title)
         except ValueError:
@@ -288,7 +341,7 @@ class Partial:
         return part_bytes if fields == expected else None
 
     def _title(self) -> bytes:
-        """Return the journal's first line, without its end."""
+        """Return the journal's first line, without the line break."""
         title = {
             "url": stored_url(self.obj.url),
             "version": self.obj.version,
@@ -298,9 +351,13 @@ class Partial:
         return json.dumps(title).encode()
 
     def _free_unfinished(self) -> None:
-        """Free the space of parts that the journal does not claim: they were being written."""
+        """Free the space of parts that the journal does not list.
+
+        The daemon was killed while such parts were written.
+        """
         with open(self.path, "r+b") as file:
-            start = 0  # of the gap before a finished part, or before the end of the file
+            # Start of the gap before the next finished part, or before the end of the file.
+            start = 0
             for index in (*sorted(self.unchecked), self.count):
                 end = min(index * self.part_bytes, self.obj.size_bytes)
                 if end > start:
@@ -319,12 +376,12 @@ class Partial:
         )
 
     def _crc_in_memory(self, fd: int, index: int) -> int:
-        """Return the CRC32C of a part of an open file, from the page cache if it is there."""
+        """Return the CRC32C of a part of an open file, read through the page cache."""
         data = os.pread(fd, self.part_bytes, index * self.part_bytes)
         return crc32c(data, 0)
 
     def _crc_on_disk(self, index: int) -> int:
-        """Return the CRC32C of a part, read past the page cache."""
+        """Return the CRC32C of a part, read from the disk rather than from the page cache."""
         start = index * self.part_bytes
         return crc32c(read_direct(self.path, start, self.size_of(index)), 0)
 
@@ -337,9 +394,9 @@ def _positive_number(value: object) -> int | None:
 
 
 def _object_in(journal: Path) -> RemoteObject | None:
-    """Return the object that a journal names, or None if it is damaged. Raises OSError.
+    """Return the object that a journal's title identifies, with its url, version and size only.
 
-    The journal has its url, version and size only.
+    Return None if the title is damaged. Raises OSError.
     """
     with journal.open("rb") as file:
         title = file.readline(_MAX_TITLE_BYTES)
@@ -357,17 +414,21 @@ def _object_in(journal: Path) -> RemoteObject | None:
 
 
 def _key_of_file(obj: RemoteObject) -> str:
+    """Return the cache key under which an object's own bytes are cached."""
     return shard_key(place_of(obj.url, is_file=True), obj.version)
 
 
 def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:
     """Remove all unpublished files of a key. Blocks.
 
-    With `keep_parts`, those stay that are needed to resume the download.
+    Args:
+        keep_parts: True to keep the finished parts and their journal, so that a later fetch can
+            resume the download. Only an inflated tar and a new sidecar are then removed.
     """
     suffixes = [TAR, SIDECAR]
     if not keep_parts:
         suffixes += [PART, JOURNAL]
-    # A failing disk was reported by the failed write; the next start cleans up.
+    # An error is ignored: a failing disk has already been reported by the write that failed, and
+    # the next start of the daemon removes the files.
     with contextlib.suppress(OSError):
         unlink_quietly(*(layout.in_progress(key, suffix) for suffix in suffixes))

@@ -1,4 +1,9 @@
-"""A published shard, and the facts in its sidecar."""
+"""A published shard, and the facts in its sidecar.
+
+A sidecar is the small file next to a shard's tar. Its header has the facts about the shard; the
+rest is the index of the shard's samples. A lease is the promise to a reader that the shard stays
+while the reader uses it, and a pin is a user's order to keep the shard.
+"""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,15 +16,26 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about a shard in its sidecar's header."""
+    """The facts about a shard in its sidecar's header.
+
+    Attributes:
+        url: the shard's url, without a signature or another secret.
+        version: the shard's version in the origin.
+        size_bytes: size of the tar, or file, in the cache.
+        origin_bytes: size in the origin, which differs if the shard is compressed there.
+        part_bytes: size of each part except the last.
+        part_crcs: CRC32C of each part of the tar in the cache, in order.
+        samples: number of samples; None for a plain file, and for a tar that was fetched as a plain
+            file and is not indexed yet.
+    """
 
     url: str
-    version: str  # in the origin
-    size_bytes: int  # size of the tar in the cache
-    origin_bytes: int  # size in the origin; differs if the shard is compressed there
-    part_bytes: int  # size of each part but the last
-    part_crcs: tuple[int, ...]  # CRC32C of each part of the tar, in order
-    samples: int | None  # None for a file, and for a tar fetched as one and not indexed yet
+    version: str
+    size_bytes: int
+    origin_bytes: int
+    part_bytes: int
+    part_crcs: tuple[int, ...]
+    samples: int | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the sidecar's header."""
@@ -49,14 +65,21 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """The files of a shard that has passed every check, before they are synced and get their names.
+    """The files of a shard that has passed every check and is not published yet.
 
-    Their bytes and modes are final. Until they are published, a crash of the machine may lose them.
+    Their bytes and modes are final. They are not synced and do not have their final names, so a
+    crash of the machine may lose them.
+
+    Attributes:
+        tar: path of the tar.
+        sidecar: path of the sidecar.
+        inode: inode number of the tar.
+        facts: the facts in the sidecar.
     """
 
     tar: Path
     sidecar: Path
-    inode: int  # of the tar
+    inode: int
     facts: Facts
 
 
@@ -64,27 +87,37 @@ class Unpublished:
 class Shard:
     """One published tar or file with its sidecar.
 
-    The cache's `Residency` alone writes `leases` and `pinned`.
+    Attributes:
+        key: cache key of this version of the shard.
+        size_bytes: size of the tar or file.
+        sidecar_bytes: size of the sidecar.
+        used_at_s: end of the shard's last use, in seconds since the Unix epoch.
+        use_saved_s: the value of `used_at_s` that was last written to disk; 0 for none.
+        leases: number of leases that readers hold; written by the cache's `Residency` alone.
+        pinned: True if a user has pinned the shard; written by the cache's `Residency` alone.
+        facts: the facts in the sidecar; None after a restart, until they are first needed.
+        damage: damage that was found in the shard, on which readers may still hold leases; None for
+            none.
+        suspicion: damage that a reader has reported and that is not checked yet; empty for none.
     """
 
     key: str
     size_bytes: int
     sidecar_bytes: int
-    used_at_s: float  # end of its last use, in seconds since the Unix epoch
-    use_saved_s: float = 0.0  # end of the last use that was persisted
+    used_at_s: float
+    use_saved_s: float = 0.0
     leases: int = 0
     pinned: bool = False
-    # Its sidecar's header; None after a restart, until it is first needed
     facts: Facts | None = None
-    damage: CorruptShardError | None = None  # found in it; readers may still hold leases on it
-    suspicion: str = ""  # damage that a reader reported, until it is checked
+    damage: CorruptShardError | None = None
+    suspicion: str = ""
 
     @property
     def stays(self) -> bool:
-        """True while it must not be evicted."""
+        """True while the shard must not be evicted."""
         return self.pinned or self.leases > 0
 
     @property
     def kept_bytes(self) -> int:
-        """Size on disk of tar and sidecar together."""
+        """Size of the tar and the sidecar together."""
         return self.size_bytes + self.sidecar_bytes

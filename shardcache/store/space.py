@@ -1,4 +1,10 @@
-"""Accounting of the cache's bytes: kept, reserved and still available."""
+"""Accounting of the cache's bytes: kept, reserved and still available.
+
+Kept bytes are those of files that stay in the cache until they are evicted: published shards, idle
+partials (interrupted downloads that no transfer is using) and quarantined shards. Reserved bytes
+belong to transfers: each transfer has a `Reservation`, which it makes before it fetches a byte. The
+store has one `Space`; the evictor asks it how much has to be removed.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -7,8 +13,8 @@ from shardcache.shared.units import size
 
 _RESERVE_BYTES = 64 * 1024  # with less free space, not even the cache's own state can be written
 
-# Estimates for a shard's sidecar and journal.
-_INDEX_SHARE = 32  # one byte for each 32 of the shard
+# Estimates for the sizes of a shard's sidecar and journal together.
+_INDEX_SHARE = 32  # one byte for each 32 bytes of the shard
 _MIN_INDEX_BYTES = 64 * 1024
 
 
@@ -22,26 +28,28 @@ def typical_sidecar_bytes(samples: int) -> int:
     header_bytes = 640
     key_bytes = 12
     members = 2
-    # Of the index: 16 bytes for a sample, and 20 for each of its members.
+    # The index has 16 bytes for each sample, and 20 for each of its members.
     sample_bytes = key_bytes + 16 + 20 * members
     return header_bytes + samples * sample_bytes
 
 
 @dataclass(slots=True)
 class Space:
-    """The cache's bytes under its own limits: kept, reserved and still available.
+    """The cache's bytes and their limits.
 
     Space is reserved before a byte is fetched, as in bazel-remote's disk cache, so that published,
     arriving and quarantined files together never exceed the capacity.
 
     Attributes:
         capacity_bytes: maximum of `used_bytes`.
-        min_free_bytes: free space that the filesystem must keep.
-        kept_bytes: published shards with their sidecars, idle partials and quarantine.
-        reserved_bytes: open reservations, whether already on disk or not.
+        min_free_bytes: space that must stay free on the filesystem.
+        kept_bytes: bytes of published shards with their sidecars, of idle partials and of
+            quarantined shards.
+        reserved_bytes: bytes of all open reservations, whether they are on disk yet or not.
         unwritten_bytes: the part of `reserved_bytes` that is not on disk yet.
-        pinned_bytes: the part of `kept_bytes` that is pinned.
-        disk_limit_bytes: the space that other files left to the cache when it was last measured.
+        pinned_bytes: the part of `kept_bytes` that belongs to pinned shards.
+        disk_limit_bytes: space that other files on the disk left to the cache when it was last
+            measured. It may be negative.
     """
 
     capacity_bytes: int
@@ -58,7 +66,11 @@ class Space:
         return self.kept_bytes + self.reserved_bytes
 
     def measure(self, disk_free_bytes: int) -> None:
-        """Update `disk_limit_bytes`: the cache's own files do not change it, only others do."""
+        """Update `disk_limit_bytes` from the free space of the filesystem.
+
+        The cache's own files on disk are added to the free space, so that only other files change
+        the limit.
+        """
         on_disk_bytes = self.used_bytes - self.unwritten_bytes
         self.disk_limit_bytes = on_disk_bytes + disk_free_bytes - self.min_free_bytes
 
@@ -66,35 +78,36 @@ class Space:
         """Return the capacity, or less if other files leave less to the cache.
 
         Args:
-            allocating_bytes: unwritten bytes that may have been allocated, hence not free, when the
-                disk was measured.
+            allocating_bytes: unwritten bytes whose space may already have been allocated when the
+                disk was measured. They were not free then, though no other file took them.
         """
         limit_bytes = min(self.capacity_bytes, self.disk_limit_bytes + allocating_bytes)
         return max(0, limit_bytes)
 
     @property
     def explanation(self) -> str:
-        """The effective capacity in words, with its cause."""
+        """The effective capacity and its cause, in words for an error message."""
         if self.effective_bytes() < self.capacity_bytes:
             return f"other files on the disk limit the cache to {size(self.effective_bytes())}"
         return f"the cache's capacity is {size(self.capacity_bytes)}"
 
     @property
     def remedy(self) -> str:
-        """Advice for those to whom the effective capacity is too small."""
+        """Advice for users whose data exceeds the effective capacity."""
         if self.effective_bytes() < self.capacity_bytes:
             return "remove other files from the cache's disk, or lower --min-free"
         return "raise --capacity"
 
     def shortfall_bytes(self, wanted_bytes: int) -> int:
         """Return how many bytes to evict before `wanted_bytes` can be reserved; 0 if none."""
-        # Not `effective_bytes`: the limit may be negative, and then all the more has to go.
+        # The limit may be negative; then even more has to be evicted. So `effective_bytes`, which
+        # is 0 in this case, would not do.
         limit_bytes = min(self.capacity_bytes, self.disk_limit_bytes)
         return max(0, self.used_bytes + wanted_bytes - limit_bytes)
 
     @property
     def crowding_bytes(self) -> int:
-        """Bytes to evict until `min_free_bytes` and a small reserve of the filesystem are free."""
+        """Bytes to evict until the filesystem has `min_free_bytes` and a small reserve free."""
         return max(0, self.used_bytes + _RESERVE_BYTES - self.disk_limit_bytes)
 
 
@@ -103,10 +116,11 @@ class Reservation:
     """One transfer's share of the reserved bytes; ended by exactly one call of `close`.
 
     Attributes:
-        space: the accounting that it belongs to.
-        size_bytes: bytes reserved.
-        unwritten_bytes: those of them that are not on disk yet.
-        adopted_bytes: those of them that were on disk before: an idle partial's.
+        space: the accounting that the reservation belongs to.
+        size_bytes: number of bytes reserved.
+        unwritten_bytes: the part of `size_bytes` that is not on disk yet.
+        adopted_bytes: the part of `size_bytes` that was on disk before the transfer began, as an
+            idle partial that the transfer resumes.
     """
 
     space: Space
@@ -115,21 +129,24 @@ class Reservation:
     adopted_bytes: int = 0
 
     def grow(self, size_bytes: int) -> None:
-        """Reserve more bytes; the caller has checked that the shortfall for them is 0."""
+        """Reserve more bytes. The caller has checked that the shortfall for them is 0."""
         self.size_bytes += size_bytes
         self.unwritten_bytes += size_bytes
         self.space.reserved_bytes += size_bytes
         self.space.unwritten_bytes += size_bytes
 
     def adopt(self, kept_bytes: int) -> None:
-        """Take over bytes that are already on disk, such as those of an idle partial."""
+        """Turn kept bytes of an idle partial, which are on disk, into reserved bytes."""
         self.space.kept_bytes -= kept_bytes
         self.space.reserved_bytes += kept_bytes
         self.size_bytes += kept_bytes
         self.adopted_bytes += kept_bytes
 
     def disown(self) -> None:
-        """Give up all adopted bytes, which are counted elsewhere from now on."""
+        """Give up all adopted bytes.
+
+        The caller counts them as kept bytes from now on.
+        """
         self.space.reserved_bytes -= self.adopted_bytes
         self.size_bytes -= self.adopted_bytes
         self.adopted_bytes = 0
@@ -140,7 +157,7 @@ class Reservation:
         self.space.unwritten_bytes -= size_bytes
 
     def keep(self, size_bytes: int) -> None:
-        """Count reserved bytes, which are on disk now, as kept."""
+        """Turn unwritten bytes of the reservation, which are on disk now, into kept bytes."""
         self.size_bytes -= size_bytes
         self.unwritten_bytes -= size_bytes
         self.space.reserved_bytes -= size_bytes
@@ -148,7 +165,11 @@ class Reservation:
         self.space.kept_bytes += size_bytes
 
     def close(self, kept_bytes: int = 0) -> None:
-        """Release the reservation, except `kept_bytes`, which stay on disk and count as kept."""
+        """End the reservation.
+
+        Args:
+            kept_bytes: number of bytes that stay on disk, and count as kept from now on.
+        """
         self.space.reserved_bytes -= self.size_bytes
         self.space.unwritten_bytes -= self.unwritten_bytes
         self.space.kept_bytes += kept_bytes

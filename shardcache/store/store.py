@@ -1,4 +1,12 @@
-"""The cache store: publishing, finding, verifying and removing shards."""
+"""The cache store: publishing, finding, verifying and removing shards.
+
+The daemon has one `Store` for its cache folder. Fetches publish shards with it, leases look shards
+up, and the evictor removes them. A published shard is a tar, or another file, with its sidecar: a
+small file with the shard's facts (url, version, checksums) and the index of its samples. A partial
+is the file of a shard or object that is being fetched; it is idle if no transfer is using it.
+Leftovers are idle partials and quarantined shards, which are removed first when space is needed.
+A shard is in service while it is in `Store.shards`, so that readers can get it.
+"""
 
 import asyncio
 import contextlib
@@ -34,9 +42,10 @@ log = structlog.get_logger()
 
 _SHARD_MODE = 0o440  # published files are never written again
 
-# More would not finish sooner on one disk, and each takes a thread that other work may need.
+# Maximum number of shards that are published at the same time. More would not finish sooner on one
+# disk, and each takes a thread that other work may need.
 _MAX_PUBLISHED_AT_ONCE = 8
-# Minimum time between two records of a shard's last use.
+# Minimum time between two records of a shard's last use on disk.
 _USE_SAVED_S = 1.0
 
 
@@ -44,6 +53,10 @@ class Store:
     """One cache folder, locked exclusively.
 
     Attributes:
+        layout: the paths in the folder.
+        folder: the lock on the folder, and its recovery if the folder is lost.
+        space: the accounting of the cache's bytes.
+        catalogue: the database of sample counts, listings and versions.
         shards: the published shards, by key, from least to most recently used.
         leftovers: idle partials and quarantined shards.
         parts: objects of which some parts are cached.
@@ -64,9 +77,11 @@ class Store:
         self.leftovers = Leftovers(space)
         self.parts = CachedParts(layout, space, self.leftovers)
         self._links = NameLinks(layout)
-        self._damaged: dict[str, Shard] = {}  # out of service, and not yet moved to quarantine
+        # Damaged shards that are out of service, but not yet moved to quarantine.
+        self._damaged: dict[str, Shard] = {}
         self._removing: set[str] = set()  # keys of shards whose files are being unlinked
-        # Held while files of a published shard move to quarantine, or its sidecar is replaced.
+        # Held while the files of a published shard are moved to quarantine, and while its sidecar
+        # is replaced: the one must not happen during the other.
         self._changing_published = asyncio.Lock()
         self._publishing = asyncio.Semaphore(_MAX_PUBLISHED_AT_ONCE)
 
@@ -81,6 +96,11 @@ class Store:
         cls, root: Path, capacity: DiskAmount, min_free: DiskAmount, group: str | None = None
     ) -> Self:
         """Lock the folder and recover its contents. Blocks.
+
+        Args:
+            capacity: maximum size of the cache.
+            min_free: space that must stay free on the filesystem.
+            group: the group that may read the cache; None for the process's own.
 
         Raises CacheDirError, CacheFormatError, DiskError.
         """
@@ -111,7 +131,7 @@ class Store:
         self.folder.close()
 
     def measured(self) -> Space:
-        """Return the accounting, after measuring what other files on the disk leave to the cache.
+        """Measure how much space other files leave to the cache; return the updated accounting.
 
         Raises DiskError.
         """
@@ -121,7 +141,10 @@ class Store:
     # Arriving shards
 
     async def seal(self, tar: Path, sidecar: Path, facts: Facts) -> Unpublished:
-        """Give a verified, indexed shard's files the mode of published ones. Raises DiskError."""
+        """Make the files of a verified, indexed shard read-only, as published files are.
+
+        Raises DiskError.
+        """
         return await asyncio.to_thread(self._seal, tar, sidecar, facts)
 
     def _seal(self, tar: Path, sidecar: Path, facts: Facts) -> Unpublished:
@@ -131,19 +154,27 @@ class Store:
             return Unpublished(tar, sidecar, tar.stat().st_ino, facts)
 
     async def publish(self, key: str, files: Unpublished) -> Shard:
-        """Publish a shard: sync its bytes to disk first, then rename, the tar last.
+        """Publish a shard: make its files durable, and give them their final names.
 
-        Raises DiskError.
+        The bytes are synced before the files are renamed, so that a published file is always whole
+        after a crash. The tar is renamed last, so that it never lacks its sidecar. Raises
+        DiskError.
         """
         async with self._publishing:
             if key in self._damaged:
-                await self.set_aside()  # now: later, it would move the new files
+                # The damaged files of this key move to quarantine before the new files take their
+                # names; otherwise the new files would be moved later in their place.
+                await self.set_aside()
             sidecar_bytes = await asyncio.to_thread(self._publish, key, files)
         shard = Shard(key, files.facts.size_bytes, sidecar_bytes, time.time(), facts=files.facts)
         self.shards[key] = shard
         return shard
 
     def _publish(self, key: str, files: Unpublished) -> int:
+        """Sync and rename the files, as `publish` describes. Blocks.
+
+        Return the size of the sidecar in bytes.
+        """
         tar = self.layout.tar(key)
         sidecar = self.layout.sidecar(key)
         with disk_errors(files.tar):
@@ -154,7 +185,8 @@ class Store:
                 files.tar.rename(tar)
                 fsync_path(self.layout.bucket(key))
             except OSError:
-                # Published midway, they would not be accounted for.
+                # A shard that is only half published must not stay: its bytes would not be
+                # accounted for.
                 with contextlib.suppress(OSError):
                     unlink_quietly(tar, sidecar)
                 raise
@@ -167,22 +199,24 @@ class Store:
             fsync_path(files.tar)
             fsync_path(files.sidecar)
         except OSError:
-            # The kernel reports lost pages once, and then treats them as clean: the next sync of
-            # the same files would succeed, and the bytes in memory match their checksums. They
-            # have to be fetched again.
+            # The kernel reports pages that it could not write only once, and then treats them as
+            # clean. So the next sync of the same files would succeed, and the bytes in memory would
+            # match their checksums, though the disk lacks them. They have to be fetched again.
             discard(self.layout, key)
             raise
 
     async def add_index(self, shard: Shard, sidecar_path: Path, facts: Facts) -> None:
-        """Give an index to a shard that was fetched as a plain file. Raises DiskError.
+        """Add an index to a published shard that was fetched as a plain file.
 
         Args:
-            sidecar_path: the sidecar with the index, which replaces the shard's own.
-            facts: the facts in it.
+            sidecar_path: a sidecar with the index, which replaces the shard's present sidecar.
+            facts: the facts in the new sidecar.
+
+        Raises DiskError.
         """
         async with self._changing_published:
             if not self._is_in_service(shard):
-                return  # it turned out to be damaged in the meantime
+                return  # the shard has turned out to be damaged in the meantime, or was evicted
             added_bytes = await asyncio.to_thread(self._replace_sidecar, shard, sidecar_path)
             shard.sidecar_bytes += added_bytes
             shard.facts = facts
@@ -212,29 +246,35 @@ class Store:
             self.shards.move_to_end(shard.key)
 
     async def remember_use(self, shard: Shard) -> None:
-        """Persist the time of last use, at most once a second: it is the sidecar's mtime."""
+        """Persist a shard's time of last use, at most once a second.
+
+        It is stored as the modification time of the sidecar.
+        """
         if shard.used_at_s - shard.use_saved_s < _USE_SAVED_S:
             return
         shard.use_saved_s = shard.used_at_s
         sidecar = self.layout.sidecar(shard.key)
         times_s = (shard.used_at_s, shard.used_at_s)
-        with contextlib.suppress(OSError):  # evicted, or a failing disk: not worth an error
+        # An error means that the shard was evicted or the disk is failing. Losing the time of last
+        # use only makes the order of eviction less exact.
+        with contextlib.suppress(OSError):
             await asyncio.to_thread(os.utime, sidecar, times_s)
 
     async def facts(self, shard: Shard) -> Facts:
-        """Return the sidecar's facts. When they are first read, they are compared with the tar.
+        """Return the facts in a shard's sidecar, which are read once and then kept in memory.
 
-        Raises CorruptShardError, ExhaustedError.
+        When they are read, the size in them is compared with the tar's. On later calls, only the
+        tar's existence is checked. Raises CorruptShardError, ExhaustedError.
         """
         if shard.facts is None:
             shard.facts = await asyncio.to_thread(self._read_facts, shard)
             return shard.facts
 
         if not self._is_in_service(shard):
-            return shard.facts  # evicted: a missing tar is not damage then
+            return shard.facts  # an evicted shard has no tar any more, which is no damage
         tar = self.layout.tar(shard.key)
-        # os.path.exists, since Path.exists raises on EIO. On the event loop, since it is usually a
-        # dentry cache lookup.
+        # os.path.exists is used because Path.exists raises an error on EIO. It runs on the event
+        # loop, as it is usually a lookup in the kernel's dentry cache, which does not block.
         if not os.path.exists(tar):  # noqa: ASYNC240, PTH110
             raise CorruptShardError(
                 f"the cached file {tar} cannot be read: it no longer exists",
@@ -243,6 +283,7 @@ class Store:
         return shard.facts
 
     def _read_facts(self, shard: Shard) -> Facts:
+        """Read the facts from a shard's sidecar, and compare their size with the tar's. Blocks."""
         key = shard.key
         return read_facts(self.layout.tar(key), self.layout.sidecar(key), shard.size_bytes)
 
@@ -254,9 +295,10 @@ class Store:
         return await asyncio.to_thread(self._links.path, shard.key, facts)
 
     async def peek(self, shards: Sequence[Shard]) -> list[Facts | None]:
-        """Return the facts of shards, read in one thread call; None for unreadable sidecars.
+        """Return the facts of many shards, read by one call in a thread.
 
-        Their readers get the error.
+        The result has None for each sidecar that cannot be read. The error is raised later, to the
+        reader that requests the shard.
         """
         return await asyncio.to_thread(lambda: [self._peek(shard) for shard in shards])
 
@@ -266,13 +308,14 @@ class Store:
         return None
 
     def is_suspect(self, shard: Shard) -> bool:
-        """Return True if a reader has reported damage, or the sidecar of an index is missing."""
+        """Return True if a reader has reported damage to a shard, or its index is missing."""
         if shard.suspicion:
             return True
         is_indexed = shard.facts is not None and shard.facts.samples is not None
         if not is_indexed:
             return False
-        has_sidecar = os.path.exists(self.layout.sidecar(shard.key))  # noqa: PTH110  # as in `facts`
+        # `os.path.exists` is used for the same reason as in `facts`.
+        has_sidecar = os.path.exists(self.layout.sidecar(shard.key))  # noqa: PTH110
         return not has_sidecar
 
     async def check_sidecar(self, shard: Shard, facts: Facts) -> None:
@@ -286,7 +329,7 @@ class Store:
             ) from exn
 
     async def check_tar(self, shard: Shard, facts: Facts) -> None:
-        """Verify the whole tar, or file, of a shard, whatever its sidecar holds.
+        """Verify the whole tar, or file, of a shard against given facts; ignore its sidecar.
 
         Raises as `check` does.
         """
@@ -295,7 +338,7 @@ class Store:
     async def check(self, shard: Shard) -> None:
         """Verify the whole shard and its sidecar.
 
-        Raises CorruptShardError, which names the first damaged part.
+        Raises CorruptShardError, which names the first damaged part; ExhaustedError.
         """
         facts = await self.facts(shard)
         await self._verify(self.scrub(shard.key, facts), facts)
@@ -308,11 +351,14 @@ class Store:
             raise CorruptShardError(cause, url=facts.url) from exn
 
     def scrub(self, key: str, facts: Facts) -> Scrub:
-        """Return the verification of a shard in steps."""
+        """Return a `Scrub` of a shard and its sidecar, which verifies them step by step."""
         return Scrub(self.layout.tar(key), self.layout.sidecar(key), facts)
 
     async def remove(self, shard: Shard) -> bool:
-        """Unlink a shard without leases; return False if some process still has it open."""
+        """Unlink the files of a shard without leases; return False if they had to stay.
+
+        They stay if some process still has the shard open, or the disk fails.
+        """
         del self.shards[shard.key]
         self._removing.add(shard.key)
         removed = False
@@ -322,7 +368,9 @@ class Store:
             self._removing.discard(shard.key)
             if removed:
                 self.space.kept_bytes -= shard.kept_bytes
-            else:  # it is in use, or the disk fails: it counts as used just now
+            else:
+                # The shard goes back to the end of the order, as if it was used just now. So the
+                # evictor tries all others before it comes back to this one.
                 self.shards[shard.key] = shard
         return removed
 
@@ -335,14 +383,15 @@ class Store:
 
     def is_linked(self, shard: Shard) -> bool:
         """Return True if a shard has a hard link outside the folder."""
-        with contextlib.suppress(OSError):  # it has just been removed, or the disk is failing
+        # An error means that the shard has just been removed, or that the disk is failing.
+        with contextlib.suppress(OSError):
             return self.layout.tar(shard.key).stat().st_nlink > 1
         return False
 
     async def quarantine(self, shard: Shard) -> None:
         """Take a corrupt shard out of service, and move it to quarantine.
 
-        If it cannot be moved now, the next `set_aside` moves it. Raises DiskError.
+        If the shard cannot be moved now, the next call of `set_aside` moves it. Raises DiskError.
         """
         if not self._is_in_service(shard):
             return
@@ -351,20 +400,21 @@ class Store:
         await self.set_aside()
 
     async def set_aside(self) -> None:
-        """Move all corrupt shards to quarantine, where they stay until their space is needed.
+        """Move all shards that are known to be corrupt to quarantine.
 
-        Raises DiskError.
+        They stay there until their space is needed. Raises DiskError.
         """
         async with self._changing_published:
             for key, shard in list(self._damaged.items()):
                 leftover = await asyncio.to_thread(self._quarantine, shard)
                 if self._damaged.pop(key, None) is None:
-                    continue  # the folder was deleted in the meantime
+                    # The folder was deleted in the meantime, and `forget` has subtracted the bytes.
+                    continue
                 self.space.kept_bytes -= shard.kept_bytes
                 self.leftovers.keep(leftover)
 
     def _quarantine(self, shard: Shard) -> Leftover:
-        """Move those of a shard's files that exist; return what they are from now on."""
+        """Move a shard's existing files to quarantine; return them as a leftover. Blocks."""
         tar = self.layout.tar(shard.key)
         sidecar = self.layout.sidecar(shard.key)
         aside = self.layout.quarantine / (shard.key + TAR)
@@ -381,11 +431,17 @@ class Store:
     # Changes to the folder by others
 
     def known(self) -> frozenset[str]:
-        """Return the keys of all shards that use space, damaged and half removed ones as well."""
+        """Return the keys of all shards that use space.
+
+        These include damaged shards, and shards whose files are being removed.
+        """
         return frozenset(self.shards) | frozenset(self._damaged) | frozenset(self._removing)
 
     def forget(self, key: str) -> bool:
-        """Stop accounting for a shard or leftover whose files are gone; False if it is unknown."""
+        """Stop accounting for a shard or leftover whose files are gone.
+
+        Return False if there is no shard or leftover with this key.
+        """
         shard = self.shards.pop(key, None)
         if shard is None:
             shard = self._damaged.pop(key, None)
@@ -396,20 +452,26 @@ class Store:
         return self.leftovers.forget(key)
 
     def restore(self, shard: Shard) -> None:
-        """Serve a shard whose files were found in the folder."""
+        """Add a shard whose files were found in the folder, so that readers can get it."""
         self.shards[shard.key] = shard
         self.space.kept_bytes += shard.kept_bytes
 
 
 def _sync_folders(layout: Layout) -> None:
-    """Make sure that a power loss does not remove a bucket with its shards."""
+    """Make the buckets durable, so that a power loss does not remove one with its shards."""
     for parent in (layout.shards, layout.root):
-        with contextlib.suppress(OSError):  # a failing disk can still be served from
+        # Cached shards can still be served from a disk that fails to sync.
+        with contextlib.suppress(OSError):
             fsync_path(parent)
 
 
 def _space_on_disk(layout: Layout, capacity: DiskAmount, min_free: DiskAmount) -> Space:
-    """Return an empty accounting, with limits that may be shares of the filesystem."""
+    """Return an empty accounting, with its limits in bytes.
+
+    Args:
+        capacity: the capacity in bytes, or as a share of the filesystem.
+        min_free: the free space to keep, in bytes or as a share of the filesystem.
+    """
     stat = os.statvfs(layout.root)
     total_bytes = stat.f_blocks * stat.f_frsize
     warning = capacity.excess(total_bytes)

@@ -1,4 +1,9 @@
-"""Verification of a published shard's bytes against the facts in its sidecar."""
+"""Verification of a published shard's bytes against the facts in its sidecar.
+
+The facts have the shard's size and the checksum of each of its parts. The store reads them when a
+shard is first requested, and verifies a shard when a reader has reported damage. The daemon also
+re-reads all cached shards slowly with a `Scrub` of each.
+"""
 
 import stat
 from dataclasses import replace
@@ -18,7 +23,10 @@ _BLOCK_BYTES = 1024 * 1024
 def read_facts(tar: Path, sidecar: Path, size_bytes: int) -> Facts:
     """Return the facts in a sidecar. Blocks.
 
-    Raises CorruptShardError if they cannot be read, or the tar's `size_bytes` differ from theirs;
+    Args:
+        size_bytes: the size of the tar.
+
+    Raises CorruptShardError if the facts cannot be read or state another size for the tar;
     ExhaustedError.
     """
     try:
@@ -35,7 +43,7 @@ def read_facts(tar: Path, sidecar: Path, size_bytes: int) -> Facts:
 
 
 def check_sidecar(sidecar: Path, facts: Facts) -> None:
-    """Raise CorruptShardError if a sidecar is damaged, unreadable or another shard's. Blocks.
+    """Raise CorruptShardError if a sidecar is damaged, unreadable or that of another shard. Blocks.
 
     Raises FileNotFoundError, ExhaustedError.
     """
@@ -57,17 +65,18 @@ def check_sidecar(sidecar: Path, facts: Facts) -> None:
 
 
 class Scrub:
-    """The verification of one shard, in steps that each block while one block is read.
+    """The verification of one shard, in steps; each step reads one block of the tar.
 
     The sidecar is checked first. Then the tar is read block by block; at the end of each part, the
-    part's checksum is compared with that in the facts.
+    part's checksum is compared with the checksum in the facts.
 
-    The file is open only during a step, so that the shard can be evicted between steps; an eviction
-    that comes during a step waits for its end. It is read with O_DIRECT: what is on the disk rather
-    than in memory, and without adding pages to the page cache or evicting any.
+    The tar is open only during a step, so that the shard can be evicted between steps; an eviction
+    that comes during a step waits for the step's end. The tar is read with O_DIRECT. So the bytes
+    come from the disk rather than from memory, and no pages are added to the page cache or evicted
+    from it.
 
     Args:
-        sidecar: None to verify the tar alone.
+        sidecar: path of the sidecar; None to verify the tar alone.
 
     Attributes:
         read_bytes: bytes of the tar read so far.
@@ -78,7 +87,7 @@ class Scrub:
         self._tar = tar
         self._sidecar = sidecar
         self._facts = facts
-        self._crc = 0  # CRC32C of the present part, as far as it has been read
+        self._crc = 0  # CRC32C of the bytes of the present part that have been read
 
     def run(self) -> None:
         """Verify the whole shard. Blocks, and raises as `step` does."""
@@ -108,9 +117,10 @@ class Scrub:
         return wanted_bytes
 
     def _check_before_reading(self) -> None:
-        """Check the sidecar, and the tar's kind and size.
+        """Check the sidecar, and that the tar is a plain file and not too large.
 
-        A tar that is too short is found by the read that ends early, which knows where.
+        A tar that is too short is noticed later, by the read that ends early: its error can then
+        state where the tar ends.
         """
         if self._sidecar is not None:
             check_sidecar(self._sidecar, self._facts)
@@ -128,7 +138,7 @@ class Scrub:
         return min(_BLOCK_BYTES, left_of_part_bytes, left_of_tar_bytes)
 
     def _check_part(self) -> None:
-        """Compare the checksum of the part that ends where the last block did, if one does."""
+        """If the last block has completed a part, compare the part's checksum with the facts."""
         part_bytes = self._facts.part_bytes
         is_end_of_part = self.read_bytes % part_bytes == 0
         is_end_of_tar = self.read_bytes == self._facts.size_bytes  # the last part may be shorter
@@ -141,5 +151,9 @@ class Scrub:
         self._crc = 0
 
     def _damaged(self, fault: str) -> CorruptShardError:
-        """Return the error of a tar with a fault: a predicate, such as "is damaged near byte 0"."""
+        """Return the error that reports a damaged tar.
+
+        Args:
+            fault: the predicate of the error's message, such as "is damaged near byte 0".
+        """
         return CorruptShardError(f"the cached file {self._tar} {fault}", url=self._facts.url)

@@ -1,6 +1,9 @@
 """The cache folder as one daemon holds it: created, locked, checked, and recreated if lost.
 
-Everything here blocks: call it in a thread.
+The store takes a `CacheFolder` when it opens, and the monitor of the disk's health calls `probe` or
+`look` now and then. The folder is held while its path leads to the folder that this process has
+locked. It is lost if it was deleted, unmounted or replaced. All functions block: call them in a
+thread.
 """
 
 import contextlib
@@ -17,15 +20,23 @@ from shardcache.store.disk.file_operations import unlink_quietly
 from shardcache.store.folder.layout import Layout
 from shardcache.store.folder.permissions import check_writers
 
-_OWN_MODE = 0o750  # of folders whose files get the right group anyway
-_MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
+_OWN_MODE = 0o750  # mode of folders whose new files have the right group without set-group-id
+_MODE = 0o2750  # with set-group-id: new files inherit the group that may read the cache
 _PROBE_BYTES = 4096
 
 
 class CacheFolder:
     """One cache folder, locked until `close`.
 
-    It is recovered after it was deleted, unmounted or replaced.
+    It is recreated, or locked again, after it was deleted, unmounted or replaced.
+
+    Args:
+        group: name of the group that may read the cache; None for the process's own.
+        fd: descriptor of the folder, which holds the lock.
+
+    Attributes:
+        is_lost: True once the folder around the cache folder was found missing, as after the end of
+            a batch job.
     """
 
     def __init__(self, layout: Layout, group: str | None, fd: int) -> None:
@@ -33,7 +44,7 @@ class CacheFolder:
         self._group = group
         self._fd = fd
         self._mount = _mount_point(layout.root)
-        self.is_lost = False  # True once the folder around it was missing, as after a job's end
+        self.is_lost = False
 
     def __repr__(self) -> str:
         return f"CacheFolder({str(self._layout.root)!r}, on {str(self._mount)!r})"
@@ -53,9 +64,10 @@ class CacheFolder:
             return folder
 
     def look(self) -> bool:
-        """Check what can be checked without writing, in place of `probe`; raises as that does.
+        """Check the folder as far as that is possible without writing to the disk.
 
-        Returns False: the folder was not recreated.
+        It takes the place of `probe`, and raises the same errors. The result is always False: the
+        folder was not recreated.
         """
         self.check()
         with disk_errors(self._layout.root):
@@ -75,15 +87,15 @@ class CacheFolder:
                 )
 
     def probe(self) -> bool:
-        """Check that the disk accepts writes.
+        """Check that the disk accepts writes, and recreate the folder if it is missing.
 
-        Returns True if the folder had to be recreated or locked again.
+        Return True if the folder had to be recreated or locked again. A missing folder is not
+        recreated in two cases:
 
-        A missing folder is recreated, with two exceptions:
-
-        1. Never on another filesystem: after an unmount, it would fill the one below the mount
-           point.
-        2. Not if the folder around it is missing, too: a job's scheduler may have deleted that.
+        1. The path leads to another filesystem now. After an unmount, the cache would fill the
+           filesystem below the mount point.
+        2. The folder around the cache folder is missing, too. A job's scheduler may have deleted
+           that on purpose.
 
         Raises DiskFullError, DiskFailedError and CacheDirError, each with a remedy.
         """
@@ -107,7 +119,7 @@ class CacheFolder:
             os.fsync(file.fileno())
 
     def _mend(self) -> bool:
-        """Recreate and lock the folder, as far as that is needed; return whether it was."""
+        """Recreate and lock the folder if that is needed; return whether it was needed."""
         is_held = self._is_held()
         if is_held and all(folder.is_dir() for folder in self._layout.folders()):
             return False
@@ -117,6 +129,7 @@ class CacheFolder:
         check_writers(self._layout)
         _make_folders(self._layout, self._group)
         if not is_held:
+            # The new folder is locked before the old lock is given up.
             previous_fd = self._fd
             self._fd = _lock(self._layout.root)
             os.close(previous_fd)
@@ -155,13 +168,19 @@ def _mount_point(path: Path) -> Path:
 
 
 def _make_folders(layout: Layout, group: str | None) -> None:
-    """Create the folders that are missing, and have all of them belong to the group, if any."""
+    """Create the folders that are missing, and give all of them the right group and mode.
+
+    Args:
+        group: name of the group that may read the cache; None to leave groups and modes as they
+            are.
+    """
     gid = None if group is None else grp.getgrnam(group).gr_gid
     for folder in layout.folders():
         folder.mkdir(parents=True, exist_ok=True, mode=_OWN_MODE)
         if gid is None:
             continue
-        # Files get the process's own group anyway, and a sandbox may deny the set-group-id bit.
+        # If the group is the process's own, new files get it without the set-group-id bit. The bit
+        # is not set then, as a sandbox may deny it.
         if folder.stat().st_gid == gid == os.getegid():
             folder.chmod(_OWN_MODE)
         else:
@@ -171,7 +190,8 @@ def _make_folders(layout: Layout, group: str | None) -> None:
 
 def _lock(root: Path) -> int:
     """Lock the folder; return the descriptor that holds the lock. Raises CacheDirError, OSError."""
-    # Lock the folder itself: no lock file can stay behind, and the lock ends with the process.
+    # The folder itself is locked rather than a lock file, which could stay behind. The lock ends
+    # with the process.
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,10 @@
 """Shards and leftovers found in the cache folder, at the start and after changes by others.
 
-Everything here blocks: call it in a thread.
+The store calls `find_shards` and `find_leftovers` when it opens a folder; the reconciliation calls
+`compare_folder` while the daemon runs. A leftover is a resumable download that no transfer is
+using, or a quarantined shard. A bucket is one of the 256 folders with published shards. A companion
+is the second file of a pair: the journal of a download, or the sidecar of a tar. All functions
+block: call them in a thread.
 """
 
 import contextlib
@@ -19,18 +23,24 @@ from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout
 from shardcache.store.keys import KEY_CHARS, is_key
 from shardcache.store.shard import Shard
 
-# The name of a published file: its key and its suffix.
+# The name of a published file; the groups are its key and its suffix.
 _OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
 
 Stats = dict[str, os.stat_result]
-"""Files of one kind, by cache key."""
+"""The results of `stat` for files of one kind (tars or sidecars), by cache key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """The files of an interrupted download or a quarantined shard.
 
-    They are removed first when space is needed.
+    Leftovers are removed first when space is needed.
+
+    Attributes:
+        key: the cache key of an interrupted download; for a quarantined shard, "quarantine/" and
+            its cache key.
+        paths: first the file, then its journal or sidecar.
+        size_bytes: bytes that the files take on disk.
     """
 
     key: str
@@ -39,7 +49,11 @@ class Leftover:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Return the leftover of the part of a resumable download, or of a tar in quarantine."""
+        """Return the leftover that a file belongs to.
+
+        Args:
+            path: the .part file of a resumable download, or a tar in quarantine.
+        """
         if path.suffix == PART:
             key = path.stem
             companion = path.with_suffix(JOURNAL)
@@ -51,9 +65,9 @@ class Leftover:
 
 
 def find_shards(layout: Layout) -> list[Shard]:
-    """Return every published shard, least recently used first; remove lone files.
+    """Return every published shard, least recently used first.
 
-    Raises CacheDirError.
+    A tar without a sidecar, and a sidecar without a tar, are removed. Raises CacheDirError.
     """
     shards: list[Shard] = []
     for folder in _buckets(layout):
@@ -63,13 +77,15 @@ def find_shards(layout: Layout) -> list[Shard]:
             _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
         other_users_keys = [key for key, tar in tars.items() if tar.st_uid != os.geteuid()]
         if other_users_keys:
-            _check_openness(folder / (other_users_keys[0] + TAR))  # one stands for all of them
+            # One file of each bucket is checked: the others will give the same result.
+            _check_openness(folder / (other_users_keys[0] + TAR))
         shards += _shards(tars, sidecars)
     return sorted(shards, key=lambda shard: shard.used_at_s)
 
 
 def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return resumable downloads and quarantined shards; remove other unpublished files."""
+    # A killed daemon may have left the temporary files that were to replace these.
     replaceable = (layout.pins, layout.format, layout.format_copy)
     temporary = [layout.unfinished(path) for path in replaceable]
     _sweep_away(layout.probe, *temporary)
@@ -95,13 +111,16 @@ def _scan(folder: Path) -> tuple[Stats, Stats]:
             if name is None:
                 continue
             key, suffix = name.groups()
-            with contextlib.suppress(FileNotFoundError):  # evicted since
+            with contextlib.suppress(FileNotFoundError):  # the file was removed just now
                 stats[suffix][key] = entry.stat(follow_symlinks=False)
     return stats[TAR], stats[SIDECAR]
 
 
 def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
-    """Return the shards with both files; the time of last use is the sidecar's."""
+    """Return the shards that have both files.
+
+    A shard's time of last use is the modification time of its sidecar.
+    """
     return [
         Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime)
         for key, tar in tars.items()
@@ -110,9 +129,9 @@ def _shards(tars: Stats, sidecars: Stats) -> list[Shard]:
 
 
 def _check_openness(path: Path) -> None:
-    """Raise CacheDirError if another user's file does not reveal whether it is open.
+    """Raise CacheDirError if the kernel does not reveal whether a process has a file open.
 
-    Such files could never be evicted.
+    That is so for files of other users. They could never be evicted, as a reader might use them.
     """
     try:
         is_open = ask_openness(path)
@@ -128,18 +147,27 @@ def _check_openness(path: Path) -> None:
 
 
 def _set_open_tars_aside(layout: Layout) -> None:
-    """Move inflated tars to quarantine if readers of a killed daemon still have them open.
+    """Move unpublished tars to quarantine if readers of a killed daemon still have them open.
 
-    The bytes of files in quarantine are accounted for.
+    Removing such a tar would not free its space before the readers close it. In quarantine, its
+    bytes are accounted for.
     """
     for path in layout.partial.glob(f"*{TAR}"):
-        with contextlib.suppress(OSError):  # as in `_sweep_away`
+        # A read-only disk is no reason to fail, as in `_sweep_away`.
+        with contextlib.suppress(OSError):
             if is_key(path.stem) and is_open_elsewhere(path):
                 path.rename(layout.quarantine / path.name)
 
 
 def _sweep(folder: Path, *, whole: str, companion: str) -> list[Path]:
-    """Return the files with suffix `whole`; remove other cache files, but for their companions."""
+    """Return the cache files in a folder with one suffix; remove other cache files.
+
+    Files that do not have the name of a cache file are left alone.
+
+    Args:
+        whole: suffix of the files to return.
+        companion: suffix of the files that stay if there is a file to return with the same key.
+    """
     ours = [path for path in folder.iterdir() if is_key(path.stem)]
     for path in ours:
         is_companion = path.suffix == companion and path.with_suffix(whole).exists()
@@ -149,17 +177,27 @@ def _sweep(folder: Path, *, whole: str, companion: str) -> list[Path]:
 
 
 def _sweep_away(*paths: Path) -> None:
-    """Remove files, if that is possible."""
-    with contextlib.suppress(OSError):  # a read-only disk still serves; a later start cleans up
+    """Remove files, if that is possible.
+
+    Cached shards can still be served from a disk that is read-only; a later start removes the files
+    then.
+    """
+    with contextlib.suppress(OSError):
         unlink_quietly(*paths)
 
 
 class FolderChanges(NamedTuple):
-    """Differences between the folder and what the daemon knows of it."""
+    """Differences between the folder and the shards and leftovers that the daemon knows.
 
-    missing: list[str]  # keys of known shards and leftovers whose files are gone
-    shards: list[Shard]  # found and unknown
-    parts: list[Leftover]  # resumable downloads, found and unknown
+    Attributes:
+        missing: keys of known shards and leftovers whose files are gone.
+        shards: shards in the folder that the daemon does not know.
+        parts: resumable downloads in the folder that the daemon does not know.
+    """
+
+    missing: list[str]
+    shards: list[Shard]
+    parts: list[Leftover]
 
 
 def compare_folder(
@@ -167,10 +205,15 @@ def compare_folder(
     shards: Collection[str],
     leftovers: Collection[Leftover],
 ) -> FolderChanges:
-    """Compare the folder with the keys of known shards, and with known leftovers.
+    """Compare the folder with the shards and leftovers that the daemon knows.
 
-    Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder. Raises
-    DiskError.
+    Unlike recovery at start-up, it removes nothing, as transfers may be writing to the folder.
+
+    Args:
+        shards: cache keys of the known shards.
+        leftovers: the known leftovers.
+
+    Raises DiskError.
     """
     with disk_errors(layout.root):
         present: dict[str, Shard] = {}

@@ -4,22 +4,24 @@
 <root>/shards/ab/<key>.idx    its sidecar: JSON header and sample index
 <root>/partial/<key>.part     a shard being fetched, with <key>.journal for its finished parts
 <root>/partial/<key>.tar, .idx    a tar and its sidecar about to be published
-<root>/partial/probe, pins, format, format.copy    files about to replace those of their names in
-                              <root>, or to check the disk
+<root>/partial/probe          a file that is written to check the disk
+<root>/partial/pins, format, format.copy    temporary files about to replace the files with the same
+                              names in <root>
 <root>/names/ab/<key>/<name>  a link to a published shard, with its object's name
-<root>/quarantine/<key>.tar   a corrupt shard, kept for inspection; first to be removed when space
-                              is needed (also an inflated tar that readers of a killed daemon have
-                              open)
+<root>/quarantine/<key>.tar   a corrupt shard, kept for inspection and removed first when space is
+                              needed; also an unpublished tar that readers of a killed daemon still
+                              have open
 <root>/catalogue/             a diskcache database; may be deleted at any time
 <root>/pins                   the pins, one per line
 <root>/s3-keys                keys of users of the S3 endpoint, for the daemon's user alone
 <root>/format                 the format number of the cache folder
-<root>/format.copy            the same number: a flipped bit may turn one of them into the number of
-                              a later release, but hardly both
+<root>/format.copy            the same number; a flipped bit may turn one of the two files into the
+                              number of a later release, but hardly both
 
-Names and sizes are enough to serve: at start only the journals of unfinished files are opened. A
-shard's sidecar is read and compared with the file when the shard is first requested.
-Everything here blocks: call it in a thread.
+A key is a hash of a shard's url and version (see `keys`). At the start of the daemon, the names and
+sizes of the files are enough to serve shards: only the journals of unfinished files are opened. A
+shard's sidecar is read and compared with the file when the shard is first requested. All methods
+that access the disk block: call them in a thread.
 """
 
 import contextlib
@@ -33,8 +35,8 @@ from shardcache.store.disk.file_operations import replace_file
 
 log = structlog.get_logger()
 
-# A release that changes names or formats in the folder increments the number: an older release then
-# refuses the folder instead of taking every shard in it for damaged.
+# A release that changes names or formats in the folder increments this number. An older release
+# then refuses the folder, instead of taking every shard in it for damaged.
 FORMAT = 1
 _UNMARKED = 0  # the number of a folder without its format file
 _FORMAT_TEXT = re.compile(r"[0-9]{1,9}\n?")
@@ -47,7 +49,7 @@ JOURNAL = ".journal"
 
 
 class Layout:
-    """The paths below one cache folder; the module's docstring says what each holds."""
+    """The paths below one cache folder, each as described in the module's docstring."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -75,7 +77,7 @@ class Layout:
         return self.bucket(key) / (key + SIDECAR)
 
     def in_progress(self, key: str, suffix: str) -> Path:
-        """Return the path of one of a shard's unpublished files."""
+        """Return the path of one of a shard's unpublished files, by the file's suffix."""
         return self.partial / (key + suffix)
 
     def unfinished(self, path: Path) -> Path:
@@ -90,7 +92,8 @@ class Layout:
     def check_format(self) -> None:
         """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing."""
         number = self._read_format()
-        # A damaged file of what is otherwise a cache is written again, by `mark_format`.
+        # A damaged format file is no error if the folder looks like a cache in other respects:
+        # `mark_format` rewrites the file.
         if number is None and not self._is_cache():
             raise CacheFormatError(
                 f"{self.format} does not contain a number, so the cache folder's format is unknown",
@@ -108,7 +111,7 @@ class Layout:
 
     def mark_format(self) -> None:
         """Write the current format number to a locked folder, unless it is there already."""
-        # A disk that cannot be written may still be read: cached shards are served from it.
+        # An error is ignored: cached shards can be served from a disk that cannot be written.
         with contextlib.suppress(OSError):
             is_damaged = self._read_format() is None
             if is_damaged:
@@ -116,18 +119,20 @@ class Layout:
                     "the cache folder's format file is damaged; rewriting it",
                     file=str(self.format),
                 )
-            # The copy first: if a later release is killed in between, its copy alone is not
-            # believed, and this release still takes the folder.
+            # The copy is written first. If a later release is killed between the two, only its copy
+            # has the new number. A copy alone is not believed, so this release can still use the
+            # folder.
             for path in (self.format_copy, self.format):
                 if _number_in(path) != FORMAT:
                     replace_file(path, self.unfinished(path), [f"{FORMAT}\n"])
 
     def _read_format(self) -> int | None:
-        """Return the format number, or None if its file is damaged."""
+        """Return the folder's format number; None if its file is damaged."""
         number = _number_in(self.format)
         if number is None or number <= FORMAT:
             return number
-        # A later release's number, unless the copy shows that it is damage.
+        # The number is that of a later release, unless the copy has an older one. Then the file is
+        # damaged, as a later release would have written the copy first.
         copy = _number_in(self.format_copy)
         is_damage = copy is not None and _UNMARKED < copy <= FORMAT
         return None if is_damage else number
@@ -138,7 +143,7 @@ class Layout:
 
 
 def _number_in(path: Path) -> int | None:
-    """Return the number that a file holds; None for other content, 0 if there is no file."""
+    """Return the number that a file holds; None for other content, `_UNMARKED` for no file."""
     try:
         text = path.read_bytes().decode("ascii", "replace")
     except FileNotFoundError:
