@@ -1,4 +1,9 @@
-"""Decompression of shards: readers map shards into memory, which only works for plain tars."""
+"""Decompression of shards.
+
+Readers map shards into memory, which only works for plain tars. So a shard that is compressed at
+its origin is decompressed once it has arrived: `Partial.copy` calls `inflate`. A codec is one of
+the supported compressions.
+"""
 
 import bz2
 import contextlib
@@ -22,13 +27,15 @@ from shardcache.transport.between.parts import write_all
 
 zstd = zstd_library()
 
-# Presets of xz need at most 65 MiB, `zstd --long` a window of 128 MiB; a header that asks for more
-# could exhaust the daemon's memory. The limit has 1 MiB for all but the window.
+# Limits on the memory of a decompression: a file's header could demand so much that the daemon
+# would run out of memory. Presets of xz need at most 65 MiB; `zstd --long` needs a window of
+# 128 MiB (2**27). The memory limit allows 1 MiB more for everything but the window.
 _MAX_WINDOW_LOG = 27
 _MAX_MEMORY_BYTES = 129 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
 
-# Words of the libraries' messages: nothing else in their errors tells that a limit was exceeded.
+# Words in the messages of xz and zstd. Nothing else in these libraries' errors shows that the
+# memory limit was exceeded.
 _TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
 
 
@@ -44,9 +51,9 @@ class Codec(enum.Enum):
     SNAPPY = "snappy"
 
     def open(self, path: Path) -> BinaryIO:
-        """Return the decompressed stream of a file, all members or frames in one.
+        """Return the decompressed stream of a file, with all of its members or frames.
 
-        Read it within `codec_errors`.
+        The stream should be read within `codec_errors`.
         """
         match self:
             case Codec.GZIP:
@@ -78,12 +85,15 @@ def codec_of(url: str) -> Codec | None:
 
 
 class _XzStreams(io.RawIOBase):
-    """Decompressed bytes of all streams of an .xz file: `lzma.open` with a memory limit."""
+    """Decompressed bytes of all streams of an .xz file.
+
+    `lzma.open` would do the same, but has no memory limit.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
-        self._input = b""
+        self._input = b""  # compressed bytes that were read and not passed to the decoder yet
         self._begin_stream()
 
     def _begin_stream(self) -> None:
@@ -131,16 +141,19 @@ def inflate(
     reserve: Callable[[int], None],
     url: str | None = None,
 ) -> tuple[int, list[int]]:
-    """Decompress `src` into `dst`. Blocks. Raises as `codec_errors` does, and DiskError.
+    """Decompress the file `src` into the file `dst`, piece by piece. Blocks.
 
     Args:
-        part_bytes: size of every piece but the last.
-        reserve: called with the size of each piece before it is written. An exception from it
-            stops the work, so that a decompression bomb is limited to the cache's capacity.
-        url: the shard's, for errors.
+        part_bytes: size of every piece except the last.
+        reserve: called with the size of each piece before the piece is written. An exception from
+            this function stops the work, so that a decompression bomb is limited to the cache's
+            capacity.
+        url: the shard's url, for errors.
 
     Returns:
         the size of `dst`, and the CRC32C of each of its pieces.
+
+    Raises as `codec_errors` does, and DiskError.
     """
     with disk_errors(dst), codec_errors(codec, url), codec.open(src) as stream:
         return write_pieces(stream, dst, part_bytes, reserve)
@@ -152,7 +165,10 @@ def write_pieces(
     part_bytes: int,
     reserve: Callable[[int], None],
 ) -> tuple[int, list[int]]:
-    """Write a stream to `dst`. Blocks. See `inflate`; errors of both files are not translated."""
+    """Write a stream to `dst`, piece by piece. Blocks.
+
+    Arguments and result are those of `inflate`. Errors of either file are not translated.
+    """
     size_bytes = 0
     crcs: list[int] = []
     with open(dst, "wb") as file:
@@ -166,7 +182,7 @@ def write_pieces(
 
 @contextlib.contextmanager
 def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
-    """Translate what the libraries raise for bad data into ShardErrors.
+    """Translate the errors that the libraries raise for bad data in the block.
 
     Raises TruncatedShardError, UnsupportedShardError, CorruptShardError.
     """
@@ -176,7 +192,7 @@ def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
         raise TruncatedShardError(f"the {codec.value} data ends early", url=url) from exn
     except (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError) as exn:
         if isinstance(exn, OSError) and exn.errno is not None:
-            raise  # a disk error; for bad data, gzip and bz2 raise an OSError without errno
+            raise  # the disk's error has an errno; gzip's and bz2's OSErrors for bad data have none
         if any(words in str(exn) for words in _TOO_MUCH_MEMORY):
             limit = size(_MAX_MEMORY_BYTES)
             raise UnsupportedShardError(

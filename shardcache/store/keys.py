@@ -1,4 +1,8 @@
-"""Cache keys: names of a shard's files in the cache folder."""
+"""Cache keys: the names of a shard's files in the cache folder.
+
+A key is a hash of a shard's place and version. The place is the shard's url, except for shards that
+are cached in two forms and for signed urls (see `place_of`).
+"""
 
 import hashlib
 
@@ -17,7 +21,7 @@ def shard_key(url: str, version: str) -> str:
 def is_key(name: str) -> bool:
     """Return True if a file's stem has the form of a cache key.
 
-    Other files in the folder are never touched.
+    The daemon never touches other files in the cache folder.
     """
     return len(name) == KEY_CHARS and all(char in "0123456789abcdef" for char in name)
 
@@ -25,11 +29,16 @@ def is_key(name: str) -> bool:
 def place_of(url: str, *, is_file: bool) -> str:
     """Return the url, or other text, under which a shard or file is cached.
 
-    It is the url, with two exceptions, whose texts are no possible urls:
+    It is the url, with two exceptions. Their texts contain a null character, so they cannot be the
+    url of another shard:
 
-    1. The own bytes of a shard that is cached in another form, such as decompressed.
-    2. A signed url: all signatures of one object have one place. The url without a signature has
-       another one, since a signature permits nothing to those who do not have it.
+    1. The object's own bytes, if the shard is cached in another form as well, such as decompressed.
+    2. A signed url. All signed urls of one object have the same place, whatever the signature. The
+       url without a signature has another place, as users without a signature must not get what a
+       signature permits.
+
+    Args:
+        is_file: True for the object's own bytes, False for the form in which shards are cached.
     """
     place = url
     if is_signed(url):

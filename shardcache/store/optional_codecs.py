@@ -1,4 +1,9 @@
-"""Compressions whose libraries are optional: LZ4 of tars, and Brotli and Snappy of MDS shards."""
+"""Compressions whose libraries are optional: LZ4 for tars, and Brotli and Snappy for MDS shards.
+
+`codecs.Codec` opens files with these. Each library is imported only when a file needs it. For bad
+data, the streams raise an OSError without an errno, as the gzip module does; `codec_errors` tells
+bad data from a failing disk by the errno.
+"""
 
 import io
 import os
@@ -10,10 +15,10 @@ from shardcache.shared.units import size
 
 _CHUNK_BYTES = 256 * 1024
 
-# A block of Snappy, which is a whole MDS shard, is decompressed at once. MDS shards have 64 MB
-# unless their writer asks for another size.
+# Largest decompressed size of a Snappy block. A block is a whole MDS shard, and is decompressed at
+# once in memory. MDS shards have 64 MB unless their writer chooses another size.
 _MAX_BLOCK_BYTES = 1024**3
-_MAX_VARINT_BYTES = 5  # of the length at the start of a block
+_MAX_VARINT_BYTES = 5  # longest encoding of the decompressed size, at the start of a block
 
 
 class BrotliStream(io.RawIOBase):
@@ -29,7 +34,7 @@ class BrotliStream(io.RawIOBase):
         self._error = brotli.error
         self._decoder = brotli.Decompressor()
         self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
-        self._ready = memoryview(b"")  # decompressed, and not yet read
+        self._ready = memoryview(b"")  # decompressed bytes that were not read yet
 
     def close(self) -> None:
         """Close the file."""
@@ -43,7 +48,7 @@ class BrotliStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read some bytes. Raises EOFError for a file that is cut short, OSError for a bad one."""
         view = memoryview(buffer)
-        while not self._ready:  # a piece may be empty
+        while not self._ready:  # repeated, as a piece may be empty
             if self._decoder.is_finished():
                 return 0
             self._ready = memoryview(self._next_piece())
@@ -53,7 +58,10 @@ class BrotliStream(io.RawIOBase):
         return size_bytes
 
     def _next_piece(self) -> bytes:
-        """Return some decompressed bytes: a bounded number, as few bytes may become gigabytes."""
+        """Return some decompressed bytes.
+
+        Their number is limited, as a few compressed bytes may become gigabytes.
+        """
         data = b""
         if self._decoder.can_accept_more_data():
             data = self._file.read(_CHUNK_BYTES)
@@ -62,7 +70,7 @@ class BrotliStream(io.RawIOBase):
         try:
             piece: bytes = self._decoder.process(data, output_buffer_limit=_CHUNK_BYTES)
         except self._error as exn:
-            raise OSError(str(exn)) from exn  # as the gzip module raises it: without an errno
+            raise OSError(str(exn)) from exn  # without an errno, as for bad data
         return piece
 
 
@@ -93,7 +101,7 @@ class Lz4Stream(io.RawIOBase):
         try:
             piece = self._frames.read(len(view))
         except RuntimeError as exn:
-            raise OSError(str(exn)) from exn  # as the gzip module raises it: without an errno
+            raise OSError(str(exn)) from exn  # without an errno, as for bad data
         view[: len(piece)] = piece
         return len(piece)
 
@@ -122,7 +130,11 @@ def snappy_block(path: Path) -> BinaryIO:
 
 
 def _decoded_varint(data: bytes) -> int:
-    """Return the number at the start of some bytes: seven bits a byte, the lowest first."""
+    """Return the variable-length number at the start of some bytes.
+
+    Each byte has seven bits of the number, the lowest bits first; its high bit is set if another
+    byte follows.
+    """
     number = 0
     for nth, byte in enumerate(data):
         number |= (byte & 0x7F) << (7 * nth)
@@ -133,6 +145,7 @@ def _decoded_varint(data: bytes) -> int:
 
 
 def _missing(package: str) -> MissingPackageError:
+    """Return the error for a compression whose Python package is not installed."""
     return MissingPackageError(
         f"decompressing the shard needs the Python package {package}, which the daemon lacks",
         remedy=f"pip install {package} for the daemon, and start it again; or compress the "

@@ -1,4 +1,7 @@
-"""Reads of what is on the disk, rather than in memory."""
+"""Reads of a file's bytes from the disk, rather than from the page cache in memory.
+
+Verification uses them to find damage on the disk that the page cache hides.
+"""
 
 import errno
 import math
@@ -10,7 +13,7 @@ from pathlib import Path
 def read_direct(path: Path, offset: int, size_bytes: int) -> memoryview:
     """Return `size_bytes` of a file, or less at its end. Blocks. Raises OSError.
 
-    No pages are added to the page cache, and none evicted.
+    No pages are added to the page cache or evicted from it, except on filesystems without O_DIRECT.
 
     Args:
         offset: a multiple of the disk's block size.
@@ -20,12 +23,13 @@ def read_direct(path: Path, offset: int, size_bytes: int) -> memoryview:
     except OSError as exn:
         if exn.errno != errno.EINVAL:
             raise
-    # The file system has no O_DIRECT, or the disk's blocks are larger than the pages of memory.
+    # The filesystem has no O_DIRECT, or the disk's blocks are larger than the pages of memory. The
+    # file is then read as usual (flags=0).
     return _open_and_read(path, 0, offset, size_bytes)
 
 
 def _open_and_read(path: Path, flags: int, offset: int, size_bytes: int) -> memoryview:
-    # O_DIRECT requires an aligned buffer of whole blocks, so that more may be read than is wanted.
+    # O_DIRECT requires an aligned buffer of whole blocks, so more may be read than was requested.
     pages = math.ceil(size_bytes / mmap.PAGESIZE)
     buffer = mmap.mmap(-1, pages * mmap.PAGESIZE)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)

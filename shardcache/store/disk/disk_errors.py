@@ -1,4 +1,9 @@
-"""Translation of a disk's OSErrors into errors of the cache."""
+"""Translation of a disk's OSErrors into errors of the cache.
+
+Code that accesses the cache folder does so within `disk_errors`, or within `damage_errors` when it
+reads a published file. An error is an exhaustion if the process or the system lacks a resource,
+such as file descriptors; it then says nothing about the file or its disk.
+"""
 
 import contextlib
 import errno
@@ -10,7 +15,7 @@ from shardcache import errors
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# A disk that fails, was removed, or has a corrupt filesystem; a network filesystem whose server is
+# The disk fails, was removed, or has a corrupt filesystem, or the server of a network filesystem is
 # gone.
 _FAILED = (
     errno.EIO,
@@ -22,8 +27,7 @@ _FAILED = (
     errno.EREMOTEIO,
 )
 
-# Limits of this process or the system, and interruptions: they say nothing about a file or its
-# disk.
+# A limit of this process or of the system was reached, or the call was interrupted.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN)
 
 
@@ -34,7 +38,11 @@ def is_exhaustion(exn: OSError) -> bool:
 
 @contextlib.contextmanager
 def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
-    """Translate OSErrors from reading a published file, except FileNotFoundError.
+    """Translate OSErrors from reading a published file in the block, except FileNotFoundError.
+
+    Args:
+        path: path of the file.
+        url: the shard's url, for errors; None if it is unknown.
 
     Raises CorruptShardError, ExhaustedError.
     """
@@ -53,7 +61,7 @@ def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Translate OSErrors from reading or writing under `path`.
+    """Translate OSErrors from reading or writing under `path` in the block.
 
     Raises DiskError, ExhaustedError.
     """
@@ -101,5 +109,5 @@ def _has_inodes(folder: Path) -> bool:
         stat = os.statvfs(folder)
     except OSError:
         return True
-    # Some filesystems allocate inodes on demand and report none
+    # Some filesystems allocate inodes on demand, and report that they have none (f_files == 0).
     return stat.f_favail > 0 or stat.f_files == 0

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-_STAT_BLOCK_BYTES = 512  # of `st_blocks`, whatever the filesystem's blocks
+_STAT_BLOCK_BYTES = 512  # unit of `st_blocks`, whatever the size of the filesystem's blocks
 
 
 def fsync_path(path: Path) -> None:
@@ -21,9 +21,12 @@ def fsync_path(path: Path) -> None:
 
 
 def replace_file(path: Path, new: Path, lines: Iterable[str]) -> None:
-    """Atomically replace a text file: a crash keeps all old or all new lines.
+    """Atomically replace a text file: after a crash, it has either all old or all new lines.
 
-    `new` is the temporary file.
+    Args:
+        path: the file to replace.
+        new: path of the temporary file, on the same filesystem.
+        lines: the new lines, with their line breaks.
     """
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -41,7 +44,7 @@ def unlink_quietly(*paths: Path) -> None:
 
 
 def allocated_or_zero(path: Path) -> int:
-    """Return the bytes that a file takes, without its holes, or 0 if it does not exist."""
+    """Return the bytes that a file takes on disk, without its holes, or 0 if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         stat = path.stat()
         return min(stat.st_size, stat.st_blocks * _STAT_BLOCK_BYTES)

@@ -1,4 +1,7 @@
-"""Holes in files: space given back in the middle of one."""
+"""Holes in files: the space of a range is given back, and the range reads as zeros.
+
+Sparse partials use them when one of their parts is evicted.
+"""
 
 import ctypes
 import os

@@ -1,4 +1,7 @@
-"""Mounted filesystems: which one holds a path, its type, and its free space. All of it blocks."""
+"""Mounted filesystems: which of them holds a path, its type, and its free space.
+
+All functions block.
+"""
 
 import os
 import re
@@ -10,11 +13,12 @@ from shardcache import errors
 from shardcache.store.disk.disk_errors import disk_errors
 
 _MOUNTS = Path("/proc/self/mountinfo")
-# Other than those of FUSE, `fuseblk` is a local disk.
+# Types of network filesystems. All types of FUSE count as such, except `fuseblk`, which is a local
+# disk.
 _NETWORK = re.compile(
     "nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)",
 )
-_ESCAPE = re.compile(r"\\([0-7]{3})")  # of a blank, say, in octal
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # an escaped character, such as a blank, in octal
 
 
 def free_bytes(path: Path) -> int:
@@ -28,7 +32,12 @@ def free_bytes(path: Path) -> int:
 
 
 class Mount(NamedTuple):
-    """A mounted filesystem: its mount point and type."""
+    """A mounted filesystem.
+
+    Attributes:
+        folder: its mount point.
+        kind: its type, such as "ext4".
+    """
 
     folder: Path
     kind: str
@@ -40,7 +49,7 @@ class Mount(NamedTuple):
 
     @property
     def is_memory(self) -> bool:
-        """True if files take the node's memory."""
+        """True if the files are in the node's memory."""
         return self.kind in ("tmpfs", "ramfs")
 
 
@@ -48,15 +57,16 @@ def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
     """Return the filesystem of a path, which need not exist.
 
     Args:
-        table: lines of /proc/self/mountinfo (proc(5)); by default, the file's.
+        table: lines in the format of /proc/self/mountinfo (proc(5)); None to read that file.
 
     Raises CacheDirError if there is no /proc.
     """
     lines = _mounts() if table is None else table
     place = path.resolve()
     mounts = [mount for mount in map(_parse, lines) if place.is_relative_to(mount.folder)]
-    # The deepest folder counts; of several filesystems mounted on it, the last one, which hides the
-    # others: `max` returns the first of equal ones.
+    # The deepest mount point above the path counts. If several filesystems are mounted there, the
+    # last in the table hides the others. The table is reversed, as `max` returns the first of equal
+    # items.
     return max(reversed(mounts), key=lambda mount: len(mount.folder.parts))
 
 
@@ -72,7 +82,10 @@ def _mounts() -> list[str]:
 
 
 def _parse(line: str) -> Mount:
-    """Return the mount of a line: `36 35 98:0 / /mnt rw master:1 - ext3 /dev/root rw`."""
+    """Return the mount that a line of the table describes.
+
+    Such a line is `36 35 98:0 / /mnt rw master:1 - ext3 /dev/root rw`.
+    """
     before, _, after = line.partition(" - ")
     _id, _parent_id, _device, _root, escaped_folder, *_options = before.split(" ")
     folder = _ESCAPE.sub(lambda escape: chr(int(escape[1], 8)), escaped_folder)

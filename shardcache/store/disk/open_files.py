@@ -1,4 +1,10 @@
-"""Detection of files that another process has open. All functions block."""
+"""Detection of files that another process has open.
+
+The evictor must not remove a shard that a reader still has open: that would not free its bytes, and
+they would no longer be accounted for. A reader that has lost its connection to the daemon keeps its
+mapping of the shard, so the daemon's own records are not enough and the kernel is asked. All
+functions block.
+"""
 
 import fcntl
 import os
@@ -13,42 +19,46 @@ from shardcache.store.disk.disk_errors import disk_errors, is_exhaustion
 from shardcache.store.disk.file_operations import unlink_quietly
 
 _own_reads: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
-_own_reads_change = threading.Lock()
+_own_reads_change = threading.Lock()  # guards `_own_reads`
 
 
 def own_read(path: Path) -> threading.Lock:
-    """Return the lock of a file, to be held while this process has the file open for a short read.
+    """Return the lock to hold while this process itself has a file open for a short read.
 
-    A removal waits for it: the kernel does not tell this process's own reads from others'.
+    `unlink_unless_open` waits for the lock. Otherwise it would find the file open, as the kernel
+    does not distinguish this process's reads from those of other processes.
     """
     with _own_reads_change:
         return _own_reads.setdefault(path, threading.Lock())
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Return True if another process may have `path` open or mapped; False if nothing can tell.
+    """Return True if another process may have `path` open or mapped.
 
-    Readers that have lost their connection keep their mapping: their shard counts as used, too.
+    The result is also True if that cannot be known because another user owns the file, and False
+    if the filesystem or the process's rights do not allow the question.
     """
     return ask_openness(path) is not False
 
 
 def ask_openness(path: Path) -> bool | None:
-    """Return whether another process has `path` open, or it has another hard link.
+    """Return whether another process has `path` open, or the file has another hard link.
 
-    The kernel grants a write lease (fcntl(2), F_SETLEASE) only on a file that no other process has
-    open, mappings included and across containers, and only to its owner or with CAP_LEASE, which
-    containers do not have by default.
+    The kernel is asked for a write lease on the file (fcntl(2), F_SETLEASE). It grants the lease
+    only if no other process has the file open or mapped, even in another container. It also grants
+    it only to the file's owner, or with CAP_LEASE, which containers do not have by default.
 
     Returns:
-        False also where nothing can tell; None if another user owns the file.
+        True or False; False also if the filesystem or the process's rights do not allow the
+        question. None if the kernel does not answer because another user owns the file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_nlink > 1:
             return True
-        # If a process opens the file right now, the kernel breaks the lease by a signal. SIGURG is
-        # ignored by default; SIGIO would kill this process.
+        # If a process opens the file while the lease is held, the kernel sends a signal to break
+        # the lease. SIGURG is chosen, as it is ignored by default; the usual SIGIO would kill this
+        # process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except BlockingIOError:
@@ -67,10 +77,14 @@ def ask_openness(path: Path) -> bool | None:
 
 
 def _is_other_users(fd: int, folder: Path) -> bool:
-    """Return True if a new file of this process has another owner than the open file `fd`.
+    """Return True if an open file belongs to another user than this process.
 
-    It is made in `folder`. The process's own user id would not do: some filesystems report one
-    owner for all files.
+    The owner is compared with that of a new file, which is made for this purpose. The process's own
+    user id would not do: some filesystems report the same owner for all files.
+
+    Args:
+        fd: descriptor of the open file.
+        folder: the folder in which the new file is made.
     """
     try:
         own_fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -85,10 +99,12 @@ def _is_other_users(fd: int, folder: Path) -> bool:
 
 
 def unlink_unless_open(paths: Sequence[Path]) -> bool:
-    """Remove files, and return True; False if another process has the first of them open.
+    """Remove files and return True, unless another process has the first of them open.
 
-    Unlinking an open file would not free its bytes, and they would not be accounted for. Raises
-    DiskError.
+    Return False, and remove nothing, if it has. Raises DiskError.
+
+    Args:
+        paths: first the file that readers open, then the files that belong to it.
     """
     with own_read(paths[0]), disk_errors(paths[0]):
         with suppress(FileNotFoundError):

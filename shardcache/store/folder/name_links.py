@@ -1,9 +1,11 @@
-"""Links to cached files, with the objects' names: some libraries tell a format by the suffix.
+"""Links to cached files that have the objects' names.
 
 <root>/names/ab/<key>/<name>    a symbolic link to <root>/shards/ab/<key>.tar
 
-A link is made when a reader asks for it, and removed with its shard. It is disposable: where it
-cannot be made, a file is handed out under its key. Everything here blocks: call it in a thread.
+A cached file is named by its key, but some libraries recognise a file's format by the suffix of its
+name. A link is made when a reader requests a path with the object's name, and removed with its
+shard. If a link cannot be made, the reader gets the path of the file itself. All methods block:
+call them in a thread.
 """
 
 import contextlib
@@ -17,17 +19,19 @@ from shardcache.store.folder.layout import Layout
 from shardcache.store.keys import is_key
 from shardcache.store.shard import Facts
 
-_MAX_NAME_BYTES = 255  # of a file, on the filesystems of Linux
+_MAX_NAME_BYTES = 255  # longest name of a file on Linux filesystems
 _NO_NAMES = ("", ".", "..")
 
 
 def name_of(facts: Facts) -> str | None:
-    """Return the name of an object, without the suffix of a compression if it was decompressed.
+    """Return the file name for a cached object; None if no file can have the object's name.
 
-    None if no file can have that name.
+    It is the last part of the url's path, without the suffix of a compression if the object was
+    decompressed.
     """
     name = path_of(facts.url).rpartition("/")[2]
-    if facts.samples is not None:  # shards are decompressed as they arrive, other files are not
+    # Only shards have samples. They are decompressed once they have arrived, other files are not.
+    if facts.samples is not None:
         name = plain_name(name)
     if name in _NO_NAMES or "\0" in name:
         return None
@@ -57,7 +61,8 @@ class NameLinks:
         link = self._folder(key) / name
         try:
             self._make(link, tar)
-        except OSError:  # a full or failing disk: the shard itself is there
+        except OSError:
+            # The disk is full or failing. The shard itself can still be read.
             return tar
         return link
 
@@ -65,9 +70,9 @@ class NameLinks:
         if link.is_symlink():
             return
         link.parent.mkdir(parents=True, exist_ok=True)
-        # Another reader's request may make it at the same time.
+        # Another reader's request may make the link at the same time.
         with contextlib.suppress(FileExistsError):
-            # Relative, since a container may see the cache elsewhere.
+            # The link is relative, as a container may see the cache folder at another path.
             link.symlink_to(os.path.relpath(tar, link.parent))
 
     def remove(self, key: str) -> None:
@@ -75,10 +80,11 @@ class NameLinks:
         shutil.rmtree(self._folder(key), ignore_errors=True)
 
     def sweep(self, keys: Container[str]) -> None:
-        """Remove the links to all shards but those with `keys`."""
+        """Remove the links to all shards whose keys are not among `keys`."""
         for folder in self._layout.names.glob("*/*"):
             if is_key(folder.name) and folder.name not in keys:
                 self.remove(folder.name)
 
     def _folder(self, key: str) -> Path:
+        """Return the folder of the links to one shard."""
         return self._layout.names / key[:2] / key

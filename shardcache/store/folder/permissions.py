@@ -1,4 +1,8 @@
-"""Check that nobody but the daemon's user can write where the daemon reads and writes."""
+"""Check that nobody but the daemon's user can write where the daemon reads and writes.
+
+`CacheFolder` calls `check_writers` before it uses a folder. Another user who can write there could
+replace files, or have the daemon follow a symbolic link to a file that it should not write.
+"""
 
 import grp
 import os
@@ -12,11 +16,17 @@ from shardcache.store.folder.layout import Layout
 
 
 def other_writers(path: Path, uid: int) -> str:
-    """Return who may write to a folder, other than a user and root; an empty string if nobody may.
+    """Return a description of who may write to a folder, other than one user and root.
 
-    The user's own group, which distributions create for each user, does not count. Nor does anybody
-    if the folder has the sticky bit: others may add files there, but neither remove nor replace
-    those of this user. May ask a directory server. Raises OSError.
+    It is empty if nobody else may. Two cases do not count: the user's own group, which
+    distributions create for each user; and a folder with the sticky bit, where others may add
+    files, but neither remove nor replace the user's files. Looking up names may query a directory
+    server.
+
+    Args:
+        uid: id of the user.
+
+    Raises OSError.
     """
     status = path.stat()
     if status.st_uid not in (0, uid):
@@ -34,7 +44,8 @@ def _is_group_of_one(gid: int, uid: int) -> bool:
     """Return whether a group has the user's or root's name, and no other members."""
     try:
         group = grp.getgrgid(gid)
-    except KeyError:  # as in a container, which has no names
+    except KeyError:
+        # The group has no name, as usual in a container.
         return gid == os.getegid()
     names = {user_name(uid), user_name(0)}
     return group.gr_name in names and names.issuperset(group.gr_mem)
@@ -43,8 +54,8 @@ def _is_group_of_one(gid: int, uid: int) -> bool:
 def check_writers(layout: Layout) -> None:
     """Raise CacheDirError if another user can write where the daemon does, or owns a file there.
 
-    The daemon would follow a link of theirs; in a folder of theirs, they could replace a file at
-    any time.
+    The daemon would follow another user's link. In a folder that another user owns, that user could
+    replace a file at any time.
     """
     root, *folders = layout.folders()
     folders.append(layout.catalogue)
@@ -56,7 +67,11 @@ def check_writers(layout: Layout) -> None:
 
 
 def _check_only_writer(folder: Path, root: Path) -> None:
-    """Raise CacheDirError if a folder exists, and another user can write to it."""
+    """Raise CacheDirError if a folder exists and another user can write to it.
+
+    Args:
+        root: the cache folder, for the remedy.
+    """
     try:
         who = other_writers(folder, os.geteuid())
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +88,11 @@ def _check_only_writer(folder: Path, root: Path) -> None:
 
 
 def _check_owner(path: Path, root: Path) -> None:
-    """Raise CacheDirError if a file or folder, or the link at its path, is another user's."""
+    """Raise CacheDirError if a file, folder or link exists and belongs to another user.
+
+    Args:
+        root: the cache folder, for the remedy.
+    """
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

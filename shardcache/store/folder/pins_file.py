@@ -1,4 +1,8 @@
-"""The file of pins, one line of JSON for each. Everything here blocks."""
+"""The file of pins, with one line of JSON for each pin.
+
+A pin is a user's order to keep a shard cached until it is unpinned. The file is read when the
+daemon starts, and replaced whenever the pins change. All functions block.
+"""
 
 import contextlib
 import json
@@ -19,12 +23,19 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned shard."""
+    """A pinned shard.
 
-    url: str  # redacted, as in its sidecar
-    key: str  # the pinned version's
-    size_bytes: int  # in the cache; an estimate until it is cached
-    uids: frozenset[int]  # ids of the users who pinned it
+    Attributes:
+        url: the shard's url, without secrets, as in the shard's sidecar.
+        key: cache key of the pinned version.
+        size_bytes: size in the cache; an estimate until the shard is cached.
+        uids: ids of the users who have pinned the shard.
+    """
+
+    url: str
+    key: str
+    size_bytes: int
+    uids: frozenset[int]
 
     def to_line(self) -> str:
         """Return the pin's line in the file, a JSON array."""
@@ -32,23 +43,25 @@ class Pin:
 
     @classmethod
     def from_line(cls, line: bytes) -> "Pin | None":
-        """Return the pin of a line; None if it is damaged."""
+        """Return the pin of a line; None if the line is damaged."""
         try:
             fields = json.loads(line)
         except ValueError:
             return None
         match fields:
             case [str(url), str(key), int(size_bytes), [_, *_] as uids]:
-                are_ids = all(type(uid) is int for uid in uids)  # True is an int as well
+                # `isinstance` would accept True, too, as a bool is an int.
+                are_ids = all(type(uid) is int for uid in uids)
                 if is_key(key) and size_bytes >= 0 and are_ids:
                     return cls(url, key, size_bytes, frozenset(uids))
         return None
 
 
 def read_pins(layout: Layout) -> list[Pin]:
-    """Return the pins that can be read, and keep a copy of a damaged file. Blocks.
+    """Return the pins that can be read. Blocks.
 
-    Raises ExhaustedError.
+    A damaged file is copied to another name, and rewritten without its damaged lines. Raises
+    ExhaustedError.
     """
     aside = layout.pins.with_name(f"{layout.pins.name}.damaged")
     try:
@@ -59,7 +72,8 @@ def read_pins(layout: Layout) -> list[Pin]:
         if is_exhaustion(exn):
             raise disk_error(exn, layout.pins) from exn
         log.error("cannot read pins; nothing is pinned", file=str(aside), cause=str(exn))
-        with contextlib.suppress(OSError):  # the next pin must not overwrite the old file
+        # The file is renamed, so that the next pin does not overwrite it.
+        with contextlib.suppress(OSError):
             layout.pins.rename(aside)
         return []
 
@@ -67,7 +81,7 @@ def read_pins(layout: Layout) -> list[Pin]:
     pins = [pin for pin in parsed if pin is not None]
     if len(pins) < len(lines):
         log.error("pin file damaged; some pins lost", lost=len(lines) - len(pins), file=str(aside))
-        # If the disk cannot be written, the next start logs it again.
+        # If the disk cannot be written, the damage stays, and the next start logs it again.
         with contextlib.suppress(OSError, CacheError):
             shutil.copy(layout.pins, aside)
             write_pins(layout, pins)

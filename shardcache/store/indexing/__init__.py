@@ -1,1 +1,1 @@
-"""Indexing of shards in processes of their own."""
+"""Indexing of shards, that is, listing their samples, in processes of their own."""

@@ -1,6 +1,9 @@
-"""The daemon's side of a helper process, which answers JSON requests, and pings while it works.
+"""The daemon's side of a helper process, which answers requests, and pings while it works.
 
-`helper_program` is the other side, which runs in the process.
+A helper process does work that would hold the daemon's interpreter lock for too long, such as
+indexing. Requests and answers are JSON values, one per line. A ping is an empty line, which the
+process answers with an empty line even while it works; a process that leaves several pings
+unanswered counts as hung. `helper_program` is the other side, which runs in the process.
 """
 
 import asyncio
@@ -20,25 +23,25 @@ log = structlog.get_logger()
 
 _MAX_ANSWER_BYTES = 1024**2
 SILENCE_S: Final = 20.0
-"""Time for which a process may be silent, even about pings, before it counts as hung."""
+"""Time after which a process that does not even answer pings counts as hung."""
 
-# A process that leaves more pings in a row unanswered counts as hung. One that has not answered any
-# may still be starting, and gets more time.
+# A process that leaves more than this many pings in a row unanswered counts as hung. A process that
+# has not answered any ping yet may still be starting, and gets more time.
 _MAX_UNANSWERED = 3
 _MAX_UNANSWERED_AT_START = 60
-_PING = b"\n"  # and the answer to it
+_PING = b"\n"  # the answer to a ping is the same line
 
 
 @dataclass(slots=True, eq=False)
 class HelperProcess:
     """A process that answers one JSON value at a time, and pings while it works on the answer.
 
-    Its program reads them by `helper_program.requests`.
+    Its program reads the values by `helper_program.requests`.
     """
 
     _process: Process
     _ping_s: float  # interval of pings
-    _has_started: bool = False  # True once it has answered a ping
+    _has_started: bool = False  # True once the process has sent an empty line
 
     @classmethod
     async def start(
@@ -49,19 +52,19 @@ class HelperProcess:
         silence_s: float = SILENCE_S,
         env: Mapping[str, str] | None = None,
     ) -> Self:
-        """Run a module, whose only argument is this process's pid.
+        """Start a process that runs a module; its only argument is this process's pid.
 
         Args:
-            module: its full name.
-            url: the shard for which it is started, for errors.
-            silence_s: a process that is silent for longer counts as hung.
-            env: its environment; by default, this process's.
+            module: the module's full name.
+            url: the shard for which the process is started, for errors; None for no shard.
+            silence_s: time after which a silent process counts as hung.
+            env: the process's environment; by default, that of this process.
 
         Raises CacheError, which names `url`.
         """
-        # Plain pipes: the semaphores of multiprocessing would be left behind in /dev/shm by a
-        # killed daemon. -P keeps the working directory out of the import path; a new session keeps
-        # Ctrl-C from reaching the process.
+        # Plain pipes are used instead of multiprocessing, whose semaphores a killed daemon would
+        # leave behind in /dev/shm. -P keeps the working directory out of the import path. A new
+        # session keeps Ctrl-C from reaching the process.
         command = (sys.executable, "-P", "-m", module, str(os.getpid()))
         try:
             process = await asyncio.create_subprocess_exec(
@@ -88,12 +91,12 @@ class HelperProcess:
 
     @property
     def runs(self) -> bool:
-        """False once it has ended."""
+        """False once the process has ended."""
         stdin = self._process.stdin
         if self._process.returncode is not None or stdin is None:
             return False
-        # Its pipe may be closed before the exit status is known; uvloop's raises a RuntimeError on
-        # a write then.
+        # The process's pipe may be closed before its exit status is known. With uvloop, a write to
+        # a closed pipe raises a RuntimeError.
         return not stdin.is_closing()
 
     def send(self, value: object) -> None:
@@ -103,8 +106,8 @@ class HelperProcess:
     async def ask(self, value: object) -> bytes:
         """Return the answer to a JSON value, or empty bytes if the process died or hangs.
 
-        It counts as hung by the number of unanswered pings, not by the clock: while this process
-        is stopped (SIGSTOP), time passes, but no ping is sent.
+        Unanswered pings are counted rather than time: while this process is stopped (SIGSTOP), time
+        passes, but no ping is sent.
         """
         assert self._process.stdout
         self.send(value)
@@ -131,10 +134,11 @@ class HelperProcess:
     def _write(self, data: bytes) -> None:
         if self.runs:
             assert self._process.stdin
-            self._process.stdin.write(data)  # not drained: a process that hangs would never take it
+            # The write is not awaited (drained): a hung process would never take the bytes.
+            self._process.stdin.write(data)
 
     async def end(self) -> None:
-        """Kill the process, unless it has ended."""
+        """Kill the process unless it has ended, and wait for its end."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()

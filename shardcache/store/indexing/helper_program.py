@@ -1,7 +1,8 @@
 """A helper process's loop around its work: reads requests, answers pings, ends with its parent.
 
-It reads one JSON value per line from standard input, and answers in the same way. It answers an
-empty line, a ping, with an empty line, whatever it is doing. `HelperProcess` is the other side.
+It reads one JSON value per line from standard input, and writes one answer per line to standard
+output. An empty line is a ping, which is answered with an empty line even while a request is being
+worked on. `HelperProcess` is the other side, in the daemon.
 """
 
 import ctypes
@@ -18,26 +19,29 @@ _PR_SET_PDEATHSIG = 1
 _STDIN = 0
 _STDOUT = 1
 _READ_BYTES = 64 * 1024
-_writing = threading.Lock()
+_writing = threading.Lock()  # keeps an answer and a ping's answer from being mixed
 
 
 def end_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent, with pid `parent`, is killed (prctl(2)).
+    """Make the kernel kill this process when its parent dies (prctl(2)).
 
-    The next daemon may index the same shard: by then, this process must not write to the file any
-    more.
+    The next daemon may index the same shard, and this process must not write to the same file then.
+
+    Args:
+        parent: the parent's pid.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer without a reader is not an error
-    if os.getppid() != parent:  # the parent died before that call
+    if os.getppid() != parent:  # the parent died before the call of prctl
         sys.exit()
 
 
 def requests() -> Iterator[Any]:
     """Yield the JSON values that arrive, one per line, until the input ends.
 
-    A thread answers pings in the meantime, whatever the caller does with a request. It also sends
-    an empty line at the start: from then on, silence means that the process hangs.
+    Another thread answers pings, even while the caller works on a request. An empty line is sent at
+    the start: the daemon then knows that the process has started, and that silence means that it
+    hangs.
     """
     lines: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_read, args=[lines], daemon=True).start()
@@ -48,7 +52,8 @@ def requests() -> Iterator[Any]:
 
 def _read(lines: SimpleQueue[bytes | None]) -> None:
     """Put requests into `lines`, and answer pings, until the input ends; then put None."""
-    # Not sys.stdin, whose lock would be held while the interpreter shuts down.
+    # The descriptor is read rather than sys.stdin, whose lock this thread would hold while the
+    # interpreter shuts down.
     partial_line = b""
     while data := os.read(_STDIN, _READ_BYTES):
         *whole, partial_line = (partial_line + data).split(b"\n")

@@ -1,7 +1,12 @@
-"""Program that indexes shards, outside of the daemon, whose GIL it would hold too long.
+"""Program that indexes shards, in a process of its own.
 
-It reads one request per line and writes one answer per line; it exits at the end of its input,
-hence with the daemon, however that ends. It imports little, since each such process pays for it.
+In the daemon, indexing would hold the interpreter lock for too long. `Indexers` starts several of
+these processes and sends them requests; each request and each answer is a line of JSON. A process
+exits at the end of its input, which is also closed when the daemon is killed. The program imports
+little, as each process takes memory for its imports.
+
+The index of a shard lists its samples and their positions. It is written to the shard's sidecar,
+after a header with facts about the shard.
 """
 
 import logging
@@ -28,15 +33,15 @@ class IndexRequest:
     """A request to index a shard.
 
     Attributes:
-        tar: path of the shard, of whatever format.
+        tar: path of the shard, which may have any supported format.
         sidecar: path of the sidecar to write.
-        header: the sidecar's, without the fields that indexing adds.
-        url: the shard's, for error messages.
-        require_end: reject a tar without an end-of-archive block.
+        header: the sidecar's header, without the fields that indexing adds.
+        url: the shard's url, which determines its format and is named in errors.
+        require_end: True to reject a tar without an end-of-archive block.
         allowed_bytes: maximum size of the sidecar.
-        ignore_trailing_data: accept a tar with data after the end-of-archive block.
-        require_adjacent: reject a tar in which a key comes again with other members.
-        companion: see `IndexOptions`.
+        ignore_trailing_data: True to accept a tar with data after the end-of-archive block.
+        require_adjacent: True to reject a tar in which the members of one sample are not adjacent.
+        companion: as `IndexOptions.companion`.
     """
 
     tar: str
@@ -52,7 +57,13 @@ class IndexRequest:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """The result of indexing; `written` is False if the sidecar would exceed the allowed size."""
+    """The result of indexing.
+
+    Attributes:
+        samples: number of samples in the shard.
+        sidecar_bytes: size of the sidecar.
+        written: False if the sidecar was not written, as it would exceed the allowed size.
+    """
 
     samples: int
     sidecar_bytes: int
@@ -66,8 +77,8 @@ class TokensRequest:
     Attributes:
         tar: path of the shard.
         sidecar: path of its sidecar.
-        url: the shard's, for error messages.
-        member: as `TokenMember.parse` takes it.
+        url: the shard's url, for error messages.
+        member: the member with the tokens, in the notation of `TokenMember.parse`.
     """
 
     tar: str
@@ -106,7 +117,7 @@ def write_bare(sidecar: Path, header: dict[str, Any]) -> None:
 
 
 def count_tokens(request: TokensRequest) -> int:
-    """Return the number of tokens in a shard. Blocks.
+    """Return the number of tokens in one member of each sample of a shard. Blocks.
 
     Raises TokensError, CorruptShardError, DiskError.
     """
@@ -121,9 +132,9 @@ def count_tokens(request: TokensRequest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """The bytes of an open file, read when asked for.
+    """The bytes of an open file, as a sequence that is read from the file when it is sliced.
 
-    A bad sector is an error here; in a mapped file it would be a signal.
+    A bad sector raises an error here; in a mapped file, it would kill the process by a signal.
     """
 
     fd: int
@@ -144,14 +155,16 @@ def main() -> None:
         except MemoryError:
             answer = {"error": _too_large(fields["url"]).to_json()}
         except Exception as exn:
-            # A fault of this program. If it ended the process, memory would seem to be the cause.
+            # The fault lies with this program. If the error ended the process, the daemon would
+            # report that the process was killed, and suggest a lack of memory.
             logging.exception("unexpected error in indexing %s", fields["url"])
             answer = {"error": _unexpected(exn, fields["url"]).to_json()}
         send_answer(answer)
 
 
 def _answer(fields: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request of either kind: only a `TokensRequest` has a member."""
+    """Return the answer to a request, which is an `IndexRequest` or a `TokensRequest`."""
+    # Only a `TokensRequest` has this field.
     if "member" in fields:
         return {"tokens": count_tokens(TokensRequest(**fields))}
     return asdict(index_shard(IndexRequest(**fields)))

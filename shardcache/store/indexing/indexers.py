@@ -1,8 +1,9 @@
-"""Pool of processes that index shards, started on first use, replaced when one dies or hangs.
+"""Pool of processes that index shards, started on first use, replaced when they die or hang.
 
-Not a `ProcessPoolExecutor`: its running calls cannot be cancelled; a hung one looks like a busy
-one; a process that is killed breaks the whole pool with all of its calls; and if the daemon is
-killed, its processes continue to write.
+The daemon indexes a shard once it has arrived, with `Indexers.index`. A `ProcessPoolExecutor` would
+not do, for four reasons: its running calls cannot be cancelled; a hung process looks like a busy
+one; a process that is killed breaks the whole pool and all of its calls; and its processes continue
+to write after the daemon was killed.
 """
 
 import asyncio
@@ -21,11 +22,16 @@ from shardcache.store.indexing.indexer import Indexed, IndexRequest, TokensReque
 
 log = structlog.get_logger()
 
-_MAX_TRIES = 2  # of a request
+_MAX_TRIES = 2  # maximum number of processes that a request is given to, one after the other
 
 
 class Indexers:
-    """Pool of up to `processes` indexers. One that is silent for `silence_s` is killed."""
+    """Pool of indexing processes.
+
+    Args:
+        processes: maximum number of processes.
+        silence_s: time after which a process that is silent counts as hung and is killed.
+    """
 
     def __init__(self, processes: int, *, silence_s: float = SILENCE_S) -> None:
         self._slots = asyncio.Semaphore(processes)
@@ -35,25 +41,27 @@ class Indexers:
     async def index(self, request: IndexRequest) -> Indexed:
         """Run `index_shard` in a process.
 
-        Raises its error, or CacheError if the process dies or hangs twice.
+        Raises the error of `index_shard`, or CacheError if two processes in a row die or hang.
         """
         fields = await self._run(request)
         return Indexed(**fields)
 
     async def count_tokens(self, request: TokensRequest) -> int:
-        """Run `count_tokens` in a process, as `index` does with `index_shard`."""
+        """Run `count_tokens` in a process. Raises its errors, and CacheError as `index` does."""
         fields = await self._run(request)
         tokens: int = fields["tokens"]
         return tokens
 
     async def _run(self, request: IndexRequest | TokensRequest) -> dict[str, Any]:
+        """Return the fields of the answer to a request; raise the error that the answer reports."""
         async with self._slots:
             process = await self._idle_or_new(request.url)
             for tries in range(1, _MAX_TRIES + 1):
                 try:
                     answer = await process.ask(asdict(request))
                 except BaseException:
-                    # Cancelled: the pending answer would be taken for that of the next request.
+                    # The request was cancelled. The process is killed because its pending answer
+                    # would be taken for the answer to the next request.
                     await process.end()
                     raise
                 if answer:
@@ -62,7 +70,8 @@ class Indexers:
                 await process.end()
                 log.warning("indexing process killed", url=request.url)
                 if tries < _MAX_TRIES:
-                    # Not an idle one: what killed or froze this one may have happened to them, too.
+                    # The second try is made with a new process. The cause that killed or froze the
+                    # first may have affected the idle processes, too.
                     process = await self._start(request.url)
         raise CacheError(
             "the indexing process was killed, or did not respond, twice",
@@ -81,7 +90,9 @@ class Indexers:
         return await self._start(url)
 
     async def _start(self, url: str | None = None) -> HelperProcess:
-        # Without credentials: it parses files whose contents may come from anybody.
+        """Start a process; `url` is the shard that needs it, for errors."""
+        # The process gets no credentials for object stores: it parses files whose contents may
+        # come from anybody.
         env = {name: value for name, value in os.environ.items() if not reaches_stores(name)}
         return await HelperProcess.start(indexer.__name__, url, silence_s=self._silence_s, env=env)
 
@@ -90,13 +101,16 @@ class Indexers:
         self._idle.append(await self._start())
 
     async def close(self) -> None:
-        """Kill the idle processes; a busy one is killed with the task that waits for it."""
+        """Kill the idle processes.
+
+        A busy process is killed when the task that waits for its answer is cancelled.
+        """
         while self._idle:
             await self._idle.pop().end()
 
 
 def _fields_of(answer: bytes) -> dict[str, Any]:
-    """Return the fields of a process's answer. Raises the error that it holds instead."""
+    """Return the fields of a process's answer, or raise the error that the answer reports."""
     fields: dict[str, Any] = json.loads(answer)
     if "error" in fields:
         raise from_json(fields["error"])
