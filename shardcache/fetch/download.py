@@ -1,4 +1,11 @@
-"""Downloads of shards: parts over several connections, retried, checked and written."""
+"""Downloads of shards: parts over several connections, retried, checked and written.
+
+The daemon has one `Downloader`, which its fetches call. An origin is an object store or web server.
+A part is the unit in which a shard is fetched, checksummed and recorded; a request fetches one part
+or several in a row. A claim asks the scheduler for a connection slot, which each request needs. A
+small request is one for an object's version and size, or for a listing. A request is sent ahead if
+nobody waits for its result yet.
+"""
 
 import asyncio
 import time
@@ -35,17 +42,17 @@ from shardcache.transport.between.parts import PartFileError, PartSums
 
 T = TypeVar("T")
 
-# Time that a request of several parts may last: before it ends, a shard may become urgent, and if
-# it fails, it is repeated.
+# Longest expected time of a request for several parts. It is short because a shard may become
+# urgent before the request ends, and because a request that fails is repeated as a whole.
 _REQUEST_S = 0.25
-_MAX_ANSWERS = 10_000  # to `stat_ahead`, kept until they are used
-# For each of this many connections to an origin, one first part may be requested ahead.
+_MAX_ANSWERS = 10_000  # limit on answers to `stat_ahead` that are kept until they are used
+# One first part may be requested ahead for each of this many connections to an origin.
 _CONNECTIONS_PER_FIRST_PART = 4
 _MAX_STATS = 16  # concurrent requests for sizes and versions
 
 
 def _ignore_progress(done_bytes: int) -> None:
-    """Stand in for the progress callback of a download whose progress is not followed."""
+    """Stand in for the progress callback of a download whose progress is not needed."""
 
 
 def _nothing_first() -> Sequence[tuple[int, int]]:
@@ -57,15 +64,17 @@ class Downloader:
     """Downloads shards within a total connection limit, a limit per origin and a bandwidth limit.
 
     Memory is bounded by 2 x `max_connections` requests: those that hold a connection slot, and as
-    many preempted ones. Each holds a block of its body, or the whole part if it is a hedged request
-    or comes through an SDK. A part keeps its slot until it is written, so that a slow disk slows
-    the network down.
+    many preempted ones, which wait for another slot. Each of them has a block of its body in
+    memory, or the whole part if it is a hedged request or comes through an SDK. A hedged request is
+    a second request for a late part. A part keeps its slot until it is written, so that a slow disk
+    slows the network down.
 
     Args:
+        backoff: the pauses between the attempts at a request.
         hedged_share: the most parts of an origin whose requests are hedged, as a share of all.
 
     Attributes:
-        asking: small requests under way, by url.
+        asking: number of small requests under way, by url.
     """
 
     def __init__(
@@ -84,28 +93,33 @@ class Downloader:
         requests = Requests(self.scheduler, self._bandwidth, counters, stall_timeout_s)
         self._requests = TierFirst(requests, self.scheduler, counters, stall_timeout_s)
         self._etags = Etags()
-        self._first_parts = 0  # number of those being requested ahead, which have no slot
+        # Number of first parts that are being requested ahead, without a connection slot.
+        self._first_parts = 0
         self._ahead: dict[str, RemoteObject] = {}  # answers to `stat_ahead`, oldest first
         self._retry = Retry(settings.attempts, counters, backoff)
         self.asking: Counter[str] = Counter()
 
     def limits(self, url: str | None = None) -> list[Limit]:
-        """Return the limits that a download of a url meets, or any download."""
+        """Return the limits that apply to a download of a url; None for those of any download."""
         origin = None if url is None else store_of(url)
         return [*self._bandwidth.limits(), *self.scheduler.limits(origin)]
 
     @property
     def failing(self) -> Mapping[str, FailedAttempt]:
-        """The latest failed attempt at requests that are being repeated, by url."""
+        """The latest failed attempt at each request that is being repeated, by url."""
         return self._retry.failing
 
     # Small requests
 
     async def ask(self, url: str, request: Callable[[Received], Awaitable[T]]) -> T:
-        """Return the result of a small request, or of a listing that reports its pages.
+        """Return the result of a small request, which is retried as requests for parts are.
 
-        It is retried like a part. Raises what the request raises; OriginUnavailableError only after
-        the last attempt.
+        Args:
+            url: the url that the request is about, for errors and statistics.
+            request: sends the request once. It gets a function to call with the bytes received, so
+                that a long listing does not count as stalled.
+
+        Raises what the request raises; OriginUnavailableError only after the last attempt.
         """
 
         async def attempt() -> T:
@@ -127,16 +141,21 @@ class Downloader:
         stat: Callable[[str], Awaitable[RemoteObject]],
         urls: Iterable[str],
     ) -> dict[str, RemoteObject]:
-        """Return the object of each url, by url, as `stat` returns it.
+        """Return the objects of many urls, by url.
 
-        Those whose request failed are missing: their transfers report the error.
+        Urls whose request has failed are missing. Their error is reported when they are fetched.
+
+        Args:
+            stat: returns the object of one url.
         """
         objects: dict[str, RemoteObject] = {}
-        # From the end: a fetch that has begun asks for the first ones itself.
+        # The last urls are requested first: a fetch that has begun requests the first ones itself.
         remaining = reversed(list(urls))
 
         async def work() -> None:
-            for url in remaining:  # shared: a task for each of many urls would block the event loop
+            # All workers take urls from one iterator. A task for each of many urls would block the
+            # event loop.
+            for url in remaining:
                 try:
                     objects[url] = await stat(url)
                 except ShardcacheError:
@@ -146,7 +165,10 @@ class Downloader:
         return objects
 
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
-        """Return `origin.stat(url)`, retried, and keep it for the next `stat` of the object."""
+        """Return an object as its origin describes it; keep the answer for the next `stat`.
+
+        It is called for objects that will be fetched soon.
+        """
         obj = await self.ask(url, lambda received: origin.stat(url))
         self._ahead.pop(url, None)
         self._drop_old_answers()
@@ -162,6 +184,7 @@ class Downloader:
             del self._ahead[oldest.url]
 
     def _is_old(self, obj: RemoteObject) -> bool:
+        """Return True if the origin has described the object too long ago to rely on it."""
         return time.monotonic() - obj.reported_s >= self._settings.listing_ttl_s
 
     async def stat(
@@ -171,30 +194,31 @@ class Downloader:
         version: str | None = None,
         first_bytes: int = 0,
     ) -> RemoteObject:
-        """Return the object that the next download is to fetch.
+        """Return the object that the next download will fetch, with its present version and size.
 
-        That is an answer to `stat_ahead`, used once, or `origin.stat(url)`, retried.
+        An answer to `stat_ahead` is used once; without such an answer, the origin is asked.
 
         Args:
-            version: the version that is wanted; None for any.
-            first_bytes: number of the object's first bytes to request at the same time, once,
-                unless the origin is busy.
+            version: the version that the object must have; None for any.
+            first_bytes: number of the object's first bytes to request at the same time, so that
+                they are on their way when the download begins; 0 for none. They are not requested
+                while the origin is busy.
 
-        Raises the origin's errors; OutdatedError if the object is not in the given version.
+        Raises the origin's errors; OutdatedError if the object has another version.
         """
 
         async def request(_: Received) -> RemoteObject:
             nonlocal first_bytes
             ahead_bytes = 0 if self._is_busy(url) else first_bytes
-            first_bytes = 0  # a retry requests the version alone
+            first_bytes = 0  # a retry requests only the version, not the first bytes again
             return await self._stat_with(origin, url, ahead_bytes)
 
         obj = self._ahead.pop(url, None)
         if obj is None or version not in (None, obj.version) or self._is_old(obj):
             obj = await self.ask(url, request)
         if version not in (None, obj.version):
-            # The sample order was computed for another version; reading this one instead would be
-            # silently wrong.
+            # The sample order was computed for the version in the manifest. Reading another version
+            # in its place would give wrong samples without an error.
             raise OutdatedError(
                 f"the origin has version {obj.version}, the manifest names {version}",
                 url=obj.url,
@@ -208,7 +232,11 @@ class Downloader:
         return origin.held + self._first_parts >= maximum
 
     async def _stat_with(self, origin: Origin, url: str, first_bytes: int) -> RemoteObject:
-        """Return an object's version; requests for first bytes are counted while they last."""
+        """Return `origin.stat` of an object, and count the request for first bytes while it lasts.
+
+        Args:
+            first_bytes: number of first bytes to request as well; 0 for none.
+        """
         if not first_bytes:
             return await origin.stat(url, 0)
         self._first_parts += 1
@@ -231,22 +259,28 @@ class Downloader:
     ) -> None:
         """Fetch every part missing from a partial file, in order, and check the whole object.
 
+        The first error cancels all requests of the download; finished parts are kept.
+
         Args:
+            partial: the file to fill.
             priority: returns the current priority for connections and bandwidth.
             progress: called with the number of bytes on disk, including those of an earlier run.
-            coming: counts the bytes that have arrived but are not on disk yet.
-            first: returns the start and end of bytes to be fetched before all others.
+            coming: counts the bytes that have arrived and belong to unfinished parts; None if the
+                count is not needed.
+            first: returns the ranges of bytes (start and end) to be fetched before all others; it
+                is called again for each request.
 
         Raises the origin's errors once retries cannot help, ShardChangedError without a retry when
         the origin holds another version, CorruptShardError when the object differs from the
-        origin's checksum or ETag, and the disk's errors. The first error cancels all parts of the
-        shard; finished parts are kept.
+        origin's checksum or ETag, and the disk's errors.
         """
         obj = partial.obj
         download = ShardDownload(origin, partial, priority, progress, coming or Coming(), first)
         await self._fetch(download, partial.missing())
 
-        if not obj.guarded:  # the reads have not noticed if the version changed
+        # The requests for parts of an unguarded object do not check its version. So it is compared
+        # once, after all parts have arrived.
+        if not obj.guarded:
             present = await self.ask(obj.url, lambda _: origin.stat(obj.url))
             if present.version != obj.version:
                 raise ShardChangedError("the object was replaced during the download", url=obj.url)
@@ -266,10 +300,16 @@ class Downloader:
         priority: AskPriority,
         coming: Coming,
     ) -> AsyncIterator[int]:
-        """Fetch consecutive parts by one request; yield the number of each that is in the file.
+        """Fetch consecutive parts by one request; yield the number of each finished part.
 
-        The origin checks the object's version for every request. Raises as `download` does, but for
-        what only the whole object can show.
+        The origin checks the object's version for every request. Raises as `download` does, except
+        for errors that only the whole object can show, such as a wrong checksum.
+
+        Args:
+            partial: the file to fill.
+            parts: numbers of the parts.
+            priority: returns the current priority for connections and bandwidth.
+            coming: counts the bytes that have arrived and belong to unfinished parts.
         """
         download = ShardDownload(
             origin,
@@ -305,8 +345,9 @@ class Downloader:
     def _parts_per_request(self, download: ShardDownload, missing_parts: int) -> int:
         """Return how many parts a request may fetch.
 
-        Larger requests cost less, smaller ones reach more connections.
+        Fewer, larger requests cost less; more, smaller requests use more connections.
         """
+        # Without ranges, one request fetches the whole object.
         if not download.obj.ranges:
             return missing_parts
         origin = self.scheduler.origin(store_of(download.obj.url))
@@ -320,9 +361,9 @@ class Downloader:
     async def _request(self, download: ShardDownload, parts: range) -> AsyncIterator[range]:
         """Fetch consecutive parts with one request; after a failure, part by part.
 
-        Yields those that are finished, and recorded.
+        Yields the parts that are finished, once they are recorded.
         """
-        # A new claim ranks after those of earlier parts.
+        # The claim is made now, so that it ranks after the claims of earlier parts.
         claim = Claim(download.priority, store_of(download.obj.url))
         count = len(parts)
 
@@ -330,7 +371,7 @@ class Downloader:
             nonlocal count
             span = download.span(claim, parts.start, count)
             if download.obj.ranges:
-                count = 1  # of the next attempt, if this one fails
+                count = 1  # if this attempt fails, the next one fetches a single part
             return await self._attempt(download, span)
 
         while parts:
@@ -340,12 +381,13 @@ class Downloader:
             parts = parts[len(finished) :]
 
     async def _attempt(self, download: ShardDownload, span: RequestSpan) -> list[PartSums]:
-        """Send a request once; again only if it broke while it was paused."""
+        """Send a request, and send it again only if it broke while it was paused."""
         while True:
             try:
                 return await self._requests.fetch(span)
             except OriginUnavailableError:
-                # An origin may close a paused connection; that is not a failure.
+                # An origin may close a connection that the scheduler has paused. That is no failure
+                # of the origin, so it does not count as an attempt.
                 if not span.claim.was_paused:
                     raise
             except PartFileError as exn:

@@ -1,4 +1,8 @@
-"""Comparison of received bytes with ETags, which may be MD5s."""
+"""Comparison of received bytes with ETags, which may be MD5s.
+
+The `Downloader` has one `Etags`, and compares each downloaded object whose origin sent no checksum
+but an ETag in the form of an MD5.
+"""
 
 import asyncio
 from pathlib import Path
@@ -14,26 +18,27 @@ _MAX_DOUBTED = 1024
 
 
 class Etags:
-    """Knowledge of which origins' ETags are MD5s.
+    """Knowledge of the origins whose ETags are MD5s.
 
-    An ETag may be the MD5 of the object, but does not say so: in S3 it is for objects uploaded in
-    one piece and not encrypted with a KMS or customer key; other object stores vary. So a mismatch
-    alone proves nothing:
+    An ETag may be the MD5 of the object, but nothing in it shows that. In S3, it is the MD5 if the
+    object was uploaded in one piece and is not encrypted with a KMS or customer key; other object
+    stores vary. So a mismatch alone proves nothing:
 
-    - It means damage if another object of the same origin matched its ETag: 128 bits do not match
-      by chance.
-    - Otherwise the object is fetched once more. If the bytes differ from the first attempt's, they
-      were damaged in transit; if they are the same, the origin's ETags are not MD5s and are ignored
-      from then on.
+    - A mismatch means damage if another object of the same origin has matched its ETag, as 128 bits
+      do not match by chance.
+    - Otherwise the object is fetched once more. If the new bytes differ from those of the first
+      attempt, the first were damaged in transit. If they are the same, the origin's ETags are not
+      MD5s, and are ignored from then on.
     """
 
     def __init__(self) -> None:
         self._with_md5s: set[str] = set()  # origins where an object matched its ETag
         self._without_md5s: set[str] = set()  # origins whose ETags are not MD5s
-        self._doubted: dict[tuple[str, str], int] = {}  # MD5s that differed, by url and version
+        # MD5s of received bytes that differed from the ETag, by url and version.
+        self._doubted: dict[tuple[str, str], int] = {}
 
     async def verify(self, obj: RemoteObject, path: Path) -> None:
-        """Compare a file with its object's ETag, if that may be an MD5.
+        """Compare a file with its object's ETag, if the ETag may be an MD5.
 
         Raises CorruptShardError; OSError if the file cannot be read.
         """
@@ -60,6 +65,7 @@ class Etags:
             self._doubted.pop(key, None)
             return
 
+        # A second fetch has brought the same bytes, so they were not damaged in transit.
         is_same_as_before = self._doubted.get(key) == received
         if origin not in self._with_md5s and is_same_as_before:
             self._without_md5s.add(origin)

@@ -1,4 +1,7 @@
-"""Two coroutines of which one result is wanted."""
+"""Two coroutines of which only one result is needed.
+
+Hedged requests use it: the first request for some bytes races a second one.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -12,17 +15,20 @@ async def race(
     patience_s: float,
     second: Callable[[Callable[[], Awaitable[bool]]], Coroutine[Any, Any, T]],
 ) -> tuple[T, bool]:
-    """Run `first`, and `second` as well after `patience_s`, until one is done.
+    """Run `first`; after a while run `second` at the same time; return the result that counts.
 
-    The other has ended when this returns.
+    Both have ended when this returns.
 
     Args:
-        second: called with a function that cancels `first` and returns whether it could; only after
-            that may `second` do what must not be done twice. If it returns without having cancelled
-            `first`, `first` goes on.
+        first: the coroutine that is started immediately.
+        patience_s: time after which `second` is started, if `first` is not done by then.
+        second: returns the other coroutine. It is called with a function that cancels `first`, and
+            returns False if `first` was already done. The second coroutine must call this function
+            before it does something that must not be done twice. If it returns without having
+            cancelled `first`, its result is ignored and `first` goes on.
 
-    Returns the result, and True if it is that of `first`. Raises what either raises, after
-    cancelling the other.
+    Return the result, and True if it is that of `first`. If either raises an error, the other is
+    cancelled and the error is raised.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -40,6 +46,7 @@ async def race(
                 if not leader.cancelled():
                     spare.cancel()
     except BaseExceptionGroup as failures:
+        # The task group has cancelled the other task, so the first error is the cause.
         cause = failures.exceptions[0]
         raise cause from cause.__cause__
 

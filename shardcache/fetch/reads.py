@@ -1,4 +1,10 @@
-"""Reads of bodies: paused without a slot or byte credit, timed, given up when they stall."""
+"""Reads of bodies: paused without a slot or byte credit, timed, given up when they stall.
+
+A read follows the body of one request. The request sender passes a `PausableRead` to the origin as
+the `Flow` of the body. The scheduler pauses a read by taking its connection slot away. Byte credit
+is the number of bytes that a read may take before it has to wait for more; a bandwidth limit grants
+it. A read stalls if too few bytes arrive while it is not paused.
+"""
 
 import asyncio
 import math
@@ -11,24 +17,25 @@ from shardcache.fetch.stopwatch import Stopwatch, now_s
 from shardcache.transport.between.flow import Flow, Received, nothing
 
 Grant: TypeAlias = Callable[[float], Awaitable[float]]
-"""Waits for byte credit and returns it, given the number of bytes wanted."""
+"""Waits for byte credit and returns it; the argument is the number of bytes wanted."""
 
 MIN_BYTES_PER_S = 1024
-"""Minimum rate: a slower connection is given up.
+"""Minimum rate of a read; a slower request is given up.
 
-The network may be failing, or the peer stalls on purpose.
+Its network may be failing, or its server may stall on purpose.
 """
 
-# Share of the stall time-out by which a request may time out late, so that not every byte
-# reschedules the timer.
+# Share of the stall time-out by which a request may time out late. With this slack, the timer need
+# not be rescheduled for every byte.
 _SLACK = 0.1
 
 
 def _no_callback() -> None:
-    """Stand in for a callback that nobody has given."""
+    """Stand in for a callback that was not given."""
 
 
 async def _unlimited(wanted_bytes: float) -> float:
+    """Grant unlimited byte credit, for a read without a bandwidth limit."""
     return math.inf
 
 
@@ -39,24 +46,26 @@ class StalledError(OriginUnavailableError):
 class PausableRead(Flow):
     """A read that pauses while it has no slot or no byte credit, and fails when it stalls.
 
-    There is no limit on its duration, as long as enough keeps arriving while it does not pause.
+    Its duration is not limited, as long as enough bytes keep arriving while it is not paused.
 
     Args:
-        stall_timeout_s: time within which enough must arrive: `MIN_BYTES_PER_S`, or anything if
-            the size is unknown.
+        url: url of the object, for errors.
+        stall_timeout_s: time within which enough bytes must arrive: `MIN_BYTES_PER_S` on average,
+            or a single byte if the size is unknown.
         tally: called with each number of bytes received.
         size_bytes: number of bytes to read; 0 if unknown.
         grant: waits for byte credit and returns it, given the number of bytes wanted.
         prompt: as `Flow.prompt`.
 
     Attributes:
-        credit_bytes: unused byte credit; negative after bytes without credit.
+        credit_bytes: unused byte credit; negative if more bytes were received than credited.
         received_bytes: number of bytes received so far.
-        written_bytes: size of the body's beginning that is in the file, as far as known.
-        when_written: called when that grows.
-        first_byte_s: reading time before the first byte; None until it arrives.
-        last_byte_s: reading time before the last byte.
-        reading_time: runs while bytes may be read, not during pauses.
+        written_bytes: number of bytes of the body, from its beginning, that are known to be in the
+            file.
+        when_written: called when `written_bytes` grows.
+        first_byte_s: reading time until the first byte arrived; None before that.
+        last_byte_s: reading time until the latest byte arrived; minus infinity before the first.
+        reading_time: a stopwatch that runs while bytes may be read, not during pauses.
     """
 
     def __init__(
@@ -72,16 +81,17 @@ class PausableRead(Flow):
         super().__init__(tally)
         self._url = url
         self._stall_timeout_s = stall_timeout_s
-        self._left_bytes = size_bytes
+        self._left_bytes = size_bytes  # number of bytes still to come; not positive if unknown
         self._grant = grant
         self.prompt = prompt
-        self._enough_bytes = 1
+        self._enough_bytes = 1  # number of bytes that restarts the timer
         if size_bytes:
             self._enough_bytes = max(1, int(stall_timeout_s * MIN_BYTES_PER_S))
-        self._lately_bytes = 0  # received since the timer was last restarted
+        self._lately_bytes = 0  # number of bytes received since the timer was last restarted
         self._restarts_from_s = 0.0  # time from which the timer may be restarted again
-        self._limit: asyncio.Timeout | None = None  # the stall time-out's timer, during `limit`
-        self._pause: Callable[[], object] = _no_callback
+        # Timer of the stall time-out; None outside of `limit`.
+        self._limit: asyncio.Timeout | None = None
+        self._pause: Callable[[], object] = _no_callback  # stops the transport's read
         self._has_slot = asyncio.Event()
         self._has_slot.set()
         self.credit_bytes = 0.0
@@ -96,7 +106,7 @@ class PausableRead(Flow):
     async def limit(self) -> AsyncIterator[None]:
         """Time the read during the block, which begins once reading is allowed.
 
-        Raises StalledError when too little arrives for too long, pauses excluded.
+        Raises StalledError when too few bytes arrive for too long; pauses do not count.
         """
         try:
             async with asyncio.timeout(self._stall_timeout_s) as self._limit:
@@ -107,7 +117,7 @@ class PausableRead(Flow):
                 finally:
                     self.reading_time.stop()
         except TimeoutError:
-            # Origins translate their own timeouts, so this one is the timer's.
+            # Origins translate their own timeouts, so this TimeoutError comes from the timer above.
             raise self._stall_error() from None
         finally:
             self._limit = None
@@ -121,32 +131,32 @@ class PausableRead(Flow):
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """Bytes per second of reading time."""
+        """Bytes received per second of reading time; 0 before the first byte."""
         elapsed_s = self.reading_time.elapsed_s
         if not self.received_bytes or not elapsed_s:
             return 0.0
         return self.received_bytes / elapsed_s
 
     def heard(self) -> None:
-        """Restart the stall time-out: the peer lives, and has nothing to send yet."""
+        """Restart the stall time-out, as the peer is alive but has nothing to send yet."""
         if self._may_read:
             self._restart()
 
     # Methods of `slot_claims.Pausable`: called by the scheduler
 
     def halt(self) -> None:
-        """Pause."""
+        """Pause, as the slot was taken away."""
         self._has_slot.clear()
         self._pause()
 
     def resume(self) -> None:
-        """Continue after `halt`."""
+        """Continue after `halt`, with another slot."""
         self._has_slot.set()
 
     # Methods of `Flow`: called by the transport
 
     def received(self, count: int) -> None:
-        """Count received bytes, and restart the timer when they are enough."""
+        """Count received bytes; restart the timer when enough have arrived."""
         self._tally(count)
 
         self._lately_bytes += count
@@ -174,7 +184,8 @@ class PausableRead(Flow):
             return
         self.reading_time.stop()
         if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(None)  # a pause is no stall
+            # A pause does not count as a stall, so the timer is stopped.
+            self._limit.reschedule(None)
             self._restarts_from_s = 0.0
         try:
             while not self._may_read:
@@ -205,7 +216,7 @@ class PausableRead(Flow):
         return is_spent and self._left_bytes > 0
 
     def _restart(self) -> None:
-        """Restart the stall time-out, unless that was done a moment ago."""
+        """Restart the stall time-out, unless it was restarted a moment ago."""
         self._lately_bytes = 0
         if self._limit is None or self._limit.expired():
             return
@@ -217,10 +228,13 @@ class PausableRead(Flow):
 
 
 class Coming:
-    """Bytes of one download that belong to unfinished parts.
+    """Bytes of one download that have arrived and belong to unfinished parts.
+
+    Readers that read a shard as it arrives may use the bytes of an unfinished part that are already
+    in the file.
 
     Args:
-        written: called when more of them are in the file.
+        written: called when more of these bytes are in the file.
     """
 
     def __init__(self, written: Callable[[], object] = _no_callback) -> None:
@@ -232,22 +246,26 @@ class Coming:
 
     @property
     def size_bytes(self) -> int:
-        """Number of such bytes received so far."""
+        """Number of bytes of unfinished parts received so far."""
         return sum(read.received_bytes for read in self._parts.values())
 
     def begin(self, part: int, read: PausableRead) -> None:
-        """Count a read's bytes as those of a part, in place of an earlier attempt's."""
+        """Count the bytes of a read as those of a part, in place of the read of an earlier attempt.
+
+        Args:
+            part: number of the part; the first one if the read is for several.
+        """
         self._parts[part] = read
         read.when_written = self._written
 
     def written_bytes(self, part: int) -> int:
-        """Return the size of a part's beginning that is in the file already.
+        """Return how many bytes of an unfinished part, from its beginning, are in the file.
 
-        0 once the part is finished.
+        The result is 0 once the part is finished.
         """
         read = self._parts.get(part)
         return 0 if read is None else read.written_bytes
 
     def end(self, part: int) -> None:
-        """Stop counting a part: it is on disk."""
+        """Stop counting a part, as it is finished."""
         self._parts.pop(part, None)

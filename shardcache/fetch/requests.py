@@ -1,4 +1,12 @@
-"""Requests for object bodies to an origin: in a slot, given up or hedged if late."""
+"""Requests for object bodies to an origin: sent in a slot, hedged when late, given up when stalled.
+
+The daemon has one `Requests`, and `TierFirst` sends each request to an origin by its `fetch`. A
+claim asks the scheduler for a connection slot, and holds the slot while the request runs. Patience
+is the time after which a request may be late. A late request is hedged: a second request is sent
+for the same bytes, on another connection, and the first to bring them counts. The bytes of a second
+request wait in memory until they are committed: the first request is ended, and then they are
+written.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -25,7 +33,11 @@ class RequestSpan:
     """Bytes fetched by one request: a part or several, or all of an object without ranges.
 
     Attributes:
-        begun: called with each attempt's read, except those of hedged requests.
+        origin: the origin to fetch from.
+        obj: the object in the version to fetch.
+        parts: the parts, and the file that they are written to.
+        claim: the request's claim on a connection slot.
+        begun: called with the read of each attempt, except the reads of hedged requests.
     """
 
     origin: Origin
@@ -36,7 +48,11 @@ class RequestSpan:
 
 
 class Requests:
-    """Sends requests as slots, bandwidth and hedging allow, and counts received bytes."""
+    """Sends requests as slots, bandwidth and hedging allow, and counts received bytes.
+
+    Args:
+        stall_timeout_s: time within which enough bytes must arrive, else a request is given up.
+    """
 
     def __init__(
         self,
@@ -49,14 +65,15 @@ class Requests:
         self._bandwidth = bandwidth
         self._counters = counters
         self._stall_timeout_s = stall_timeout_s
-        self._reads: dict[PausableRead, str] = {}  # in flight, with their origins
+        self._reads: dict[PausableRead, str] = {}  # reads in flight, with their origins' names
 
     async def fetch(self, span: RequestSpan, count: Received) -> list[PartSums]:
-        """Fetch bytes into their file, for a claim that holds its slot; return their checksums.
+        """Fetch bytes into their file, and hedge the request if it is late.
 
-        A late request is hedged by another one.
+        The span's claim holds its slot. Return the checksums of the parts.
 
         Args:
+            span: the bytes to fetch.
             count: called with each number of bytes received.
 
         Raises what the origin raises for the first request, and PartFileError.
@@ -65,9 +82,12 @@ class Requests:
         size_bytes = span.parts.size_bytes
         with self.reading(span, span.claim, count) as read:
             span.begun(read)
+            # None means that the request is not hedged. An object without ranges never is, as a
+            # second request could not fetch less than the whole object.
             patience_s: float | None = None
             if span.obj.ranges:
                 patience_s = hedging.patience_s(size_bytes, span.parts.count)
+            # The first request writes its bytes as they arrive, without a commit.
             first = self._read(span, read, commit=None)
             if patience_s is None:
                 sums = await first
@@ -91,21 +111,23 @@ class Requests:
         limit_s: float,
         end_first: Commit,
     ) -> list[PartSums] | None:
-        """Fetch bytes that were requested elsewhere, such as from the tier; return their checksums.
+        """Fetch bytes that were already requested elsewhere, such as from the tier.
 
-        None unless they arrive within `limit_s`. The request needs no slot of its own: the first
-        one has a slot of the origin, though it was sent elsewhere.
+        Return the checksums of the parts, or None if the bytes do not arrive within `limit_s`. The
+        request needs no slot of its own: the first request holds a slot of the origin, though it
+        was sent elsewhere.
 
         Args:
+            span: the bytes to fetch.
             count: called with each number of bytes received.
             limit_s: time in which the bytes have to arrive.
-            end_first: ends the first request; returns False if that has written its bytes.
+            end_first: ends the first request; returns False if that request has already ended.
         """
         if self._scheduler.origin(span.claim.origin_name).aimd.is_lowered:
             return None  # the origin is throttling
 
         async def commit() -> bool:
-            limit.reschedule(None)  # the bytes have arrived
+            limit.reschedule(None)  # the bytes have arrived, so the time limit no longer applies
             return await end_first()
 
         try:
@@ -118,14 +140,21 @@ class Requests:
 
     @contextmanager
     def reading(self, span: RequestSpan, claim: Claim, count: Received) -> Iterator[PausableRead]:
-        """Provide the read of one request; during the block its claim can be paused."""
+        """Provide the read of one request; during the block, its claim can be paused.
+
+        Args:
+            claim: the claim under which the request runs: the span's, or that of a hedged request.
+            count: called with each number of bytes received.
+        """
         read = PausableRead(
             span.obj.url,
             self._stall_timeout_s,
             count,
             span.parts.size_bytes,
             partial(self._bandwidth.grant, claim),
-            prompt=span.claim.group.priority.alone,  # a hedged claim's own may have no group
+            # The priority is that of the span's claim: the claim of a hedged request may have no
+            # group yet.
+            prompt=span.claim.group.priority.alone,
         )
         claim.work = read
         self._reads[read] = claim.origin_name
@@ -137,7 +166,11 @@ class Requests:
             self._bandwidth.settle(read.credit_bytes)
 
     def other_rates(self, origin: str, read: PausableRead) -> list[float]:
-        """Return the rates of an origin's other parts in flight, in bytes per second."""
+        """Return the rates of an origin's other reads in flight, in bytes per second.
+
+        Args:
+            read: the read that is left out.
+        """
         return [
             other.rate_bytes_per_s
             for other, other_origin in self._reads.items()
@@ -145,10 +178,10 @@ class Requests:
         ]
 
     def observe(self, place: str, read: PausableRead) -> None:
-        """Record the time of a finished read.
+        """Record the times of a finished read in the metrics.
 
         Args:
-            place: name of the origin or tier that it was from.
+            place: name of the origin or tier that has sent the bytes.
         """
         measures = self._counters.measures
         took_s = read.reading_time.elapsed_s
@@ -164,7 +197,15 @@ class Requests:
         patience_s: float,
         end_first: Commit,
     ) -> list[PartSums] | None:
-        """Send a hedged request once it is likely to bring the bytes sooner than the first."""
+        """Send a hedged request once it is likely to bring the bytes sooner than the first.
+
+        Return the checksums of its parts, or None if it was not sent or came to nothing.
+
+        Args:
+            first: the read of the first request.
+            patience_s: reading time after which the first request may be late.
+            end_first: ends the first request; returns False if that request has already ended.
+        """
         origin = self._scheduler.origin(span.claim.origin_name)
         await first.reading_time.reaches(patience_s)
         while True:
@@ -179,6 +220,7 @@ class Requests:
                 break
             await first.reading_time.reaches(max(due_s, LOOK_AGAIN * elapsed_s))
 
+        # No second request is sent while the origin throttles, or if too many were hedged lately.
         if origin.aimd.is_lowered or not origin.hedging.spend(span.parts.count):
             return None
         claim = span.claim.again()
@@ -192,9 +234,14 @@ class Requests:
         slot: AbstractAsyncContextManager[None],
         end_first: Commit,
     ) -> list[PartSums] | None:
-        """Send a second request in a slot; return the checksums, or None if it comes to nothing.
+        """Send a second request; return the checksums of its parts.
 
-        The first one may still arrive, so its outcome counts then.
+        Return None if it fails while the first request still runs: the outcome of the first counts
+        then.
+
+        Args:
+            slot: holds the second request's connection slot while it is entered.
+            end_first: ends the first request; returns False if that request has already ended.
         """
         sums = None
         first_has_ended = False
@@ -209,6 +256,7 @@ class Requests:
                 self._counters.hedges += 1
                 sums = await self._read_hedge(span, count, claim, commit)
         except OriginError:
+            # The error counts only if there is no first request any more whose outcome could count.
             if first_has_ended:
                 raise
         return sums
@@ -220,7 +268,7 @@ class Requests:
         claim: Claim,
         commit: Commit,
     ) -> list[PartSums] | None:
-        """Read for a hedged request, and count its bytes as such if it comes to nothing."""
+        """Read for a second request; count its bytes as hedged ones if it comes to nothing."""
         sums = None
         with self.reading(span, claim, count) as read:
             try:
@@ -236,7 +284,12 @@ class Requests:
         read: PausableRead,
         commit: Commit | None,
     ) -> list[PartSums] | None:
-        """Send a request and read its body; return None if `commit` refused it."""
+        """Send a request and read its body; return the checksums of its parts.
+
+        Args:
+            commit: called when the whole body has arrived in memory. If it returns False, the body
+                is dropped and the result is None. None to write the body as it arrives.
+        """
         self._counters.fetched(span.obj.url, size_bytes=0, requests=1)
         async with read.limit():
             sums = await span.origin.fetch(span.obj, span.parts, read, commit)

@@ -1,4 +1,9 @@
-"""Repetition of requests that failed, and of fetches whose object was replaced or is corrupt."""
+"""Repetition of requests that failed, and of fetches whose object was replaced or is corrupt.
+
+The `Downloader` sends each request to an origin through `Retry.call`, which repeats the request
+after a pause. A fetch of a whole shard is decorated with `refetch`, which begins the fetch again if
+the object changed in the middle.
+"""
 
 import asyncio
 import random
@@ -22,34 +27,34 @@ log = SharedLogger()
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Fetches of an object that is overwritten during the download. If it is rewritten faster than it
-# can be downloaded, the error goes to the reader.
+# Maximum number of fetches of an object that is overwritten during the download. If the object is
+# rewritten faster than it can be downloaded, the error goes to the reader.
 _MAX_FETCHES = 3
-_MAX_RETRY_AFTER_S = 60
-_MAX_DOUBLINGS = 64  # of the bound of a pause, which has reached any cap by then
+_MAX_RETRY_AFTER_S = 60  # longest pause that a server can request
+_MAX_DOUBLINGS = 64  # after so many, the bound of a pause has reached any cap
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """Full-jitter exponential backoff.
 
-    The pause is a random time below a bound that doubles with each failure. After M. Brooker,
-    "Exponential Backoff and Jitter", AWS Architecture Blog, 2015: while many clients contend, full
-    jitter needs the fewest calls of the variants compared there.
+    The pause is a random time below a bound, which doubles with each failure. The method is from
+    M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015. Of the variants
+    compared there, full jitter needs the fewest calls while many clients contend.
 
     Attributes:
         base_s: the first bound.
-        cap_s: the highest.
+        cap_s: the highest bound.
     """
 
     base_s: float = 0.25
     cap_s: float = 15.0
 
     def pause_s(self, failures: int, uniform: float) -> float:
-        """Return the pause after a number of failures.
+        """Return the pause after a number of failures in a row.
 
         Args:
-            failures: 1 or more.
+            failures: the number of failures, 1 or more.
             uniform: a random number from [0, 1).
         """
         doublings = min(failures - 1, _MAX_DOUBLINGS)
@@ -62,7 +67,13 @@ BACKOFF = Backoff()
 
 @dataclass(frozen=True, slots=True, order=True)
 class FailedAttempt:
-    """A failed attempt at a request that will be repeated; its text is for people."""
+    """A failed attempt at a request that will be repeated; `str` gives a text for people.
+
+    Attributes:
+        number: number of the attempt, from 1.
+        attempts: the most attempts that are made.
+        cause: message of the error.
+    """
 
     number: int
     attempts: int
@@ -78,7 +89,9 @@ class Retry:
 
     Attributes:
         attempts: the most attempts at a request, the first included.
-        failing: the latest failed attempt of requests under way, by url.
+        counters: the daemon's statistics.
+        backoff: the pauses between attempts.
+        failing: the latest failed attempt at each request that is under way, by url.
     """
 
     attempts: int
@@ -87,10 +100,14 @@ class Retry:
     failing: dict[str, FailedAttempt] = field(default_factory=dict)
 
     async def call(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`, which sends a request for `url`.
+        """Return the result of a request, which is repeated if it fails.
 
-        Retries only after OriginUnavailableError: any other error would recur. Raises the last
-        attempt's error, with the number of attempts.
+        It is repeated only after OriginUnavailableError, as any other error would recur. Raises the
+        error of the last attempt, with the number of attempts in its message.
+
+        Args:
+            url: the url that the request is about.
+            attempt: sends the request once.
         """
         number = 0
         try:
@@ -115,21 +132,23 @@ class Retry:
         """Count a failed attempt, and log some of them."""
         self.counters.retries += 1
         self.failing[url] = failed
-        # The 2nd, 4th, 8th: not every lost connection.
+        # Only the 2nd, 4th, 8th, … failure is logged: a single lost connection is not worth a line.
         is_power_of_two = failed.number.bit_count() == 1
         if failed.number > 1 and is_power_of_two:
             log.warning("request failed; retrying", url=redact(url), cause=str(failed))
 
 
 def _given_up(exn: OriginUnavailableError, attempts: int) -> OriginUnavailableError:
+    """Return the error of the last attempt, with the number of attempts in its message."""
     message = f"{exn.message} (given up after {attempts} attempts)"
     return type(exn)(message, url=exn.url, remedy=exn.remedy)
 
 
 def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorate a function that fetches an object.
+    """Decorate a function that fetches an object, so that it is called again after some failures.
 
-    It is repeated if the object was replaced, and once if it is corrupt.
+    It is called again if the object was replaced during the fetch, up to `_MAX_FETCHES` times in
+    total, and once more if the received object is corrupt.
     """
 
     @wraps(fetch)
@@ -141,8 +160,8 @@ def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any,
             except ShardChangedError:
                 pass
             except CorruptShardError:
-                # A retry cures a bit flipped in transit; an object damaged at the origin fails
-                # again.
+                # Another fetch helps if a bit was flipped in transit. An object that is damaged at
+                # the origin is corrupt again.
                 if was_corrupt:
                     raise
                 was_corrupt = True

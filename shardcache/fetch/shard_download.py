@@ -1,4 +1,7 @@
-"""One shard's download: which parts each request fetches, what has arrived, and the final check."""
+"""One shard's download: the parts for each request, the parts that arrived, and the final check.
+
+The `Downloader` makes a `ShardDownload` for each download, and sends the requests that it yields.
+"""
 
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -17,18 +20,18 @@ from shardcache.transport.between.parts import PartSums
 
 @dataclass(slots=True)
 class ShardDownload:
-    """One download: its parts, and their checksums in the algorithm of the origin's own checksum.
+    """One download: its parts, and their checksums by the algorithm that the origin uses.
 
-    A part is summed while it is written; only parts from an earlier run are read back. The file
-    keeps the CRC32Cs.
+    A part is summed while it is written; only parts from an earlier run of the daemon have to be
+    read back. The partial keeps the CRC32C of each part in any case.
 
     Attributes:
         partial: the file that the parts are written to.
         priority: returns the current priority for connections and bandwidth.
         progress: called with the number of bytes on disk.
-        coming: counts the bytes that have arrived but are not on disk yet.
-        first: returns the start and end of bytes to be fetched before all others.
-        done_bytes: number of bytes on disk.
+        coming: counts the bytes that have arrived and belong to unfinished parts.
+        first: returns the ranges of bytes (start and end) to be fetched before all others.
+        done_bytes: number of bytes in finished parts.
     """
 
     origin: Origin
@@ -38,7 +41,8 @@ class ShardDownload:
     coming: Coming
     first: Callable[[], Sequence[tuple[int, int]]]
     done_bytes: int = 0
-    _sums: dict[int, int] = field(default_factory=dict)  # of parts that have arrived, by number
+    # The checksums, by the origin's algorithm, of the parts that have arrived; by part number.
+    _sums: dict[int, int] = field(default_factory=dict)
 
     @property
     def obj(self) -> RemoteObject:
@@ -47,9 +51,10 @@ class ShardDownload:
 
     @property
     def algorithm(self) -> str | None:
-        """Algorithm of the origin's checksum.
+        """Algorithm of the origin's checksum of the object.
 
-        None without a checksum, or if it cannot be made of those of the parts.
+        None if the origin has no checksum, or one that cannot be combined from the checksums of
+        parts.
         """
         checksum = self.obj.checksum
         if checksum is None or checksum.algorithm not in ALGORITHMS:
@@ -57,21 +62,21 @@ class ShardDownload:
         return checksum.algorithm
 
     def start(self, missing: Sequence[int]) -> None:
-        """Count the bytes that are already on disk."""
+        """Count the bytes that are already on disk, given the missing parts."""
         missing_bytes = sum(self.partial.parts(index, 1).size_bytes for index in missing)
         self.done_bytes = self.obj.size_bytes - missing_bytes
         self.progress(self.done_bytes)
 
     def requests(self, missing: Sequence[int], maximum: int) -> Iterator[range]:
-        """Yield consecutive parts for one request each.
+        """Yield the parts for one request after the other; each request has consecutive parts.
 
-        These are single parts as soon as a reader waits.
+        As soon as a reader waits for the shard, each request is for a single part.
 
         Args:
-            missing: the parts to fetch, in order.
+            missing: numbers of the parts to fetch, in order.
             maximum: the most parts of a request.
         """
-        remaining = dict.fromkeys(missing)  # a set in the order of `missing`
+        remaining = dict.fromkeys(missing)  # used as a set that keeps the order of `missing`
         while remaining:
             first = self._next_part(remaining)
             del remaining[first]
@@ -85,7 +90,7 @@ class ShardDownload:
             yield parts
 
     def _next_part(self, remaining: dict[int, None]) -> int:
-        """Return the part to fetch next, of those that remain."""
+        """Return the number of the remaining part to fetch next."""
         if self.obj.ranges:
             needed = self._needed_first(remaining)
             if needed is not None:
@@ -93,7 +98,7 @@ class ShardDownload:
         return next(iter(remaining))
 
     def _needed_first(self, remaining: Container[int]) -> int | None:
-        """Return a part that must be fetched before all others; None if there is none."""
+        """Return a remaining part that must be fetched before all others; None if there is none."""
         part_bytes = self.partial.part_bytes
         for start, stop in self.first():
             end_part = -(-stop // part_bytes)
@@ -103,13 +108,20 @@ class ShardDownload:
         return None
 
     def span(self, claim: Claim, first: int, count: int) -> RequestSpan:
-        """Return consecutive parts as one request."""
+        """Return consecutive parts as the span of one request.
+
+        Args:
+            claim: the request's claim on a connection slot.
+            first: number of the first part.
+            count: number of parts.
+        """
         parts = replace(self.partial.parts(first, count), algorithm=self.algorithm)
         begun = partial(self.coming.begin, first)
         return RequestSpan(self.origin, self.obj, parts, claim, begun)
 
     def record(self, finished: list[PartSums]) -> None:
-        """Record finished parts."""
+        """Record the finished parts of one request."""
+        # A request's bytes are counted under its first part.
         self.coming.end(finished[0].index)
         for sums in finished:
             self.partial.record(sums)
@@ -131,12 +143,15 @@ class ShardDownload:
             expected.check(digest_of(self.partial.path, expected.algorithm), self.obj.url)
 
     def _checksum(self, algorithm: str) -> int:
-        """Return the whole's checksum, from those of its parts."""
+        """Return the checksum of the whole object, combined from those of its parts."""
         sums = self._part_checksums(algorithm)
         return combined(algorithm, sums, self.partial.part_bytes, self.obj.size_bytes)
 
     def _part_checksums(self, algorithm: str) -> list[int]:
-        """Return the checksum of every part, reading those that an earlier run has fetched."""
+        """Return the checksum of every part, in order.
+
+        Parts that an earlier run of the daemon has fetched are read from the file.
+        """
         if algorithm == "crc32c":
             return self.partial.crcs()
         checksum = checksum_function(algorithm)

@@ -1,4 +1,7 @@
-"""Time by the event loop's clock, and a stopwatch that can be paused."""
+"""Time by the event loop's clock, and a stopwatch that can be paused.
+
+A read uses a stopwatch for its reading time, which does not run while the read is paused.
+"""
 
 import asyncio
 
@@ -12,7 +15,7 @@ class Stopwatch:
     """Stopwatch, initially stopped; belongs to the running event loop."""
 
     def __init__(self) -> None:
-        self._counted_s = 0.0  # of the runs that have ended
+        self._counted_s = 0.0  # total time of the runs that have ended
         self._running_since_s: float | None = None  # None while it is stopped
         self._runs = asyncio.Event()
 
@@ -37,6 +40,7 @@ class Stopwatch:
 
     async def reaches(self, limit_s: float) -> None:
         """Wait until the running time reaches `limit_s`."""
+        # The loop is needed because the stopwatch may be paused during the sleep.
         while True:
             left_s = limit_s - self.elapsed_s
             if left_s <= 0:

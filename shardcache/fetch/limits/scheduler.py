@@ -1,4 +1,12 @@
-"""Scheduler for the node's connections: grants them by priority, preempts the least urgent."""
+"""Scheduler for the node's connections: grants them by priority, preempts the least urgent.
+
+Each request for parts holds a connection slot while it runs. A claim asks for a slot; it is queued
+until the scheduler grants the slot, and paused while its slot is taken away. Claims of one download
+on one origin are a group, and `Rank` is the order in which claims are served. A download is alone
+if a reader reads its shard as it arrives, so that the order of its parts matters more than
+throughput. A link is the connection to an origin as a whole; it is saturated if more connections
+would not make it faster, and cleared if requests that no reader waits for are paused on it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,49 +25,51 @@ from shardcache.fetch.limits.slot_claims import (
 )
 from shardcache.fetch.stopwatch import now_s
 
-# Origins remembered: those in use and the most recent ones.
+# Number of origins whose state is remembered: the origins in use, and the ones used last.
 _MAX_ORIGINS = 64
-# How long a download that is `alone` has precedence after each of its parts: one whose parts do not
-# arrive holds up the others for no longer.
+# Time for which a download that is alone has precedence after each of its parts. If its parts do
+# not arrive, it holds up the other downloads no longer than this.
 _ALONE_S = 1.0
-# Time between two rounds of asking all downloads for their priorities. They change with every step
-# of a reader, but to ask at each part would take longer than some parts do.
+# Minimum time between two rounds of asking all downloads for their priorities. Priorities change
+# with every step of a reader, but asking at each part would take longer than some parts do.
 ASK_AGAIN_S = 0.02
 
 
 class Scheduler:
-    """Fixed number of connection slots; a waiting reader's claim preempts one nobody waits for.
+    """Fixed number of connection slots, which are granted to claims by their rank.
 
-    Each part of a download has a claim; a download's claims on one origin are a group. `Rank` has
-    the order in which claims get a slot.
+    A claim that a reader waits for preempts a claim that no reader waits for. The preempted claim
+    pauses, and queues for another slot with its own priority. At most as many claims are paused as
+    there are slots, so at most twice as many claims as slots occupy memory.
 
-    A download is `alone` if a reader reads its shard as it arrives. On its origin, only the most
-    urgent claims run then, and no more of them than saturate the link: others would delay each of
-    its parts. While the link is not measured yet, one part of the download runs at a time; beside
-    it, only claims that other readers wait for may begin.
-
-    A preempted claim pauses, and queues for another slot with its own priority. At most as many
-    claims are paused as there are slots, so at most twice as many claims as slots occupy memory.
+    If more claims than saturate the link of a download that is alone were running, each of its
+    parts would take longer. So no more claims than that run on its origin, and they are the most
+    urgent ones. While the link is not measured yet, the download fetches one part at a time; apart
+    from that, only claims that other readers wait for may begin.
 
     Args:
-        slots: for all origins together; also the initial limit of each origin.
+        slots: number of slots for all origins together; also the initial limit of each origin.
         hedged_share: the most parts of an origin whose requests are hedged, as a share of all.
+
+    Attributes:
+        pauses: number of times that a claim was paused, to be preempted or to clear a link.
     """
 
     def __init__(self, slots: int, hedged_share: float = HEDGED_SHARE) -> None:
         self._slots = slots
         self._hedged_share = hedged_share
         self._groups: dict[tuple[AskPriority, str], ClaimGroup] = {}
-        self._origins: dict[str, OriginState] = {}  # the one used last is at the end
-        self._holding: dict[Claim, None] = {}
-        self._paused: dict[Claim, None] = {}  # queued again, until they get another slot
+        self._origins: dict[str, OriginState] = {}  # the origin used last is at the end
+        # These dictionaries are used as sets that keep their order.
+        self._holding: dict[Claim, None] = {}  # claims that hold a slot
+        self._paused: dict[Claim, None] = {}  # paused claims, which are also queued again
         self._round_robin = RoundRobin()
         self._ranking = Ranking(self._round_robin)
-        # End of the precedence of each download that is `alone`. A download's key is its function
-        # that returns its priority.
+        # The time until which a download that is alone has precedence. A download is identified by
+        # its `AskPriority`.
         self._alone_until_s: WeakKeyDictionary[AskPriority, float] = WeakKeyDictionary()
-        self._ask_due_s = 0.0  # when all priorities are to be asked for again
-        self.pauses = 0  # number of times that a claim was preempted, or paused for one `alone`
+        self._ask_due_s = 0.0  # time from which all priorities are to be asked for again
+        self.pauses = 0
 
     def __repr__(self) -> str:
         queued = sum(len(group.queued) for group in self._groups.values())
@@ -67,10 +77,10 @@ class Scheduler:
 
     @asynccontextmanager
     async def hold(self, claim: Claim) -> AsyncIterator[None]:
-        """Hold a slot during the block; it may be preempted while `claim.work` is set.
+        """Wait for a slot, and hold it during the block.
 
-        A block that ends with OriginBusyError lowers the origin's limit; one that succeeds may
-        raise it.
+        The claim may be preempted while `claim.work` is set. A block that ends with OriginBusyError
+        lowers the origin's limit on concurrent requests; a block that succeeds may raise it.
         """
         self._enter(claim)
         aimd = claim.group.origin.aimd
@@ -87,9 +97,10 @@ class Scheduler:
             self._reassign()
 
     def reconsider(self) -> None:
-        """Ask for all priorities and reassign slots; to be called when one is more urgent now.
+        """Ask all downloads for their priorities, and reassign the slots.
 
-        Without a call, that happens when a claim comes or goes, if `ASK_AGAIN_S` has passed.
+        It should be called when a download has become more urgent. Without a call, the same happens
+        when a claim comes or goes, if `ASK_AGAIN_S` has passed.
         """
         self._ask_due_s = 0.0
         self._reassign()
@@ -97,25 +108,28 @@ class Scheduler:
     def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
         """Record the size and read time of a part that arrived while `claim` held its slot."""
         origin = self.origin(claim.origin_name)
-        mean_concurrency = (claim.concurrency + origin.held) / 2  # of its beginning and its end
+        # The concurrency at the beginning and at the end of the read are averaged.
+        mean_concurrency = (claim.concurrency + origin.held) / 2
         origin.link.took(size_bytes, time_s, mean_concurrency)
 
+        # A download that is alone keeps its precedence as long as its parts arrive.
         download = claim.ask_priority
         if download in self._alone_until_s:
             if not self._has_precedence(download):
-                self._ask_due_s = 0.0  # its precedence had expired, and begins again
+                # The precedence had expired and begins again, so the slots have to be reassigned.
+                self._ask_due_s = 0.0
             self._prolong(download)
 
     def share(self, origin: OriginState) -> int:
-        """Return how many connections to an origin each of its downloads can have at a time."""
+        """Return how many connections to an origin each of its present downloads can have."""
         downloads = sum(group.origin is origin for group in self._groups.values())
         connections = origin.usable // max(1, downloads)
         return max(1, connections)
 
     def origin(self, name: str) -> OriginState:
-        """Return the state of an origin, a new one for a new name. It is then the one used last.
+        """Return the state of an origin, which is created for a new name.
 
-        Unused ones beyond `_MAX_ORIGINS` are forgotten.
+        The origin counts as the one used last. Unused origins beyond `_MAX_ORIGINS` are forgotten.
         """
         origin = self._origins.pop(name, None)
         if origin is None:
@@ -128,7 +142,12 @@ class Scheduler:
         return origin
 
     def _forget(self, excess: int, newest: OriginState) -> None:
-        """Forget up to `excess` of the unused origins; the newest is about to be used."""
+        """Forget unused origins.
+
+        Args:
+            excess: maximum number of origins to forget.
+            newest: an origin that is about to be used, and must not be forgotten.
+        """
         used = {newest, *(group.origin for group in self._groups.values())}
         unused = [origin for origin in self._origins.values() if origin not in used]
         for origin in unused[:excess]:
@@ -140,12 +159,12 @@ class Scheduler:
         return [origin.load for origin in latest]
 
     def limits(self, name: str | None = None) -> Iterator[Limit]:
-        """Yield the limit of each origin that throttles, then the one on all connections.
+        """Yield the limit of each origin that throttles, then the limit on all connections.
 
         A limit holds if claims wait because of it.
 
         Args:
-            name: of the only origin to look at; None for all.
+            name: name of the only origin whose limit is wanted; None for all origins.
         """
         awaited_origins = [group.origin for group in self._groups.values() if group.queued]
         for origin in self._origins.values():
@@ -176,7 +195,7 @@ class Scheduler:
         claim.group = group
 
     def _leave(self, claim: Claim) -> None:
-        """Remove a claim, whether it holds a slot, is paused, or never got one."""
+        """Remove a claim, whether it holds a slot, is paused, or has not got a slot yet."""
         group = claim.group
         if claim in self._holding:
             self._release(claim)
@@ -188,12 +207,15 @@ class Scheduler:
             del self._groups[group.ask_priority, group.origin.name]
 
     def _reassign(self) -> None:
-        """Reassign the slots.
+        """Reassign the slots, in three steps.
 
-        1. If a download is `alone`, claims that no reader waits for pause on its origin.
-        2. Free slots go to the claims whose origin has room, by their ranks.
-        3. When there is no slot left, or no room at an origin, a waiting reader's claim takes the
+        1. If a download is alone, claims that no reader waits for pause on its origin.
+        2. Free slots go to claims whose origin has room for more requests, by their ranks.
+        3. If no slot is left, or an origin has no room, a claim that a reader waits for takes the
            slot of the least urgent claim that no reader waits for.
+
+        The order matters: step 1 frees slots for step 2, and step 3 must not preempt a claim while
+        there is a free slot.
         """
         if now_s() >= self._ask_due_s:
             self._ask_all_priorities()
@@ -217,11 +239,12 @@ class Scheduler:
             if origin.is_full:
                 self._pause_one(origin)
             else:
-                self._pause_one(None)  # slots are short, not room at the origin
+                # The origin has room, so a slot of any origin will do.
+                self._pause_one(None)
             self._grant(claim)
 
     def _ask_all_priorities(self) -> None:
-        """Ask each download once for its priority, and rank all claims by the answers."""
+        """Ask each download once for its priority, and recount the slots by the answers."""
         self._ask_due_s = now_s() + ASK_AGAIN_S
         downloads = {group.ask_priority for group in self._groups.values()}
         priorities = {ask_priority: ask_priority() for ask_priority in downloads}
@@ -230,30 +253,34 @@ class Scheduler:
         self._ranking.recount(self._holding)
 
     def _clear_links(self) -> None:
-        """Pause claims that no reader waits for, where they would slow down one that is `alone`."""
+        """Pause claims that no reader waits for, on origins where a download is alone.
+
+        As many pause as are needed to leave no more claims than saturate the link.
+        """
         alone = [group for group in self._groups.values() if group.priority.alone]
         cleared = {group.origin for group in alone if self._has_precedence(group.ask_priority)}
         for origin in self._origins.values():
             origin.cleared = origin in cleared
 
         for origin in cleared:
-            room = origin.link.connections or 0  # none while the link is not measured
+            # While the link is not measured, it has no room for claims that no reader waits for.
+            room = origin.link.connections or 0
             while origin.held > room and self._may_pause_more:
                 has_paused = self._pause_one(origin)
                 if not has_paused:
                     break
 
     def _has_precedence(self, download: AskPriority) -> bool:
-        """Return whether a download that is `alone` has precedence still.
+        """Return whether a download that is alone has precedence at present.
 
-        It begins with the first call for the download.
+        The precedence begins with the first call for the download.
         """
         if download not in self._alone_until_s:
             self._prolong(download)
         return now_s() < self._alone_until_s[download]
 
     def _prolong(self, download: AskPriority) -> None:
-        """Give a download precedence for `_ALONE_S` from now; others may be served after that."""
+        """Give a download precedence for `_ALONE_S` from now; reassign the slots after that."""
         self._alone_until_s[download] = now_s() + _ALONE_S
         asyncio.get_running_loop().call_later(_ALONE_S, self.reconsider)
 
@@ -262,7 +289,10 @@ class Scheduler:
         return len(self._paused) < self._slots
 
     def _preemptor(self) -> Claim | None:
-        """Return the waiting reader's claim that is to preempt another, if any can be preempted."""
+        """Return the claim that is to preempt another; None if there is none.
+
+        It is a queued claim that a reader waits for, and there is a claim that it can preempt.
+        """
         if not any(group.queued and group.priority.waiting for group in self._groups.values()):
             return None
         preemptible = {claim.group.origin for claim in self._victims(None)}
@@ -272,25 +302,33 @@ class Scheduler:
         def may_preempt(group: ClaimGroup) -> bool:
             if not group.priority.waiting:
                 return False
-            # A claim may always take the slot of another claim on its origin. That of a claim on
-            # another origin is of use only if its own has room.
+            # If its origin is full, a claim needs the slot of another claim on the same origin. If
+            # it has room, the slot of any claim will do.
             return group.origin in preemptible or group.is_admitted
 
         if self._may_pause_more:
             return self._first(may_preempt)
-        # No more claims may pause. So only a paused claim can preempt another, and changes places
-        # with it.
+        # No more claims may be paused. A claim that is paused itself may still preempt another: the
+        # two change places, so that the number of paused claims stays the same.
         paused = [claim for claim in self._paused if may_preempt(claim.group)]
         return min(paused, key=self._ranking.rank, default=None)
 
     def _first(self, is_eligible: Callable[[ClaimGroup], bool]) -> Claim | None:
-        """Return the first claim to serve of those queued in eligible groups."""
+        """Return the queued claim to serve first; None if there is none.
+
+        Args:
+            is_eligible: returns True for the groups whose claims may be served.
+        """
         groups = [group for group in self._groups.values() if group.queued and is_eligible(group)]
         heads = [group.queued[0] for group in groups]
         return min(heads, key=self._ranking.rank, default=None)
 
     def _victims(self, origin: OriginState | None) -> list[Claim]:
-        """Return the claims that may be paused: on one origin, or on all for None."""
+        """Return the claims that may be paused: they hold a slot, and no reader waits for them.
+
+        Args:
+            origin: the only origin whose claims are wanted; None for all origins.
+        """
         victims: list[Claim] = []
         for claim in self._holding:
             group = claim.group
@@ -301,7 +339,7 @@ class Scheduler:
         return victims
 
     def _grant(self, claim: Claim) -> None:
-        """Give a queued claim a slot: its first one, or another after a pause."""
+        """Give a queued claim a slot, which is its first one or another one after a pause."""
         group = claim.group
         group.queued.remove(claim)
         self._holding[claim] = None
@@ -315,12 +353,14 @@ class Scheduler:
             claim.granted.set_result(None)
         elif claim.work is not None:
             claim.work.resume()
-        # Otherwise it has just been cancelled, or its work has ended: it is about to leave.
+        # In any other case, the claim has just been cancelled or its work has ended. It is about to
+        # be removed by `_leave`.
 
     def _pause_one(self, origin: OriginState | None) -> bool:
-        """Pause the least urgent claim on an origin, on any for None; return False if none may be.
+        """Pause the least urgent claim, and queue it again; return False if none may be paused.
 
-        It queues again.
+        Args:
+            origin: the only origin whose claims may be paused; None for all origins.
         """
         claim = max(self._victims(origin), key=_pausing_order, default=None)
         if claim is None or claim.work is None:
@@ -340,6 +380,6 @@ class Scheduler:
 
 
 def _pausing_order(claim: Claim) -> tuple[int, float, int]:
-    """Return a key by which the claim that is to pause first is the greatest: the least urgent."""
+    """Return a sort key by which the least urgent claim, which is paused first, is the greatest."""
     priority = claim.group.priority
     return priority.klass, priority.deadline_s, claim.arrival

@@ -1,4 +1,10 @@
-"""Claims on connections and byte credit, and the order in which they are served."""
+"""Claims on connections and byte credit, and the order in which they are served.
+
+A claim stands for one request that needs a connection slot; the `Scheduler` grants slots to claims
+by their rank, and `Bandwidth` grants byte credit by the claims' priorities. A class is a level of
+urgency: claims of a lower class always go first. A client is whoever needs a part, usually a
+training job. Clients of the same class share the slots equally.
+"""
 
 import asyncio
 import math
@@ -15,8 +21,7 @@ from shardcache.fetch.limits.origin_states import OriginState
 WAITING = 0
 """The most urgent class: a reader has nothing to read until this part arrives."""
 
-# Clients remembered: those in use and the most recent ones.
-_MAX_CLIENTS = 1024
+_MAX_CLIENTS = 1024  # number of clients whose last turn is remembered: the ones served last
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +29,15 @@ class Priority:
     """Priority of a part, compared with others when a connection slot or byte credit is granted.
 
     Attributes:
-        klass: a lower class always goes first; `WAITING` may also preempt any other class.
-        deadline_s: within a class and a client, the earlier goes first: the time when a reader
-            began to wait, or will need the shard, by one clock.
-        client: the job, or other client, that needs the part. The clients of a class get equal
-            numbers of connections.
-        alone: True if a reader reads the shard as it arrives, so that order matters more than
-            throughput: parts that no reader waits for are paused as far as they would slow it
-            down. Lasts as long as parts arrive.
+        klass: the class; a lower class always goes first, and `WAITING` may also preempt any other
+            class.
+        deadline_s: the time when a reader began to wait or will need the shard, always by the same
+            clock. Of one client's claims in a class, the one with the earliest deadline goes first.
+        client: the job, or other client, that needs the part; None for no client in particular. The
+            clients of a class get equal numbers of connections.
+        alone: True if a reader reads the shard as it arrives, so that the order of parts matters
+            more than throughput. Other parts, which no reader waits for, are paused if they would
+            slow this download down. That ends when its own parts no longer arrive.
     """
 
     klass: int
@@ -46,7 +52,7 @@ class Priority:
 
 
 AskPriority = Callable[[], Priority]
-"""Returns a download's current priority; also stands for the download itself."""
+"""Returns a download's current priority. The function also identifies the download."""
 
 
 class Pausable(Protocol):
@@ -61,26 +67,33 @@ class Pausable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One part's claim on a connection slot.
+    """One request's claim on a connection slot.
 
-    It is reused for each attempt, so that retries keep their place among equals.
+    The same claim is used for each attempt at the request, so that a retry keeps its place among
+    claims of equal urgency.
 
     Attributes:
-        ask_priority: returns the current one; the claims of a download have the same.
-        origin_name: of the origin under whose concurrency limit it falls.
-        work: set while the slot is held; None where nothing can be paused.
-        arrival: its place among equals.
-        group: set by the scheduler for each attempt, as is all that follows.
+        ask_priority: returns the download's current priority; all claims of a download have the
+            same function.
+        origin_name: name of the origin whose concurrency limit applies to the claim.
+        work: the work to pause if the claim is preempted; None while there is none, so that the
+            claim cannot be preempted.
+        arrival: place of the claim among claims of equal urgency; lower goes first.
+        group: the claim's group. The scheduler sets it for each attempt, and so it does with the
+            attributes below.
         granted: done once the attempt has got a slot.
-        generation: of the origin's limit at that time.
-        concurrency: slots held on the origin at that time, including its own.
-        was_paused: True if it has been preempted, even if it has a slot again.
+        generation: generation of the origin's limit when the slot was granted.
+        concurrency: number of slots held on the origin when the slot was granted, this claim's
+            included.
+        was_paused: True if the claim has been paused during the attempt, even if it has a slot
+            again.
     """
 
     ask_priority: AskPriority
     origin_name: str = ""
     work: Pausable | None = None
-    arrival: int = field(default_factory=count().__next__)  # the number of claims before it
+    # By default, claims are numbered as they are made.
+    arrival: int = field(default_factory=count().__next__)
     group: "ClaimGroup" = field(init=False)
     granted: asyncio.Future[None] = field(init=False)
     generation: int = 0
@@ -88,7 +101,7 @@ class Claim:
     was_paused: bool = False
 
     def again(self) -> "Claim":
-        """Return a claim for a hedged request, with the same place among equals."""
+        """Return a claim for a second request for the same bytes, with the same place in order."""
         return Claim(self.ask_priority, self.origin_name, arrival=self.arrival)
 
 
@@ -97,9 +110,11 @@ class ClaimGroup:
     """Claims of one download on one origin.
 
     Attributes:
-        priority: what `ask_priority` returned last.
-        queued: the claims that wait for a slot, first come first.
-        count: of claims that wait or hold a slot.
+        ask_priority: returns the download's current priority.
+        origin: state of the origin.
+        priority: the priority that `ask_priority` returned last.
+        queued: the claims that wait for a slot, in the order of their arrival.
+        count: number of claims that wait for a slot or hold one.
     """
 
     ask_priority: AskPriority
@@ -114,19 +129,19 @@ class ClaimGroup:
 
     @property
     def held(self) -> int:
-        """Number of slots that its claims hold."""
+        """Number of slots that the group's claims hold."""
         return self.count - len(self.queued)
 
     @property
     def is_admitted(self) -> bool:
-        """True if one of its claims may get a free slot."""
+        """True if one of the group's claims may get a free slot."""
         if self.origin.is_full:
             return False
         if not self.origin.cleared or self.origin.link.connections is not None:
             return True
 
-        # The link is cleared for a download that is `alone`, and not measured yet: only readers'
-        # claims may begin, and of that download one at a time.
+        # The link is cleared for a download that is alone, and it is not measured yet. Only claims
+        # that readers wait for may begin, and that download may have only one of them at a time.
         if not self.priority.waiting:
             return False
         return not (self.priority.alone and self.held)
@@ -137,7 +152,8 @@ class RoundRobin:
 
     def __init__(self) -> None:
         self._turns = count(1)
-        self._last: dict[Hashable, int] = {}  # the client served last is at the end
+        # Number of each client's last turn. The client served last is at the end.
+        self._last: dict[Hashable, int] = {}
 
     def serve(self, client: Hashable) -> None:
         """Record a client's turn."""
@@ -148,7 +164,7 @@ class RoundRobin:
             del self._last[oldest]
 
     def last(self, client: Hashable) -> int:
-        """Return the number of a client's last turn; 0 for none.
+        """Return the number of a client's last turn; 0 if the client was not served yet.
 
         Later turns have larger numbers.
         """
@@ -156,36 +172,42 @@ class RoundRobin:
 
 
 class Rank(NamedTuple):
-    """Place of a claim in the order of service: the lowest goes first."""
+    """Place of a claim in the order of service.
+
+    The lowest rank goes first. The fields are compared in their order, each one only if all before
+    it are equal.
+    """
 
     # 1. A lower class always goes first: readers that wait, then plans, then `warm`.
     klass: int
-    # 2. In a class, the client goes first that holds the fewest slots: clients share equally.
+    # 2. In a class, the client that holds the fewest slots goes first, so that clients share the
+    #    slots equally.
     held_by_client: int
-    # 3. Of such clients, the one that was served longest ago.
+    # 3. Of clients with equally many slots, the client that was served longest ago goes first.
     last_turn: int
-    # 4. Of its downloads that are `alone`, the one that holds the fewest slots: they share equally,
-    #    and all others have 0.
+    # 4. Of a client's downloads that are alone, the one that holds the fewest slots goes first, so
+    #    that they share equally. The number is 0 for other downloads.
     held_by_download: int
-    # 5. The earliest deadline.
+    # 5. The claim with the earliest deadline goes first.
     deadline_s: float
-    # 6. The first to arrive.
+    # 6. The claim that arrived first goes first.
     arrival: int
 
 
 class Ranking:
-    """Ranks of claims, given those that hold a slot at present."""
+    """Ranks of claims, which depend on the claims that hold a slot at present."""
 
     def __init__(self, round_robin: RoundRobin) -> None:
         self._round_robin = round_robin
-        self._held: Counter[tuple[int, Hashable]] = Counter()  # by class and client
+        # Number of slots held, by class and client.
+        self._held: Counter[tuple[int, Hashable]] = Counter()
 
     def granted(self, claim: Claim) -> None:
-        """Count a claim that holds a slot from now on."""
+        """Count a claim that has just got a slot."""
         self._held[_share_of(claim)] += 1
 
     def released(self, claim: Claim) -> None:
-        """Count a claim that holds its slot no longer."""
+        """Stop counting a claim that has just lost or released its slot."""
         share = _share_of(claim)
         self._held[share] -= 1
         if not self._held[share]:
@@ -196,7 +218,7 @@ class Ranking:
         self._held = Counter(map(_share_of, holding))
 
     def rank(self, claim: Claim) -> Rank:
-        """Return the rank of a claim."""
+        """Return the present rank of a claim."""
         group = claim.group
         priority = group.priority
         held_by_download = group.held if priority.alone else 0
@@ -211,6 +233,6 @@ class Ranking:
 
 
 def _share_of(claim: Claim) -> tuple[int, Hashable]:
-    """Return the class and client of a claim: the clients of a class share its slots equally."""
+    """Return the class and client of a claim, by which the held slots are counted."""
     priority = claim.group.priority
     return priority.klass, priority.client
