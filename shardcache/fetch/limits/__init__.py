@@ -1,1 +1,1 @@
-"""Limits on connections and bandwidth, and who is served first within them."""
+"""Limits on connections and bandwidth, and the order in which requests are served within them."""

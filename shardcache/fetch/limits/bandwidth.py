@@ -1,4 +1,8 @@
-"""Limit on the node's bandwidth: byte credit that each read gets before its bytes."""
+"""Limit on the node's bandwidth: byte credit that each read gets before its bytes.
+
+The daemon has one `Bandwidth`. Each read waits for a grant of byte credit before it takes more
+bytes from the network. Grants go to the reads by priority, as connection slots do.
+"""
 
 import asyncio
 import math
@@ -9,9 +13,9 @@ from shardcache.fetch.limits.origin_states import Limit
 from shardcache.fetch.limits.slot_claims import Claim, RoundRobin
 from shardcache.shared.units import size
 
-# A grant is of the bytes of a fiftieth of a second at most.
+# A grant is at most the number of bytes that the rate allows in a fiftieth of a second.
 _GRANTS_PER_S = 50
-# Unused credit is kept up to this many grants.
+# The most unused credit that is kept, as a number of grants.
 _BURST_GRANTS = 5
 
 
@@ -21,7 +25,13 @@ def _new_future() -> asyncio.Future[None]:
 
 @dataclass(slots=True, eq=False)
 class _CreditRequest:
-    """A read that waits for byte credit."""
+    """A read that waits for byte credit.
+
+    Attributes:
+        claim: the claim of the read's request, for its priority.
+        size_bytes: size of the grant.
+        granted: done once the grant was made.
+    """
 
     claim: Claim
     size_bytes: float
@@ -31,10 +41,10 @@ class _CreditRequest:
 class Bandwidth:
     """Grants byte credit before each read, at most a fiftieth of a second's worth at a time.
 
-    A grant's recipient is chosen no sooner than the rate allows the grant, so that waiting readers
-    get the whole rate for as long as they use it. Clients of equal urgency take turns, and parts of
-    one shard arrive one after the other. A read that cannot be cut to size may exceed its credit;
-    later grants make up for it.
+    The recipient of a grant is chosen only when the rate allows the grant. So reads that a reader
+    waits for get the whole rate for as long as they use it. Clients of equal urgency take turns,
+    and parts of one shard arrive one after the other. A read that gets more bytes at once than it
+    has credit for may exceed its credit; later grants are delayed to make up for that.
 
     Args:
         bytes_per_s: the rate; None for no limit.
@@ -44,20 +54,30 @@ class Bandwidth:
         self._bytes_per_s = bytes_per_s
         self._grant_bytes = max(1, (bytes_per_s or 0) // _GRANTS_PER_S)
         self._burst_bytes = _BURST_GRANTS * self._grant_bytes
-        self._unused_bytes: float = self._burst_bytes  # negative after reads without credit
-        self._counted_s = math.inf  # time of the last `_earn`; the first earns nothing
+        # Credit that can be granted now; negative after reads that have exceeded their credit.
+        self._unused_bytes: float = self._burst_bytes
+        # Time of the last call of `_earn`; infinite before the first call, which earns nothing.
+        self._counted_s = math.inf
         self._queue: list[_CreditRequest] = []
+        # Calls `_hand_out` when the next grant is possible; None if no read waits.
         self._timer: asyncio.TimerHandle | None = None
         self._round_robin = RoundRobin()
 
     def limits(self) -> Iterator[Limit]:
-        """Yield the limit, if there is one."""
+        """Yield the bandwidth limit, if there is one."""
         if self._bytes_per_s is not None:
             text = f"--max-bandwidth {size(self._bytes_per_s)}/s"
             yield Limit("bandwidth", text, holds=self._timer is not None)
 
     async def grant(self, claim: Claim, wanted_bytes: float) -> float:
-        """Wait for byte credit and return it: at most `wanted_bytes`; infinite without a limit."""
+        """Wait for byte credit and return it.
+
+        The credit is at most `wanted_bytes`; without a bandwidth limit, it is infinite.
+
+        Args:
+            claim: the claim of the read's request, for its priority.
+            wanted_bytes: number of bytes that the read has still to take.
+        """
         if self._bytes_per_s is None:
             return math.inf
         request = _CreditRequest(claim, min(wanted_bytes, self._grant_bytes))
@@ -69,18 +89,23 @@ class Bandwidth:
         except asyncio.CancelledError:
             if request in self._queue:
                 self._queue.remove(request)
-            else:  # it was granted at the same moment
+            else:
+                # The grant was made at the same moment, so its credit is taken back.
                 self.settle(request.size_bytes)
             raise
         return request.size_bytes
 
     def settle(self, unused_bytes: float) -> None:
-        """Take back unused byte credit; negative for bytes read without credit."""
+        """Take back the byte credit that a finished read has left.
+
+        Args:
+            unused_bytes: the unused credit; negative if the read has exceeded its credit.
+        """
         if self._bytes_per_s is not None:
             self._unused_bytes += unused_bytes
 
     def _hand_out(self, bytes_per_s: int) -> None:
-        """Grant what the rate allows now, and set the timer for the next request."""
+        """Make the grants that the rate allows now, and set the timer for the next grant."""
         loop = asyncio.get_running_loop()
         self._timer = None
         self._earn(bytes_per_s, loop.time())
@@ -88,7 +113,7 @@ class Bandwidth:
         while self._queue:
             request = min(self._queue, key=self._rank)
             lacking_bytes = request.size_bytes - self._unused_bytes
-            if lacking_bytes >= 1:  # fractions are rounding errors
+            if lacking_bytes >= 1:  # a fraction of a byte is a rounding error
                 wait_s = lacking_bytes / bytes_per_s
                 self._timer = loop.call_later(wait_s, self._hand_out, bytes_per_s)
                 return
@@ -100,15 +125,21 @@ class Bandwidth:
                 request.granted.set_result(None)
 
     def _earn(self, bytes_per_s: int, present_s: float) -> None:
-        """Add what the time since the last call is worth, up to a burst."""
+        """Add the credit that the time since the last call is worth.
+
+        Unused credit grows to `_burst_bytes` at most.
+        """
         earned_bytes = bytes_per_s * max(0.0, present_s - self._counted_s)
         self._counted_s = present_s
         filled_bytes = min(self._burst_bytes, self._unused_bytes + earned_bytes)
-        # Credit that was given back may exceed a burst, and stays.
+        # Credit that reads have given back may exceed this maximum, and is not taken away.
         self._unused_bytes = max(self._unused_bytes, filled_bytes)
 
     def _rank(self, request: _CreditRequest) -> tuple[int, int, float, int]:
-        """Return the order of requests: by class, by the client's last turn, deadline, arrival."""
+        """Return a sort key by which the request to serve first is the smallest.
+
+        Requests are served by class, then by the client's last turn, deadline and arrival.
+        """
         claim = request.claim
         priority = claim.ask_priority()
         last_turn = self._round_robin.last(priority.client)

@@ -1,4 +1,12 @@
-"""Second requests for late parts: when one is worth it, and how many are allowed. Pure."""
+"""Second requests for late parts: when one is worth it, and how many are allowed.
+
+The scheduler's state of each origin has a `Hedging`. A request is hedged if a second request is
+sent for the same parts because the first is late. Patience is the time after which a request may be
+late. Each part that arrives earns a little credit, and a hedged request spends the credit of its
+parts. The origin may have a tier in front of it, which is a cache that the nodes of a cluster
+share; a part's owner is the node that fetches the part for all of them. All times are passed in, so
+that nothing here depends on a clock.
+"""
 
 import math
 from bisect import bisect_left, insort
@@ -14,32 +22,42 @@ HEDGED_SHARE = 0.03
 """Maximum share of parts whose request is hedged."""
 
 MIN_STALL_SHARE = 0.04
-"""Share of the stall time-out: a part from a tier that takes no longer is not late."""
+"""Share of the stall time-out; a part from a tier is not late before this time has passed."""
 
 LOOK_AGAIN = 1.1
-"""Factor of a late part's time after which it is looked at again, while others are as slow."""
+"""Factor by which a late part's time has to grow before the part is looked at again.
+
+That applies while a second request is not worth it, as other parts are just as slow.
+"""
 
 _PERCENTILE = 0.99
-# A part is late if it takes this many times the usual time, even where the percentile is longer: if
-# more than one answer in a hundred hangs, that is the time of a hung answer.
+# A part is late if it takes this many times the usual time, even if the percentile is longer. If
+# more than one answer in a hundred hangs, the percentile is the time of a hung answer.
 _LATE_FACTOR = 5
-_MIN_OBSERVED = 100  # with fewer, the 99th percentile is the slowest of all
-_OBSERVED = 1000  # times of a size that are kept: the latest
-# A part that takes this many times its patience is late, however slow the others are.
+# Number of times from which lateness is judged. With fewer, the 99th percentile would be the
+# slowest of all.
+_MIN_OBSERVED = 100
+_OBSERVED = 1000  # number of the latest times that are kept for each size
+# A part that takes this many times its patience is late, however slow the other parts are.
 _MAX_PATIENCE = 5
-# Shorter times are not worth a second request: it would cost more than it could save.
+# A second request for a part that takes less time would cost more than it could save.
 _MIN_PATIENCE_S = 0.05
-_MAX_CREDIT = 8.0  # in parts
-# Requests to a tier that may be hedged without credit, so that a slow owner is found before a
-# hundred parts have come.
+_MAX_CREDIT = 8.0  # number of parts
+# Number of requests to a tier that may be hedged without credit. So a slow owner is found before
+# enough parts have arrived to earn credit.
 _TRIES = 2
-# Expected time of a part from a tier that nothing is known of, as a share of the stall time-out.
+# Expected time of a part from a tier whose times are unknown, as a share of the stall time-out.
 _UNKNOWN_SHARE = 0.2
 
 
 @dataclass(slots=True)
 class _Times:
-    """Times of the latest parts, in order of arrival and sorted."""
+    """Times of the latest parts of one size.
+
+    Attributes:
+        last_s: the times in order of arrival.
+        sorted_s: the same times, sorted.
+    """
 
     last_s: deque[float] = field(default_factory=deque)
     sorted_s: list[float] = field(default_factory=list)
@@ -64,12 +82,13 @@ class _Times:
 class Hedging:
     """Part times of an origin, and the second requests for late parts that they allow.
 
-    After J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: a
-    second request for the slowest one per cent of answers removes the latency tail at the cost of
-    about one per cent more requests.
+    The method is from J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM
+    56(2), 2013: a second request for the slowest one per cent of answers removes the latency tail,
+    at the cost of about one per cent more requests.
 
-    Parts are compared with parts of a similar size: within a factor of two. While too few of a size
-    are known, smaller ones are compared with, as if time grew with size.
+    A part is compared with parts of a similar size, within a factor of two. If too few times of
+    that size are known, it is compared with smaller parts, on the assumption that time grows in
+    proportion to size.
 
     Args:
         share: maximum share of the parts whose request is hedged; 0 for none.
@@ -77,26 +96,36 @@ class Hedging:
 
     def __init__(self, share: float = HEDGED_SHARE) -> None:
         self._share = share
-        self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by size
-        self._credit = 0.0
+        # Times by the number of binary digits of the size.
+        self._times: defaultdict[int, _Times] = defaultdict(_Times)
+        self._credit = 0.0  # number of parts whose requests may be hedged
         self._max_credit = _MAX_CREDIT
         self._tries = _TRIES
 
     def took(self, size_bytes: int, time_s: float, parts: int = 1) -> None:
-        """Record the time from the first request for some parts to their arrival.
+        """Record the arrival of some parts.
 
-        It counts from the first request, whichever brought them.
+        Args:
+            size_bytes: size of all of them.
+            time_s: time from the first request for the parts to their arrival, even if a second
+                request has brought them.
+            parts: number of the parts.
         """
         self._times[size_bytes.bit_length()].add(time_s)
-        self._max_credit = max(self._max_credit, parts)  # or the largest were never hedged
+        # The credit must be able to reach the largest request, which could never be hedged
+        # otherwise.
+        self._max_credit = max(self._max_credit, parts)
         self._credit = min(self._max_credit, self._credit + parts * self._share)
 
     def patience_s(self, size_bytes: int, parts: int = MAX_PARTS) -> float | None:
-        """Return the time after which a request may be late; None while too few times are known.
+        """Return the time after which a request may be late.
+
+        Return None while too few times are known, and if no requests are to be hedged.
 
         Args:
-            parts: number of parts that it is for. Where few requests of its size are known, it is
-                compared with those for fewer parts.
+            size_bytes: number of bytes that the request is for.
+            parts: number of parts that the request is for. If too few times of its size are known,
+                it is compared with requests for fewer parts.
         """
         if not self._share:
             return None
@@ -116,15 +145,19 @@ class Hedging:
     ) -> float:
         """Return the time after which a second request is likely to bring a part first.
 
+        The time counts from the first request.
+
         Args:
+            size_bytes: size of the part.
             patience_s: the patience when the first request was sent.
-            received_bytes: received by the first request so far.
+            received_bytes: number of bytes that the first request has brought so far.
             others_bytes_per_s: rates of the origin's other parts in flight. On a saturated link all
                 of them are slow, and a second request would be just as slow.
         """
         again_s = self._again_s(size_bytes, patience_s, others_bytes_per_s)
-        # At this time the first request, if it has come no further, is so slow that it needs as
-        # long for the rest as the second for all bytes.
+        # The time at which both requests would need equally long, if the first has brought no more
+        # bytes by then: the first for the bytes that are left, at its rate so far, and the second
+        # for all bytes.
         left_bytes = max(1, size_bytes - received_bytes)
         even_s = again_s * received_bytes / left_bytes
         return min(max(patience_s, even_s), _MAX_PATIENCE * patience_s)
@@ -145,7 +178,7 @@ class Hedging:
         return ratio * times.median_s
 
     def usual_s(self, size_bytes: int, stall_timeout_s: float) -> float:
-        """Return the time in which the origin usually sends a part, itself or by the tier."""
+        """Return the time in which a part usually comes, from the origin or through its tier."""
         times = self._times.get(size_bytes.bit_length())
         usual_s = _UNKNOWN_SHARE * stall_timeout_s
         if times is not None:
@@ -161,20 +194,26 @@ class Hedging:
         others_bytes_per_s: Sequence[float],
         stall_timeout_s: float,
     ) -> float | None:
-        """Return the time that a part from a tier will still take.
+        """Return the time that a part from a tier will still take; None if it is not late.
 
-        None if it does not take much longer than usual. Before the first byte, its owner may be
-        waiting for the object store itself, as long as the others' parts take.
+        A part is late if it takes much longer than usual. Before the first byte, more time is
+        allowed: the part's owner may be waiting for the object store, as it may for other parts.
 
         Args:
+            size_bytes: size of the part.
+            received_bytes: number of bytes received so far.
+            elapsed_s: time since the request.
+            usual_s: time in which a part usually comes.
             others_bytes_per_s: rates of the other parts in flight. While these are slow as well, a
-                part has to be so slow that it would take longer than the stall time-out.
+                part counts as late only if it would take longer than the stall time-out.
+            stall_timeout_s: time after which a silent request is given up.
         """
         if not self._share or elapsed_s < usual_s:
             return None
         if not received_bytes:
             is_late = elapsed_s >= _LATE_FACTOR * max(usual_s, stall_timeout_s)
-            return elapsed_s if is_late else None  # as long again: nothing else is known
+            # Nothing else is known of the time to come, so it is expected to be as long again.
+            return elapsed_s if is_late else None
 
         if others_bytes_per_s:
             others_s = _median_time_s(size_bytes, others_bytes_per_s)
@@ -184,16 +223,17 @@ class Hedging:
         return expected_s - elapsed_s if is_late else None
 
     def spend(self, parts: int = 1) -> bool:
-        """Return whether one more hedged request of `parts` parts is allowed, and count it."""
+        """Return whether a request for `parts` parts may be hedged, and take its credit if so."""
         if self._credit < parts:
             return False
         self._credit -= parts
         return True
 
     def tries(self) -> bool:
-        """Return whether a request to a tier whose owner seems slow may be hedged, and count it.
+        """Return whether a request to a tier whose owner seems slow may be hedged.
 
-        One that has `won` is given back.
+        If so, one of the tries without credit is used up, or credit for one part. A try is given
+        back by `won`.
         """
         if not self._share or not self._tries:
             return self.spend()
@@ -201,15 +241,17 @@ class Hedging:
         return True
 
     def won(self) -> None:
-        """Record that a request was hedged with good reason."""
+        """Record that a request was hedged with good reason, as the second request was faster."""
         self._tries = min(_TRIES, self._tries + 1)
 
     def _similar(self, size_bytes: int, parts: int = MAX_PARTS) -> tuple[_Times, int] | None:
-        """Return the times to compare a request with, and the factor for its size.
+        """Return the times to compare a request with, and the factor to multiply them by.
 
-        None if too few are known.
+        The factor is above 1 if the times are those of smaller requests. Return None if too few
+        times are known.
         """
-        max_parts = max(parts, MAX_PARTS)  # ranges have smaller parts than shards, and more of them
+        # A request for a range of bytes may have more parts than one for a shard, and smaller ones.
+        max_parts = max(parts, MAX_PARTS)
         for doublings in range(max_parts.bit_length()):
             similar = self._times.get(size_bytes.bit_length() - doublings)
             if similar is not None and len(similar.last_s) >= _MIN_OBSERVED:
@@ -218,9 +260,9 @@ class Hedging:
 
 
 def _median_time_s(size_bytes: int, rates_bytes_per_s: Sequence[float]) -> float:
-    """Return the time of a part at the median rate; a rate below one byte per second counts as one.
+    """Return the time of a part at the median of some rates.
 
     Args:
-        rates_bytes_per_s: one or more.
+        rates_bytes_per_s: one rate or more; a median below one byte per second counts as one.
     """
     return size_bytes / max(median(rates_bytes_per_s), 1.0)

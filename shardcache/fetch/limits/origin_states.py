@@ -1,4 +1,9 @@
-"""The scheduler's state of each origin: its limit, its link, its part times and its load."""
+"""The scheduler's state of each origin: its limit, its link, its part times and its load.
+
+The limit is the number of requests that the origin accepts at a time; it falls when the origin
+throttles, that is, answers that it is busy. The link is the network path to the origin, which is
+saturated if more connections would not make it faster.
+"""
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
@@ -7,31 +12,37 @@ from typing import NamedTuple
 
 from shardcache.fetch.limits.hedging import Hedging
 
-# The quickest tenth of this many parts shows the speed of an uncontended connection. Once all of
-# them were contended, the estimate rises, and more connections are tried again.
+# The quickest tenth of this many latest parts shows the speed of an uncontended connection. If all
+# of these parts were contended, the estimate of useful connections rises, so that more connections
+# are tried again.
 _OBSERVED = 64
 _QUICK_SHARE = 0.1
-# Estimates are medians of the latest parts: a single slow part says nothing about the link.
+# Estimates are medians of this many latest parts, as a single slow part says nothing about the
+# link.
 _NEWEST = 5
-# Connections are idle between parts, and a faster link than estimated shows only when more
-# connections are tried.
+# Number of connections that are used in addition to the estimate. Connections are idle between
+# parts, and a link that is faster than estimated shows only when more connections are tried.
 _SPARE = 2
-_MIN_TIME_S = 1e-6  # of a part, so that its rate is finite
+_MIN_TIME_S = 1e-6  # shortest time that is assumed for a part, so that its rate is finite
 
 
 class Aimd:
     """Concurrency limit that grows by one after a round of successes and halves on a throttle.
 
-    After D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
-    Avoidance in Computer Networks", 1989: the only linear rule that leads many clients of one
-    origin to equal shares.
+    Additive increase with multiplicative decrease (AIMD) is from D.-M. Chiu and R. Jain, "Analysis
+    of the Increase and Decrease Algorithms for Congestion Avoidance in Computer Networks", 1989. It
+    is the only linear rule that leads many clients of one origin to equal shares.
 
-    Requests sent under a limit that was too high fail together, which is one signal, not many: each
-    request belongs to the `generation` in which it began, and only the first failure of a
-    generation counts.
+    Requests that were sent under a limit that was too high fail together, and must halve the limit
+    only once. So each request belongs to the generation of the limit in which it began, and only
+    the first failure of a generation counts.
 
     Args:
-        maximum: the limit at first, and the highest.
+        maximum: the initial limit, which is also the highest.
+
+    Attributes:
+        limit: the present limit.
+        generation: number of times that the limit was halved.
     """
 
     def __init__(self, maximum: int) -> None:
@@ -42,11 +53,16 @@ class Aimd:
 
     @property
     def is_lowered(self) -> bool:
-        """True while the origin accepts fewer requests than it may get."""
+        """True while the origin throttles, so that the limit is below the maximum."""
         return self.limit < self._maximum
 
     def succeeded(self, generation: int) -> None:
-        """Record an answered request; one sent under another limit says nothing about this one."""
+        """Record an answered request.
+
+        Args:
+            generation: generation in which the request began. A request of an earlier generation
+                does not count, as it says nothing about the present limit.
+        """
         if generation != self.generation or not self.is_lowered:
             return
         self._successes += 1
@@ -55,7 +71,11 @@ class Aimd:
             self.limit += 1
 
     def refused(self, generation: int) -> None:
-        """Record a throttled request."""
+        """Record a throttled request.
+
+        Args:
+            generation: generation in which the request began.
+        """
         if generation == self.generation:
             self.generation += 1
             self._successes = 0
@@ -67,22 +87,25 @@ def _latest_times() -> deque[float]:
 
 
 class Link:
-    """Number of connections that saturate the link to an origin.
+    """Estimate of the number of connections that saturate the link to an origin.
 
-    If parts take k times as long over n connections as quick ones do, n connections do the work
-    of n / k. Parts are compared with parts of a similar size: within a factor of two.
+    If parts take k times as long over n connections as quick parts do, the n connections transfer
+    no more than n / k uncontended ones would. A part is compared with parts of a similar size,
+    within a factor of two.
     """
 
     def __init__(self) -> None:
-        self._times_s: defaultdict[int, deque[float]] = defaultdict(_latest_times)  # by size
+        # Times of the latest parts, by the number of binary digits of their size.
+        self._times_s: defaultdict[int, deque[float]] = defaultdict(_latest_times)
+        # Estimates from the latest parts.
         self._saturating: deque[float] = deque(maxlen=_NEWEST)
         self._bytes_per_s: deque[float] = deque(maxlen=_NEWEST)
 
     @property
     def connections(self) -> int | None:
-        """Connections to use where order matters more than the last bit of throughput.
+        """Number of connections to use if the order of parts matters more than full throughput.
 
-        None while unknown.
+        None while the link is not measured.
         """
         if not self._saturating:
             return None
@@ -90,13 +113,19 @@ class Link:
 
     @property
     def connection_bytes_per_s(self) -> float | None:
-        """Rate of one connection while the others are in use; None while unknown."""
+        """Rate of one connection while others are in use; None while the link is not measured."""
         if not self._bytes_per_s:
             return None
         return median(self._bytes_per_s)
 
     def took(self, size_bytes: int, time_s: float, connections: float) -> None:
-        """Record a part's time and the mean number of connections in use while it was read."""
+        """Record the read of a part.
+
+        Args:
+            size_bytes: size of the part.
+            time_s: time that the read took.
+            connections: mean number of connections in use during the read.
+        """
         times_s = self._times_s[size_bytes.bit_length()]
         times_s.append(time_s)
         quick_s = sorted(times_s)[int(_QUICK_SHARE * len(times_s))]
@@ -111,8 +140,9 @@ class OriginLoad:
     """Load on one origin, for the status page.
 
     Attributes:
-        connections: requests in flight, paused ones excluded.
-        limit: the most of them that the origin accepts at present.
+        name: name of the origin.
+        connections: number of requests in flight, without the paused ones.
+        limit: the most requests in flight that the origin accepts at present.
         throttled: how often that limit was lowered.
     """
 
@@ -126,9 +156,9 @@ class Limit(NamedTuple):
     """A limit on downloads.
 
     Attributes:
-        name: of the kind of limit, as metrics have it.
-        text: for people.
-        holds: True while a download waits because of it.
+        name: the kind of limit, as it is called in metrics.
+        text: description for people.
+        holds: True while a download waits because of the limit.
     """
 
     name: str
@@ -138,11 +168,16 @@ class Limit(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class OriginState:
-    """State of one origin, and what is known of it.
+    """State of one origin.
 
     Attributes:
-        held: number of slots that its requests hold.
-        cleared: True while claims that no reader waits for are paused for one that is `alone`.
+        name: name of the origin.
+        aimd: the limit on concurrent requests.
+        hedging: the times of parts, and the second requests that they allow.
+        link: the estimate of useful connections.
+        held: number of slots that requests to the origin hold.
+        cleared: True while claims that no reader waits for are paused on the link, because a reader
+            reads a shard as it arrives (its download is alone).
     """
 
     name: str
@@ -154,17 +189,20 @@ class OriginState:
 
     @property
     def usable(self) -> int:
-        """Connections that it accepts and its link can use."""
+        """Number of connections that the origin accepts and its link can use."""
         return min(self.aimd.limit, self.link.connections or self.aimd.limit)
 
     @property
     def is_full(self) -> bool:
-        """True if it accepts no further request, or its link is cleared and has no room."""
+        """True if no further request may be sent.
+
+        Either the origin accepts no more, or the link is cleared and more would saturate it.
+        """
         if self.cleared:
             return self.held >= self.usable
         return self.held >= self.aimd.limit
 
     @property
     def load(self) -> OriginLoad:
-        """Its present load."""
+        """The present load on the origin."""
         return OriginLoad(self.name, self.held, self.aimd.limit, self.aimd.generation)

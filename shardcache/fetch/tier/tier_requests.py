@@ -1,6 +1,9 @@
 """Requests for object bodies where a cluster's tier is in front of the origin.
 
-The tier is requested first; whatever fails there, the origin is requested next.
+The tier is a cache that the nodes of a cluster share; each part has an owner, the node that fetches
+the part for all of them. The `Downloader` sends each request by `TierFirst.fetch`, which requests
+the tier first. Whatever fails there, the origin is requested next. A request is lost if the owner
+no longer works on it. A route past the cache has the owner fetch the part anew.
 """
 
 import time
@@ -28,14 +31,15 @@ from shardcache.origin.tier.tier_state import Route
 from shardcache.telemetry.metrics import Counters
 from shardcache.transport.between.parts import PartSums
 
-# Lost requests of a part that are repeated; after another one, the object store is requested.
+# Number of times that a lost request is repeated. If it is lost again, the object store is
+# requested.
 _MAX_LOSSES = 1
 
 
 class TierFirst:
     """Sends each request to the tier in front of its origin, if there is one, then to the origin.
 
-    A request to either is hedged if late, by one to the origin.
+    A late request to either is hedged by a request to the origin.
     """
 
     def __init__(
@@ -51,9 +55,10 @@ class TierFirst:
         self._stall_timeout_s = stall_timeout_s
 
     async def fetch(self, span: RequestSpan) -> list[PartSums]:
-        """Fetch bytes in a slot, and return the checksums of their parts, which are written then.
+        """Wait for a connection slot, and fetch the bytes of a span into their file.
 
-        Raises what the origin raises for the first request, and PartFileError.
+        Return the checksums of the parts. Raises what the origin raises for the first request, and
+        PartFileError.
         """
         counters = self._counters
         async with self._scheduler.hold(span.claim):
@@ -80,7 +85,7 @@ class TierFirst:
 class _TierRequests:
     """Requests to the tier for one span, one after the other.
 
-    They go to the parts' owner, past its cache, or to another owner.
+    A request may go to the parts' owner, past the owner's cache, or to another owner.
     """
 
     def __init__(self, shared: TierSpan, counters: Counters) -> None:
@@ -93,10 +98,11 @@ class _TierRequests:
         self._counters = counters
 
     async def fetch(self) -> list[PartSums] | None:
-        """Return the checksums of the bytes; None if the origin has to be requested.
+        """Fetch the span from the tier; return the checksums of its parts.
 
-        A part that stops short is requested once more, past the tier's cache: the file there may be
-        damaged. A request that was lost is repeated once.
+        Return None if the origin has to be requested. A part whose bytes stop short is requested
+        once more, past the tier's cache, as the file in the cache may be damaged. A lost request is
+        repeated `_MAX_LOSSES` times.
         """
         losses = 0
         while losses <= _MAX_LOSSES:
@@ -108,7 +114,7 @@ class _TierRequests:
                 try:
                     sums, is_first = await self._request(route, read)
                 except SlowOwnerError:
-                    continue  # the owner is left out by now, so that the next route avoids it
+                    continue  # the owner is recorded as slow, so the next route avoids it
                 except LostRequestError:
                     losses += 1
                     self._counters.tier_requests += 1
@@ -128,15 +134,23 @@ class _TierRequests:
         route: Route,
         read: PausableRead,
     ) -> tuple[list[PartSums] | None, bool]:
-        """Return the checksums, and True unless the object store has sent the bytes sooner."""
+        """Send a request to the tier, and watch it.
+
+        Return the checksums of the parts, and True unless the object store has sent them sooner.
+        """
         request = WatchedRequest(self._shared, route, read)
+        # The watch begins with the request (no patience), and decides by itself when to step in.
         return await race(request.send(), patience_s=0.0, second=request.watch)
 
     def _count_bytes(self, received_bytes: int) -> None:
         self._counters.tier_bytes += received_bytes
 
     def _record(self, read: PausableRead, *, is_first: bool) -> None:
-        """Record that the bytes have arrived; `is_first` if the tier has sent them."""
+        """Record that the bytes have arrived.
+
+        Args:
+            is_first: True if the tier has sent the bytes, False if the object store was sooner.
+        """
         self._counters.tier_requests += 1
         if not is_first:
             self._counters.hedged_bytes += read.received_bytes
@@ -148,12 +162,13 @@ class _TierRequests:
         self._scheduler.took(span.claim, span.parts.size_bytes, took_s)
 
     async def _next_route(self) -> Route | None:
-        """Return the route to the parts' owner, or to the next owner if that one is slow.
+        """Return the route to the parts' owner, or to the next owner if the first one is slow.
 
-        None if both are slow, or the tier is not to be used.
+        Return None if both are slow, or the tier must not be used at present.
         """
         direct = self._tier.route(self._span.obj, self._span.parts.start)
         slow_owners = self._tier.slow_owners
+        # If no owner is slow, it need not be asked who owns the parts.
         if direct is None or not slow_owners.any(time.monotonic()):
             return direct
 
@@ -166,14 +181,18 @@ class _TierRequests:
     def _is_repeatable(self, exn: OriginError, route: Route, read: PausableRead) -> bool:
         """Record a failed request, and return whether the tier is to be requested again.
 
-        Raises errors that are not the tier's.
+        An error that is not the tier's fault is raised again.
+
+        Args:
+            route: the route of the request.
+            read: the read of the tier's answer.
         """
-        # 1. nginx may close a paused connection; that is not a failure.
+        # 1. nginx may close a connection while the scheduler has paused it. That is no failure.
         is_busy = isinstance(exn, OriginBusyError)
         if self._span.claim.was_paused and isinstance(exn, OriginUnavailableError) and not is_busy:
             raise exn
 
-        # 2. The object store is throttling: the tier passes on its answer.
+        # 2. The object store throttles, and the tier has passed on its answer.
         self._counters.tier_requests += 1
         if is_busy:
             raise exn
@@ -183,8 +202,9 @@ class _TierRequests:
         self._counters.tier_failures += 1
         self._tier.failed(self._span.obj, exn.message, stalled=is_stalled)
 
-        # 4. After some bytes, other bytes or silence, its cached file may be damaged. Then the part
-        #    is requested past its cache: at once, unless that was just done or nginx was silent.
+        # 4. If the body stopped short, belonged to another version, or stalled, the file in the
+        #    tier's cache may be damaged. The part's next request then goes past the cache. That
+        #    request is sent now, unless this one went past the cache already or nginx was silent.
         has_changed = isinstance(exn, ShardChangedError)
         if not read.received_bytes and not is_stalled and not has_changed:
             return False

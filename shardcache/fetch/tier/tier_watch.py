@@ -1,9 +1,18 @@
 """Watch over one request to the tier: its owner may have lost it, or the store may be quicker.
 
+The tier is a cache that the nodes of a cluster share, with an nginx on each node. Each part has an
+owner, which is the node that fetches the part from the object store for all of them. A daemon sends
+its request to its own node's nginx, which passes the request on to the owner. The owner has a
+request in hand while its nginx is working on one for the same part. It has lost the request if it
+works on none, and denies that it has one when it says so.
+
 If several nodes request a part, nginx sends it to the later ones only once it is whole. A node that
-turned to the object store because of that would make all of them slower. So the request waits as
-long as the owner has the part in hand, and only a part that takes much longer than the tier's
-others is requested from the store.
+turned to the object store because of that delay would make the tier slower for all nodes. So the
+request waits as long as the owner has it in hand, and a part is requested from the store only if it
+takes much longer than the tier's other parts.
+
+`_TierRequests` runs `send` and `watch` of a `WatchedRequest` as a race: `watch` asks the owner
+questions, and may request the part from the object store.
 """
 
 import asyncio
@@ -22,57 +31,63 @@ from shardcache.transport.between.flow import Commit, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import PartSums
 
-# Status of an owner's answer if it has no request for the parts in hand.
+# Status of the owner's answer if it has no request for the parts in hand.
 _NOT_IN_HAND = 404
-# From this one on, statuses are of this node's nginx, which cannot reach the owner.
+# Statuses from this one on are from this node's own nginx, which cannot reach the owner.
 _UNREACHABLE = 500
 # An owner is slow if the object store sends the part within this share of the time that the owner
 # would still take.
 _MUCH_SOONER = 0.25
-# So is one that sends a cached part in this many times the time in which parts usually come from
-# the object store.
+# An owner is also slow if it takes this many times as long for a cached part as the object store
+# usually takes for a part.
 _SLOWNESS = 2
 
 
 class SlowOwnerError(Exception):
-    """The owner has been slow before, and is slow again."""
+    """The owner has been slow repeatedly, so the request to it was ended."""
 
 
 class LostRequestError(Exception):
-    """Nobody has the request in hand.
+    """No node has the request in hand.
 
-    A worker of the owner's nginx has been killed or hangs, or its node is silent.
+    A worker process of the owner's nginx was killed or hangs, or the owner's node is silent.
     """
 
 
 class OwnerState(Enum):
-    """Answer of the parts' owner to the question whether it has a request for them in hand."""
+    """Answer to the question whether the owner has a request for the parts in hand."""
 
+    # The owner has such a request in hand.
     HAS_THEM = auto()
-    # It has none, or only one that is held by a worker that does not run.
+    # The owner has none, or only one whose nginx worker does not run.
     LOST_THEM = auto()
-    # This node's nginx answers in its place, and has the next owner on the ring from now on.
+    # This node's nginx answers in place of the owner, which it cannot reach. From now on, it sends
+    # requests for the parts to the next owner on the ring of nodes.
     UNREACHABLE = auto()
-    # This node's nginx does not answer either.
+    # Neither the owner nor this node's nginx answers in time.
     SILENT = auto()
 
 
 class OwnerQuestions:
-    """Questions to the owner of a span's parts, by way of this node's nginx."""
+    """Questions to the owner of a span's parts, which are sent through this node's nginx."""
 
     def __init__(self, span: RequestSpan, stall_timeout_s: float) -> None:
         self._span = span
         self._limit_s = QUESTION * stall_timeout_s
 
     async def address(self, route: Route) -> str:
-        """Return the address of the node that owns the parts; empty if unknown."""
+        """Return the address of the node that owns the parts; empty if it is unknown."""
         answer = await self._ask(replace(route, question="name"))
         if answer is None:
             return ""
         return answer.headers.get(OWNER, "")
 
     async def state(self, route: Route) -> OwnerState:
-        """Ask the owner of the parts whether it has a request for them in hand."""
+        """Ask the owner of the parts whether it has a request for them in hand.
+
+        Args:
+            route: the route of that request.
+        """
         answer = await self._ask(replace(route, question="alive"))
         if answer is None:
             return OwnerState.SILENT
@@ -83,10 +98,11 @@ class OwnerQuestions:
         return OwnerState.HAS_THEM
 
     async def _ask(self, route: Route) -> Answer | None:
-        """Return the answer to a question; None if there is none in time."""
+        """Return the answer to a question; None if no answer comes in time."""
         span = self._span
         try:
             async with asyncio.timeout(self._limit_s):
+                # No body is read for a question, so there is no read (None).
                 return await span.origin.ask_tier(route, span.obj, span.parts, None)
         except (OriginError, TimeoutError):
             return None
@@ -94,10 +110,17 @@ class OwnerQuestions:
 
 @dataclass(frozen=True, slots=True)
 class TierSpan:
-    """A span that is requested from the tier, and what all requests for it share.
+    """A span that is requested from the tier, and the things that all requests for it share.
 
     Attributes:
-        count_past_tier: called with numbers of bytes that the object store sends in its place.
+        span: the bytes to fetch.
+        tier: state of the tier.
+        requests: sends requests to the object store.
+        scheduler: has the state of the origin behind the tier.
+        questions: questions to the owner of the parts.
+        count_past_tier: called with each number of bytes that the object store sends in place of
+            the tier.
+        stall_timeout_s: time after which a silent request is given up.
     """
 
     span: RequestSpan
@@ -113,8 +136,9 @@ class WatchedRequest:
     """One request to the tier, and the watch over it.
 
     Args:
-        shared: what it shares with the other requests for its span.
-        read: of the answer that the tier sends.
+        shared: the span, and the things that all requests for it share.
+        route: address and headers of the request.
+        read: the read of the tier's answer.
     """
 
     def __init__(self, shared: TierSpan, route: Route, read: PausableRead) -> None:
@@ -129,14 +153,18 @@ class WatchedRequest:
         self._read = read
         self._hedging = shared.scheduler.origin(span.claim.origin_name).hedging
         self._size_bytes = span.parts.size_bytes
-        # Reading time when the owner was last asked about the request.
+        # Reading time when the owner was last asked about the request; minus infinity before the
+        # first question.
         self._asked_s = -math.inf
-        # Reading time of the question to which the owner first answered, since bytes came last,
-        # that it has no request in hand. None unless its latest answer was that, too.
+        # Reading time of the first question since bytes last came that the owner has answered with
+        # a denial. None unless its latest answer was a denial, too.
         self._denied_s: float | None = None
 
     async def send(self) -> list[PartSums] | None:
-        """Return the checksums of the bytes; None if the object's parts bypass the tier."""
+        """Send the request, and return the checksums of the parts.
+
+        Return None if the tier does not serve this object, which has to come from the origin then.
+        """
         span = self._span
         async with self._read.limit():
             answer = await span.origin.ask_tier(self._route, span.obj, span.parts, self._read)
@@ -144,22 +172,29 @@ class WatchedRequest:
             return None
 
         sums = sums_of(answer, span.obj)
-        if answer.headers.get("x-shardcache-tier") != "HIT":  # then the time is the object store's
+        # A part that was not in the tier's cache has come from the object store, so its time is one
+        # of the origin's part times.
+        if answer.headers.get("x-shardcache-tier") != "HIT":
             self._hedging.took(self._size_bytes, self._read.reading_time.elapsed_s)
         return sums
 
     async def watch(self, end_first: Commit) -> list[PartSums] | None:
-        """Return the checksums of the bytes once the origin has sent them sooner.
+        """Watch the request; return the checksums of the parts if the origin sends them sooner.
 
-        Runs on until the request ends. Raises, after it has ended the request,
-        OriginUnavailableError if the owner is silent, LostRequestError if the owner has lost it,
-        SlowOwnerError if the owner has been slow before.
+        It runs until the request ends, and is cancelled then. It ends the request itself before it
+        raises an error: OriginUnavailableError if the owner is silent, LostRequestError if the
+        owner has lost the request, SlowOwnerError if the owner has been slow repeatedly.
+
+        Args:
+            end_first: ends the request to the tier; returns False if that has already ended.
         """
         while True:
             look_s = max(self._usual_s, LOOK_AGAIN * self._read.reading_time.elapsed_s)
             question_s = max(self._usual_s, self._next_question_s)
             await self._read.reading_time.reaches(min(look_s, question_s))
 
+            # The owner is asked for any of three reasons: the part is late; its bytes come slowly;
+            # or no bytes and no answer have come for a while.
             left_s = self._left_s()
             is_question_due = self._read.reading_time.elapsed_s >= self._next_question_s
             if left_s is None and not self._sends_slowly and not is_question_due:
@@ -175,16 +210,16 @@ class WatchedRequest:
 
     @property
     def _usual_s(self) -> float:
-        """Time in which such a part usually comes from the object store."""
+        """Time in which a part of this size usually comes from the object store."""
         return self._hedging.usual_s(self._size_bytes, self._stall_timeout_s)
 
     @property
     def _next_question_s(self) -> float:
-        """Reading time at which the owner is asked next, unless it sends bytes before."""
+        """Reading time at which the owner is asked next, unless bytes come before that."""
         return max(self._asked_s, self._read.last_byte_s) + QUESTION * self._stall_timeout_s
 
     def _left_s(self) -> float | None:
-        """Return the time that the request will still take; None if not much more than usual."""
+        """Return the time that the request will still take; None if the part is not late."""
         return self._hedging.left_s(
             self._size_bytes,
             self._read.received_bytes,
@@ -200,36 +235,42 @@ class WatchedRequest:
         asking: asyncio.Future[OwnerState],
         end_first: Commit,
     ) -> list[PartSums] | None:
-        """Request the parts from the object store if their owner is slow, then go by its answer.
+        """Request the parts from the object store if they are late, then judge the owner's answer.
 
-        An owner that answers promptly is not slow itself: it waits for the object store. One that
-        neither answers nor sends may be dead, and then the next owner on the ring fetches its
-        parts, once for all nodes: the object store is not asked for them as well.
+        An owner that answers promptly is not slow itself: it is waiting for the object store. An
+        owner that neither answers nor sends bytes may be dead. The next owner on the ring then
+        fetches its parts, once for all nodes, so they are not requested from the object store here.
+
+        Return the checksums of the parts if the object store has sent them, otherwise None.
 
         Args:
-            left_s: time that the request will still take; None if not much more than usual.
+            left_s: time that the request will still take; None if the part is not late.
+            asking: brings the owner's answer.
+            end_first: ends the request to the tier; returns False if that has already ended.
         """
-        # 1. Does the owner answer promptly, or send?
+        # 1. Wait a little for the owner's answer. Without a prompt answer, its bytes decide.
         self._asked_s = self._read.reading_time.elapsed_s
         await asyncio.wait([asking], timeout=MIN_STALL_SHARE * self._stall_timeout_s)
         if not asking.done():
             if not self._sends:
-                left_s = None  # it may be dead
+                left_s = None  # the owner may be dead
             elif left_s is None:
-                left_s = self._stall_timeout_s  # it sends, but is too slow to answer
+                left_s = self._stall_timeout_s  # the owner sends bytes, but is too slow to answer
 
-        # 2. The object store may be sooner, 3. or the owner's answer counts.
+        # 2. The object store may send the parts sooner.
         if left_s is not None:
             sums = await self._fetch_sooner(left_s, asking, end_first)
             if sums is not None:
                 return sums
+        # 3. Otherwise, the owner's answer counts.
         await self._judge(await asking, end_first)
         return None
 
     async def _judge(self, answer: OwnerState, end_first: Commit) -> None:
-        """Go on or end the request, by the owner's answer.
+        """Let the request go on, or end it, by the owner's answer.
 
-        Bytes show that the owner lives. An answer shows it only if it is about these parts.
+        Bytes always show that the owner is alive. An answer shows it only if the owner has a
+        request for these parts in hand.
         """
         if answer is OwnerState.LOST_THEM:
             await self._judge_denial(end_first)
@@ -237,13 +278,16 @@ class WatchedRequest:
 
         self._denied_s = None
         if answer is OwnerState.HAS_THEM:
+            # The owner waits for the object store. The request must not count as stalled before
+            # its first byte.
             if not self._read.received_bytes:
                 self._read.heard()
             return
 
         if self._sends or not await end_first():
             return
-        # This node's nginx has sent bytes, or answers now: then the next owner can be requested.
+        # This node's nginx is alive, as it has sent bytes or answers now. So a new request can be
+        # sent, which it passes on to the next owner.
         if self._read.received_bytes or answer is OwnerState.UNREACHABLE:
             raise LostRequestError
         raise OriginUnavailableError(
@@ -252,11 +296,13 @@ class WatchedRequest:
         )
 
     async def _judge_denial(self, end_first: Commit) -> None:
-        """Decide whether the owner has lost the request, or has just answered it.
+        """Decide whether an owner that denies to have the request has lost it, or has answered it.
 
-        It has answered if bytes have come since it last said that it has none in hand.
+        An owner has no request in hand any more once it has sent the part. So the request counts as
+        lost only if the owner denies it for some time and no bytes come.
         """
         denied_s = self._denied_s
+        # This is the first denial, or bytes have come since the first one.
         if denied_s is None or self._read.last_byte_s > denied_s:
             self._denied_s = self._asked_s
             if denied_s is not None and self._sends_slowly:
@@ -274,9 +320,9 @@ class WatchedRequest:
 
     @property
     def _sends_slowly(self) -> bool:
-        """True if the bytes came more slowly than the object store usually sends them.
+        """True if the bytes come much more slowly than the object store usually sends them.
 
-        The time counts from the first of them.
+        The time counts from the first byte.
         """
         read = self._read
         if read.first_byte_s is None or not read.received_bytes:
@@ -288,7 +334,11 @@ class WatchedRequest:
         return whole_s >= _SLOWNESS * self._usual_s
 
     async def _end_if_slow(self, end_first: Commit) -> None:
-        """Record that the owner is slow by itself, and end the request once that is certain."""
+        """Record that the owner is slow by itself, and end the request once that is certain.
+
+        It is certain once the owner was slow twice within a minute (`SlowOwners`). Raises
+        SlowOwnerError if the request was ended.
+        """
         slow_owners = self._tier.slow_owners
         owner = await self._questions.address(self._route)
         if owner and not slow_owners.has(owner, time.monotonic()):
@@ -302,7 +352,17 @@ class WatchedRequest:
         asking: asyncio.Future[OwnerState],
         end_first: Commit,
     ) -> list[PartSums] | None:
-        """Return the checksums of the bytes if the object store sends them much sooner."""
+        """Return the checksums of the parts if the object store sends them much sooner.
+
+        Return None if it does not, or if no second request is allowed.
+
+        Args:
+            left_s: time that the request to the tier will still take.
+            asking: brings the owner's answer.
+            end_first: ends the request to the tier; returns False if that has already ended.
+
+        Raises SlowOwnerError if the owner has been slow repeatedly.
+        """
         slow_owners = self._tier.slow_owners
         owner = await self._questions.address(self._route)
         if slow_owners.has(owner, time.monotonic()):
@@ -310,7 +370,8 @@ class WatchedRequest:
                 raise SlowOwnerError
             return None
 
-        # An owner that has not answered is more likely to be slow itself.
+        # An owner that has not answered is more likely to be slow itself, so the request may then
+        # be hedged even without credit.
         is_allowed = self._hedging.spend() if asking.done() else self._hedging.tries()
         if not is_allowed:
             return None
@@ -327,7 +388,8 @@ class WatchedRequest:
             return None
 
         self._hedging.took(self._size_bytes, time.monotonic() - begun_s)
-        # The store has sent all of it before the owner has answered a question.
+        # The object store has sent the whole part before the owner has answered a question, so the
+        # owner is slow.
         if owner and not asking.done():
             self._hedging.won()
             slow_owners.add(owner, time.monotonic())
