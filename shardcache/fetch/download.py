@@ -167,7 +167,7 @@ class Downloader:
     async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
         """Return an object as its origin describes it; keep the answer for the next `stat`.
 
-        It is called for objects that will be fetched soon.
+        Callers do so for objects that will be fetched soon.
         """
         obj = await self.ask(url, lambda received: origin.stat(url))
         self._ahead.pop(url, None)
@@ -238,6 +238,7 @@ class Downloader:
             first_bytes: number of first bytes to request as well; 0 for none.
         """
         if not first_bytes:
+            # The origin is asked for the version alone (0 first bytes).
             return await origin.stat(url, 0)
         self._first_parts += 1
         try:

@@ -174,7 +174,7 @@ class PausableRead(Flow):
             self._pause()
 
     def written(self, size_bytes: int) -> None:
-        """As `Flow.written`."""
+        """Record how many bytes of the body are in the file; see `Flow.written`."""
         self.written_bytes = size_bytes
         self.when_written()
 
@@ -199,7 +199,7 @@ class PausableRead(Flow):
 
     @contextmanager
     def interruptible(self, pause: Callable[[], object]) -> Iterator[None]:
-        """As `Flow.interruptible`."""
+        """Call `pause` during the block whenever the read has to stop; see `Flow.interruptible`."""
         self._pause = pause
         try:
             yield
@@ -208,10 +208,12 @@ class PausableRead(Flow):
 
     @property
     def _may_read(self) -> bool:
+        """True if the read has a slot and, if it needs byte credit, has some left."""
         return self._has_slot.is_set() and not self._wants_credit
 
     @property
     def _wants_credit(self) -> bool:
+        """True if the byte credit is used up and bytes are still to come."""
         is_spent = self.credit_bytes <= 0
         return is_spent and self._left_bytes > 0
 

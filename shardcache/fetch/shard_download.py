@@ -162,6 +162,6 @@ class ShardDownload:
                 part_sum = self._sums.get(index)
                 if part_sum is None:
                     data = os.pread(file.fileno(), part_bytes, index * part_bytes)
-                    part_sum = checksum(data, 0)
+                    part_sum = checksum(data, 0)  # 0: no bytes come before these
                 sums.append(part_sum)
         return sums

@@ -96,8 +96,8 @@ class CachedParts:
     def close(self, file: PartFile) -> Leftover:
         """Turn a part file into a leftover, and return the leftover.
 
-        A transfer of the whole object can then take the file over and resume it. It is also the
-        first step of the file's removal.
+        A transfer of the whole object can then take the file over and resume it. Closing is also
+        the first step of the file's removal.
         """
         del self._files[file.partial.key]
         # From now on, the file's parts are not kept and evicted one by one.

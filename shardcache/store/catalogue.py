@@ -131,7 +131,7 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
         for pragma in _PRAGMAS:
             con.execute(f"PRAGMA {pragma}").fetchall()
         # diskcache stores its settings in this table, and sets its attributes and pragmas by them.
-        # They may be damaged, so they are deleted and diskcache uses its defaults.
+        # The stored settings may be damaged, so they are deleted and diskcache uses its defaults.
         with contextlib.suppress(sqlite3.OperationalError):  # a new database has no such table
             con.execute("DELETE FROM Settings")
         return con
@@ -186,8 +186,9 @@ def _unchanged(value: Any) -> Any:
 class Catalogue:
     """JSON rows under (kind, …) keys, accessed in one thread.
 
-    It stays empty if the disk does not allow a database. Its methods raise no errors of the
-    database: rows that cannot be read count as missing, and rows that cannot be written are lost.
+    The catalogue stays empty if the disk does not allow a database. Its methods raise no errors of
+    the database: rows that cannot be read count as missing, and rows that cannot be written are
+    lost.
 
     Attributes:
         losses: how often damaged rows, or the whole damaged database, were dropped.

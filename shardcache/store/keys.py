@@ -29,8 +29,8 @@ def is_key(name: str) -> bool:
 def place_of(url: str, *, is_file: bool) -> str:
     """Return the url, or other text, under which a shard or file is cached.
 
-    It is the url, with two exceptions. Their texts contain a null character, so they cannot be the
-    url of another shard:
+    The place is the url itself, with two exceptions. Their texts contain a null character, so they
+    cannot be the url of another shard:
 
     1. The object's own bytes, if the shard is cached in another form as well, such as decompressed.
     2. A signed url. All signed urls of one object have the same place, whatever the signature. The

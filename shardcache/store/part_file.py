@@ -1,7 +1,7 @@
 """An object of which some parts are cached, for readers of byte ranges.
 
-`CachedParts` has a `PartFile` for each such object. A part is finished if its bytes are verified
-and in the file. It is unchecked if an earlier daemon has finished it, and its bytes have not been
+`CachedParts` has a `PartFile` for each such object. A part is finished if its bytes are in the file
+and verified. A part is unchecked if an earlier daemon has finished it, and its bytes have not been
 compared with its checksum since the restart. A file is granted if readers hold parts of it, so that
 they may open it by its path and inode number.
 """

@@ -302,7 +302,7 @@ class Partial:
     def _resume(self) -> bool:
         """Read the finished parts of an interrupted download from its journal.
 
-        They are unchecked. Return False if there is no such download of this object.
+        These parts are unchecked. Return False if there is no interrupted download of this object.
         """
         if not self.obj.ranges or size_or_zero(self.path) != self.obj.size_bytes:
             return False
@@ -365,6 +365,12 @@ class Partial:
                 start = end + self.part_bytes
 
     def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
+        """Return the facts about a cached file of this object.
+
+        Args:
+            size_bytes: size of the file.
+            crcs: CRC32C of each of its parts, in order.
+        """
         return Facts(
             url=stored_url(self.obj.url),
             version=self.obj.version,

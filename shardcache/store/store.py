@@ -248,7 +248,7 @@ class Store:
     async def remember_use(self, shard: Shard) -> None:
         """Persist a shard's time of last use, at most once a second.
 
-        It is stored as the modification time of the sidecar.
+        The time is stored as the modification time of the sidecar.
         """
         if shard.used_at_s - shard.use_saved_s < _USE_SAVED_S:
             return
@@ -303,6 +303,7 @@ class Store:
         return await asyncio.to_thread(lambda: [self._peek(shard) for shard in shards])
 
     def _peek(self, shard: Shard) -> Facts | None:
+        """Return the facts of one shard, read from its sidecar; None if it cannot be read."""
         with contextlib.suppress(CorruptShardError, ExhaustedError):
             return self._read_facts(shard)
         return None
@@ -344,6 +345,7 @@ class Store:
         await self._verify(self.scrub(shard.key, facts), facts)
 
     async def _verify(self, scrub: Scrub, facts: Facts) -> None:
+        """Run a scrub in a thread; a missing file counts as damage."""
         try:
             await asyncio.to_thread(scrub.run)
         except FileNotFoundError as exn:
@@ -375,6 +377,7 @@ class Store:
         return removed
 
     def _remove(self, key: str) -> bool:
+        """Unlink a shard's files; return False if a process has the tar open. Blocks."""
         paths = (self.layout.tar(key), self.layout.sidecar(key))
         removed = unlink_unless_open(paths)
         if removed:

@@ -81,11 +81,11 @@ class Worker:
                     self._gate(message).pause()
                 case "resume":
                     self._gate(message).resume(_limit(message))
-                case "commit":
+                case "commit":  # a held body may be written
                     self._gate(message).commit()
                 case "ping":
                     self._send({"is": "up"})
-                case "distrust":
+                case "distrust":  # connections may be dead, and are closed
                     self._pool.distrust(message["before_s"])
 
     def _lines(self) -> Iterator[bytes]:
@@ -136,7 +136,7 @@ class Worker:
             gate,
             report_held,
             self._report_progress,
-            prompt=message["prompt"],
+            prompt=message["prompt"],  # True if a reader waits for the first bytes
         )
         self._threads.submit(self._run, number, exchange, fd)
 

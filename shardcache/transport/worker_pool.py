@@ -79,6 +79,7 @@ class Workers:
         Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head
         that is too large; CacheError if no process can be started.
         """
+        # No body is written (None), and the plain flow neither pauses nor limits the read.
         answer = await self._run(request, None, Flow(), ahead=ahead)
         assert answer is not None
         return answer
@@ -245,8 +246,9 @@ class Workers:
     def _distrust_idle(self, before_s: float) -> None:
         """Have all workers close their connections that have been idle since before `before_s`.
 
-        It is called when a server did not respond over such a connection. The NAT or load balancer
-        that has dropped this connection has probably dropped the other idle ones, too.
+        A worker's report that a server did not respond over an idle connection calls this. The NAT
+        or load balancer that has dropped this connection has probably dropped the other idle ones,
+        too.
 
         Args:
             before_s: a time by the monotonic clock, which all processes of the machine share.

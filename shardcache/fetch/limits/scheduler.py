@@ -42,10 +42,10 @@ class Scheduler:
     pauses, and queues for another slot with its own priority. At most as many claims are paused as
     there are slots, so at most twice as many claims as slots occupy memory.
 
-    If more claims than saturate the link of a download that is alone were running, each of its
-    parts would take longer. So no more claims than that run on its origin, and they are the most
-    urgent ones. While the link is not measured yet, the download fetches one part at a time; apart
-    from that, only claims that other readers wait for may begin.
+    While a download is alone, only the most urgent claims run on its origin, and no more of them
+    than saturate the link: further claims would delay each of the download's parts. As long as the
+    link is not measured, the download fetches one part at a time; apart from these parts, only
+    claims that other readers wait for may begin.
 
     Args:
         slots: number of slots for all origins together; also the initial limit of each origin.
@@ -99,7 +99,7 @@ class Scheduler:
     def reconsider(self) -> None:
         """Ask all downloads for their priorities, and reassign the slots.
 
-        It should be called when a download has become more urgent. Without a call, the same happens
+        A download that has become more urgent should call this. Without a call, the same happens
         when a claim comes or goes, if `ASK_AGAIN_S` has passed.
         """
         self._ask_due_s = 0.0
@@ -286,12 +286,13 @@ class Scheduler:
 
     @property
     def _may_pause_more(self) -> bool:
+        """True while fewer claims are paused than there are slots, which bounds the memory."""
         return len(self._paused) < self._slots
 
     def _preemptor(self) -> Claim | None:
         """Return the claim that is to preempt another; None if there is none.
 
-        It is a queued claim that a reader waits for, and there is a claim that it can preempt.
+        A reader waits for this claim, and there is another claim that can be preempted for it.
         """
         if not any(group.queued and group.priority.waiting for group in self._groups.values()):
             return None
@@ -302,8 +303,8 @@ class Scheduler:
         def may_preempt(group: ClaimGroup) -> bool:
             if not group.priority.waiting:
                 return False
-            # If its origin is full, a claim needs the slot of another claim on the same origin. If
-            # it has room, the slot of any claim will do.
+            # A claim may always take the slot of another claim on the same origin. The slot of a
+            # claim on another origin is of use only if the claim's own origin has room.
             return group.origin in preemptible or group.is_admitted
 
         if self._may_pause_more:
@@ -374,6 +375,7 @@ class Scheduler:
         return True
 
     def _release(self, claim: Claim) -> None:
+        """Take the slot of a claim that holds one."""
         del self._holding[claim]
         self._ranking.released(claim)
         claim.group.origin.held -= 1

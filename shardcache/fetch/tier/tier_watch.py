@@ -181,9 +181,10 @@ class WatchedRequest:
     async def watch(self, end_first: Commit) -> list[PartSums] | None:
         """Watch the request; return the checksums of the parts if the origin sends them sooner.
 
-        It runs until the request ends, and is cancelled then. It ends the request itself before it
-        raises an error: OriginUnavailableError if the owner is silent, LostRequestError if the
-        owner has lost the request, SlowOwnerError if the owner has been slow repeatedly.
+        The watch runs until the request ends, and is cancelled then. It ends the request itself
+        before it raises an error. Raises OriginUnavailableError if the owner is silent,
+        LostRequestError if the owner has lost the request, SlowOwnerError if the owner has been
+        slow repeatedly.
 
         Args:
             end_first: ends the request to the tier; returns False if that has already ended.
@@ -336,8 +337,8 @@ class WatchedRequest:
     async def _end_if_slow(self, end_first: Commit) -> None:
         """Record that the owner is slow by itself, and end the request once that is certain.
 
-        It is certain once the owner was slow twice within a minute (`SlowOwners`). Raises
-        SlowOwnerError if the request was ended.
+        An owner counts as slow once it was slower than the object store twice within a minute
+        (`SlowOwners`). Raises SlowOwnerError if the request was ended.
         """
         slow_owners = self._tier.slow_owners
         owner = await self._questions.address(self._route)

@@ -44,9 +44,9 @@ def is_open_elsewhere(path: Path) -> bool:
 def ask_openness(path: Path) -> bool | None:
     """Return whether another process has `path` open, or the file has another hard link.
 
-    The kernel is asked for a write lease on the file (fcntl(2), F_SETLEASE). It grants the lease
-    only if no other process has the file open or mapped, even in another container. It also grants
-    it only to the file's owner, or with CAP_LEASE, which containers do not have by default.
+    The kernel is asked for a write lease on the file (fcntl(2), F_SETLEASE). Two conditions have to
+    be met for a lease. No other process has the file open or mapped, even in another container. And
+    this process owns the file, or has CAP_LEASE, which containers do not have by default.
 
     Returns:
         True or False; False also if the filesystem or the process's rights do not allow the

@@ -66,8 +66,8 @@ class CacheFolder:
     def look(self) -> bool:
         """Check the folder as far as that is possible without writing to the disk.
 
-        It takes the place of `probe`, and raises the same errors. The result is always False: the
-        folder was not recreated.
+        This check takes the place of `probe`, and raises the same errors. The result is always
+        False: the folder was not recreated.
         """
         self.check()
         with disk_errors(self._layout.root):
@@ -184,7 +184,7 @@ def _make_folders(layout: Layout, group: str | None) -> None:
         if folder.stat().st_gid == gid == os.getegid():
             folder.chmod(_OWN_MODE)
         else:
-            os.chown(folder, -1, gid)
+            os.chown(folder, -1, gid)  # -1 leaves the owner as it is
             folder.chmod(_MODE)
 
 

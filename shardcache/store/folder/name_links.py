@@ -26,8 +26,8 @@ _NO_NAMES = ("", ".", "..")
 def name_of(facts: Facts) -> str | None:
     """Return the file name for a cached object; None if no file can have the object's name.
 
-    It is the last part of the url's path, without the suffix of a compression if the object was
-    decompressed.
+    The name is the last part of the url's path, without the suffix of a compression if the object
+    was decompressed.
     """
     name = path_of(facts.url).rpartition("/")[2]
     # Only shards have samples. They are decompressed once they have arrived, other files are not.
@@ -67,6 +67,7 @@ class NameLinks:
         return link
 
     def _make(self, link: Path, tar: Path) -> None:
+        """Make a link to a shard's tar, unless there is one already. Raises OSError."""
         if link.is_symlink():
             return
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from shardcache.store.folder.layout import Layout
 def other_writers(path: Path, uid: int) -> str:
     """Return a description of who may write to a folder, other than one user and root.
 
-    It is empty if nobody else may. Two cases do not count: the user's own group, which
+    The text is empty if nobody else may. Two cases do not count: the user's own group, which
     distributions create for each user; and a folder with the sticky bit, where others may add
     files, but neither remove nor replace the user's files. Looking up names may query a directory
     server.

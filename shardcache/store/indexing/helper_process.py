@@ -132,6 +132,7 @@ class HelperProcess:
         return _MAX_UNANSWERED if self._has_started else _MAX_UNANSWERED_AT_START
 
     def _write(self, data: bytes) -> None:
+        """Write to the process's input, unless the process has ended."""
         if self.runs:
             assert self._process.stdin
             # The write is not awaited (drained): a hung process would never take the bytes.

@@ -32,7 +32,7 @@ def checksum_function(algorithm: str) -> Callable[[Data, int], int]:
 
 
 def crc32c(data: Data, earlier: int) -> int:
-    """Return the CRC32C of `data` after bytes whose CRC32C is `earlier`."""
+    """Return the CRC32C of `data` after bytes whose CRC32C is `earlier`; 0 if there are none."""
     return checksum_function("crc32c")(data, earlier)
 
 

@@ -27,7 +27,7 @@ def wait_without_limit(sock: socket.socket) -> None:
 class BodyReader:
     """Reads a body of known length.
 
-    It returns the bytes that arrived together with the head first, then reads from the socket.
+    The bytes that arrived together with the head come first; then the reader uses the socket.
 
     Attributes:
         has_more: True if bytes beyond the body's end arrived with the head.
@@ -74,7 +74,8 @@ class ChunksReader:
     def has_more(self) -> bool:
         """True if the body has not ended.
 
-        It blocks until that is known. It takes a byte of the body, so nothing can be read after it.
+        Reading this property blocks until the answer is known. It may take a byte of the body, so
+        the body cannot be read any further.
         """
         return bool(self._response.read(1))
 

@@ -49,8 +49,8 @@ AnyReader: TypeAlias = BodyReader | ChunksReader
 class StaleError(Exception):
     """The connection cannot be used, and the request has to be sent over another one.
 
-    It is raised if a reused connection is closed or silent, and if the answer to a primed request
-    is not the expected one.
+    That is so if a reused connection is closed or silent, or if the answer to a primed request is
+    not the expected one.
     """
 
 

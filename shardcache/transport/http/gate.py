@@ -57,6 +57,7 @@ class Gate:
 
     @property
     def _may_read(self) -> bool:
+        """True if the request is not paused and has byte credit left."""
         return not self._paused and not self.used_up
 
     def receive(self, count: int) -> bool:

@@ -22,7 +22,8 @@ HEAD_REMEDY = "check that the url, or the proxy on the way to it, is a file serv
 ECHOED = re.compile(r"[\t\x20-\x7e\x80-\xff]+")
 """Header values that can be sent back to a server.
 
-They contain no line breaks. A header that was folded over several lines does, and cannot be sent.
+Such a value contains no line break. The value of a header that was folded over several lines
+contains some, and cannot be sent back.
 """
 
 PORTS = {"http": 80, "https": 443}

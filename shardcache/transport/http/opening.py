@@ -63,8 +63,8 @@ class HttpConnection:
     def end_reads(self) -> None:
         """End a read that blocks in another thread.
 
-        It calls the base class's `shutdown`: after SSLSocket.shutdown, the reading thread would
-        take ciphertext for the body.
+        The base class's `shutdown` is called, as the reading thread would take ciphertext for the
+        body after SSLSocket.shutdown.
         """
         with suppress(OSError):  # raised if the peer has closed the connection first
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)

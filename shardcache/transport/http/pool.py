@@ -115,6 +115,7 @@ class Pool:
             return connection
 
     def _pop(self, server: Server) -> HttpConnection | None:
+        """Remove and return the idle connection that was used last; None if there is none."""
         with self._lock:
             idle = self._idle[server]
             return idle.pop() if idle else None

@@ -31,15 +31,16 @@ _OPTIONS = {
     "TCP_USER_TIMEOUT": 15_000,  # ms
 }
 
-# Threads that look up hosts' names. A lookup cannot be cancelled, and one that a dead name server
-# does not answer occupies its thread for a while.
+# Threads that look up hosts' names. A lookup cannot be cancelled, and if a name server is dead, it
+# keeps its thread for a long time. Neither other work nor the end of the process waits for these
+# threads, as they are in a pool of their own.
 _LOOKUPS = ThreadPoolExecutor(16, thread_name_prefix="lookup")
 
 
 class NearHostError(Exception):
-    """A host's name leads to this node or its cloud's metadata service, though it looks harmless.
+    """A name that looks like another host's leads to this node or its cloud's metadata service.
 
-    A host such as localhost or 127.0.0.1, which names this node openly, does not raise it.
+    The error is not raised for a host that names this node openly, such as localhost or 127.0.0.1.
     """
 
 
@@ -83,7 +84,7 @@ async def connect(host: str, port: int, *, far_only: bool = False) -> socket.soc
 
 def _check_far(host: str, addresses: Sequence[AddrInfoType]) -> None:
     """Raise NearHostError if one of the host's addresses is near, though its name is not."""
-    # A host that names this node openly has already been judged by the rules for urls.
+    # A host that names this node openly was permitted, or refused, together with its url.
     if is_near(host):
         return
     for *_, socket_address in addresses:

@@ -12,10 +12,10 @@ called by ctypes, in the very library that ssl uses, on connections that ssl has
 Where these calls are not possible, for example because the interpreter is linked with OpenSSL
 statically, records are read one by one.
 
-It was measured with four threads of one process that wrote parts from a server on the same two
-cores: 1.2 s of processor time per GB instead of 2.6, and 0.30 GB/s instead of 0.21. These are
-medians of ten rounds, with and without this module in turn. While other programs had most of the
-processors, the threads took 1.5 s instead of 2.0, and received 0.12 GB/s instead of 0.08.
+In a measurement, four threads of one process wrote parts from a server on the same two cores. With
+this module, they took 1.2 s of processor time per GB instead of 2.6, and received 0.30 GB/s instead
+of 0.21. These are medians of ten rounds, with and without it in turn. While other programs had most
+of the processors, the threads took 1.5 s instead of 2.0, and received 0.12 GB/s instead of 0.08.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ _FUNCTIONS = {
 class TlsSocket(ssl.SSLSocket):
     """A client's TLS socket that can fill memory from several records in one call.
 
-    It is made by the `wrap_socket` of a `client_context`.
+    Such a socket is made by the `wrap_socket` of a `client_context`.
     """
 
     _records: "_Records | None" = None  # None before the handshake, and if OpenSSL is unreachable
@@ -79,7 +79,7 @@ class TlsSocket(ssl.SSLSocket):
     def fill(self, memory: memoryview) -> int:
         """Fill some or all of the memory and return the number of bytes; 0 at the stream's end.
 
-        It blocks, and the socket must have no time limit. Raises OSError.
+        Blocks. The socket must have no time limit. Raises OSError.
         """
         begun_s = time.monotonic()
         count = 0
