@@ -64,7 +64,7 @@ class CachedParts:
 
         Args:
             part_bytes: size of the parts of a new file.
-            reservation: the caller's reservation, of `FILE_BYTES` or more.
+            reservation: the caller's reservation, with `FILE_BYTES` for the new file's journal.
 
         Raises DiskError.
         """

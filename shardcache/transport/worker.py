@@ -3,8 +3,8 @@
 The daemon starts several workers (`worker_pool.Workers`) and sends them messages over their
 standard input; a worker replies over its standard output. Each message is a line of JSON. Workers
 are separate processes so that neither decryption nor checksums hold the daemon's interpreter lock.
-A worker runs each request in a thread of its own. It exits at the end of its input, which also
-closes when the daemon is killed.
+A worker runs each request in a thread of its own. The worker exits when its input ends, which is
+also the case when the daemon is killed.
 
 An exchange is one request with its answer. A request is primed if it was sent ahead of its
 exchange, so that the answer is on its way when the exchange begins. A body is held if it waits in
@@ -91,8 +91,8 @@ class Worker:
     def _lines(self) -> Iterator[bytes]:
         """Yield the input's lines.
 
-        While it waits for the next line, it reports progress and closes old connections at regular
-        intervals.
+        Progress is reported and old connections are closed at regular intervals, even while no line
+        arrives.
         """
         partial_line = b""
         next_tick_s = 0.0

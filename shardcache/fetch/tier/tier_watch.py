@@ -2,9 +2,10 @@
 
 The tier is a cache that the nodes of a cluster share, with an nginx on each node. Each part has an
 owner, which is the node that fetches the part from the object store for all of them. A daemon sends
-its request to its own node's nginx, which passes the request on to the owner. The owner has a
-request in hand while its nginx is working on one for the same part. It has lost the request if it
-works on none, and denies that it has one when it says so.
+its request to its own node's nginx, which passes the request on to the owner. The owner has the
+request in hand while its nginx is working on a request for the part. A denial is the owner's answer
+that it has no such request in hand. The owner has lost the request if it denies it though it has
+not sent the part.
 
 If several nodes request a part, nginx sends it to the later ones only once it is whole. A node that
 turned to the object store because of that delay would make the tier slower for all nodes. So the
@@ -33,7 +34,7 @@ from shardcache.transport.between.parts import PartSums
 
 # Status of the owner's answer if it has no request for the parts in hand.
 _NOT_IN_HAND = 404
-# Statuses from this one on are from this node's own nginx, which cannot reach the owner.
+# A status of this number or more comes from this node's own nginx, which cannot reach the owner.
 _UNREACHABLE = 500
 # An owner is slow if the object store sends the part within this share of the time that the owner
 # would still take.
