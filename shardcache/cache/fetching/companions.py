@@ -1,4 +1,8 @@
-"""Companion files, which describe the shards next to them, for formats that need one."""
+"""Companion files, which describe the shards next to them, for formats that need one.
+
+`ShardIndexing` gives a shard's companion to the process that indexes the shard. An example is the
+`index.json` of a folder of shards.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -14,11 +18,14 @@ from shardcache.shared.units import size
 from shardcache.shared.urls.url_names import format_of
 from shardcache.transport.between.flow import Flow, Received
 
-_MAX_KNOWN = 100  # files
+_MAX_KNOWN = 100  # number of companion files whose content is kept in memory
 
 
 class Companions:
-    """Contents of companion files, each read once per version; see `Format.companion_of`."""
+    """Contents of companion files, each of them read once for each version.
+
+    The content is in the form that `Format.companion_of` makes of the file.
+    """
 
     def __init__(self, origins: Origins, downloader: Downloader) -> None:
         self._origins = origins
@@ -29,7 +36,8 @@ class Companions:
     async def of(self, url: str) -> str | None:
         """Return the content of a shard's companion; None if shards of its format have none.
 
-        Raises NotFoundError if it is missing, ShardError, and the origin's errors.
+        Raises NotFoundError if the companion is missing, ShardError if it is not a valid one, and
+        the origin's errors.
         """
         format_ = format_of(url)
         if format_.needs is None:
@@ -37,6 +45,7 @@ class Companions:
         companion_url = join(url, format_.needs)
 
         async def request(received: Received) -> str:
+            """Make one attempt, of which `Downloader.ask` makes several if necessary."""
             return await self._read(companion_url, format_, received)
 
         try:
@@ -49,7 +58,13 @@ class Companions:
             ) from exn
 
     async def _read(self, url: str, format_: Format, received: Received) -> str:
-        """Return the content of a companion file, read unless its present version is known."""
+        """Return the content of a companion file; read it unless its present version is known.
+
+        Args:
+            url: url of the companion file.
+            format_: the format of the shards next to it.
+            received: called as bytes arrive.
+        """
         origin = self._origins.origin(url)
         obj = await origin.stat(url)
         key = (url, obj.version)

@@ -1,4 +1,15 @@
-"""Fetching of one shard, from url to published file: stat, reserve, download, publish."""
+"""Fetching of one shard, from url to published file: stat, reserve, download, publish.
+
+`Transfers` runs `Fetcher.fetch` in the task of each transfer. Terms:
+
+- A key is made of an object's url and version; there is at most one cached shard for each.
+- A claim (`KeyClaim`) stands for all transfers that lead to one key. Its lock lets one of them work
+  at a time, and its reservation is the disk space for the shard.
+- A partial is a file that is being downloaded, with a journal of the parts that are in it.
+- A leftover is a partial that no transfer works on. The next transfer of its key adopts it, which
+  means that the leftover's bytes count to that transfer's reservation.
+- A file of parts (`PartFile`) has some parts of an object, for readers of ranges of it.
+"""
 
 import asyncio
 import time
@@ -48,7 +59,8 @@ log = structlog.get_logger()
 class Fetcher:
     """Fetches shards on behalf of `Transfers`.
 
-    `_changed` is notified when a transfer has given up space that others wait for.
+    `_part_bytes` is the size of the parts in which a new file is downloaded. `_changed` is notified
+    when a transfer has given up space that others wait for.
     """
 
     _store: Store
@@ -64,9 +76,10 @@ class Fetcher:
     _changed: Signal
 
     async def fetch(self, transfer: Transfer) -> Shard | None:
-        """Return the published shard; None if only ranges were wanted, and nobody waits for more.
+        """Return the published shard; None if only ranges were wanted, and all have been fetched.
 
-        Raises PostponedError if the disk has failed and no reader waits for the shard.
+        Raises the shard's errors. Raises PostponedError if the disk has failed, or there is no
+        space, and no reader waits for the shard.
         """
         if self._health.error is not None and not transfer.waits:
             raise PostponedError
@@ -83,7 +96,8 @@ class Fetcher:
     @refetch
     async def _fetch(self, transfer: Transfer) -> Shard | None:
         """Make one attempt; `refetch` makes another if the object has changed or is corrupt."""
-        # 1. A cached shard only lacks an index, for which the origin need not be asked.
+        # 1. If the shard is cached, it lacks at most an index. The origin need not be asked for
+        #    that.
         known_key = self._planner.key(transfer.name)
         if known_key in self._store.shards:
             async with self._claimed(known_key, transfer) as claim:
@@ -99,7 +113,8 @@ class Fetcher:
         self._planner.learn(transfer.name, key, obj.reported_s)
         self._planner.learn_size(transfer.name, obj.size_bytes)
 
-        # 3. One transfer at a time brings in a key; the next finds the shard cached.
+        # 3. One transfer at a time fetches the shard of a key. The transfer after it finds the
+        #    shard cached.
         async with self._claimed(key, transfer) as claim:
             shard = await self._cached(transfer, claim, key)
             if shard is not None:
@@ -108,6 +123,8 @@ class Fetcher:
             transfer.begin(obj.size_bytes)
             if not await self._reserve_whole(transfer, claim, origin, obj, key):
                 return None
+            # The download of the whole continues with the parts that are in the file of parts. If
+            # this daemon has served ranges from it, the object is also wanted as a plain file.
             file = self._store.parts.get(key)
             if file is not None:
                 claim.has_range_readers = not file.is_unconfirmed
@@ -124,8 +141,11 @@ class Fetcher:
     ) -> bool:
         """Reserve the space of the whole object; return False if only ranges of it were wanted.
 
-        Until then, ranges that readers wait for are fetched, if the origin supports ranges.
+        While the whole waits for space, ranges that readers wait for are fetched, if the origin
+        supports ranges.
         """
+        # Parts that are fetched at different times belong together only if the origin checks the
+        # object's version with each request.
         transfer.is_divisible = obj.guarded and obj.ranges
         if not transfer.is_divisible:
             transfer.want_whole()
@@ -133,6 +153,7 @@ class Fetcher:
         claim.reservation = reservation
         is_reserved = False
         try:
+            # The bytes of a file of parts are counted by themselves until it is handed over.
             if key not in self._store.parts:
                 self._store.leftovers.adopt(key, reservation)
             is_reserved = await self._filler.fill(transfer, claim, origin, obj, key)
@@ -140,15 +161,16 @@ class Fetcher:
             if not is_reserved:
                 had_new_space = reservation.size_bytes > reservation.adopted_bytes
                 self._leave_parts(key, reservation, transfer)
-                if had_new_space:  # others may wait for it
+                if had_new_space:  # others may wait for the space that is free again
                     self._changed.notify()
         return is_reserved
 
     async def _object(self, transfer: Transfer, origin: Origin, key: str) -> RemoteObject:
-        """Return the object to fetch: that of cached parts, or else what the origin has."""
+        """Return the object to fetch: the one whose parts are cached, or else ask the origin."""
         file = self._store.parts.get(key)
         if file is not None and not file.is_unconfirmed:
-            # By this transfer's url: the signature of an earlier one may have expired.
+            # The object is fetched by this transfer's url: the signature of an earlier url may have
+            # expired.
             return replace(file.partial.obj, url=transfer.ref.url)
         transfer.stages.enter(Stage.ASKING)
         return await self._downloader.stat(
@@ -159,10 +181,10 @@ class Fetcher:
         )
 
     async def _cached(self, transfer: Transfer, claim: KeyClaim, key: str) -> Shard | None:
-        """Return the cached shard, indexed if samples are wanted.
+        """Return the cached shard for `key`, and index it first if samples are wanted.
 
-        None if there is none, or it proves damaged. Raises ShardError if it cannot be indexed: it
-        stays a file.
+        None if no shard is cached, or the cached one proves to be damaged. Raises ShardError if it
+        cannot be indexed: it then stays in the cache as a plain file.
         """
         shard = self._store.shards.get(key)
         if shard is None:
@@ -174,7 +196,8 @@ class Fetcher:
         transfer.stages.enter(Stage.DISK)
         with self._residency.retained(shard):
             try:
-                # An index of damaged bytes would look sound.
+                # Compare the bytes with their checksums: an index made of damaged bytes would look
+                # sound.
                 await self._store.check_tar(shard, facts)
             except CorruptShardError as exn:
                 if await self._health.take_out(shard, exn):
@@ -185,14 +208,18 @@ class Fetcher:
         return shard
 
     def _first_bytes(self, transfer: Transfer) -> int:
-        """Return how much of a shard to request with its version; 0 unless it is needed now."""
+        """Return how many bytes of a shard to request along with its version.
+
+        The origin can answer with the version and the first part at once, which saves a round trip.
+        0 if the shard is not needed now, or its first part may not be what is missing.
+        """
         if self._store.leftovers.by_key:
-            return 0  # finished parts may be there
+            return 0  # a leftover may have the first part: its key is not known before the version
         if transfer.ref.is_file:
-            return 0  # another part may be needed first
+            return 0  # another part than the first may be needed first
         file_key = self._planner.key(name_of(transfer.ref._replace(is_file=True)))
         if file_key in self._store.shards:
-            return 0  # a copy of the cached file is made: see `_fill_from_cache`
+            return 0  # the object's bytes are cached, and copied: see `_fill_from_cache`
         if transfer.waits:
             return self._part_bytes
         schedule = self._planner.now
@@ -202,9 +229,10 @@ class Fetcher:
 
     @asynccontextmanager
     async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[KeyClaim]:
-        """Serialize transfers that lead to the same key.
+        """Provide the claim of all transfers that lead to a key, and hold its lock.
 
-        One plan may know a shard's version, another only its url.
+        Several transfers may lead to one key: one plan may give a shard's version, another only its
+        url, which are two names.
         """
         with self._residency.claiming(key, transfer) as claim:
             async with claim.lock:
@@ -224,20 +252,25 @@ class Fetcher:
         """
         reservation = claim.reservation
         assert reservation is not None
+        # There is a leftover now if a file of parts was handed over after the space was reserved.
         self._store.leftovers.adopt(key, reservation)
         adopted_bytes = reservation.adopted_bytes
         gave_way = False
         try:
             shard = self._store.shards.get(key)
             if shard is not None:
-                return shard  # its eviction was under way when this began, and failed
+                # The shard was being evicted when this transfer looked for it before. The eviction
+                # has failed since then.
+                return shard
             partial = await asyncio.to_thread(self._open, obj, is_file=transfer.ref.is_file)
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
             if partial.may_be_copied:
                 await self._fill_from_cache(partial)
             return await self._download(claim, transfer, origin, partial)
         except PostponedError:
-            gave_way = reservation.size_bytes > adopted_bytes  # others wait for exactly this space
+            # An inflated shard needed more space, for which it may not wait. If bytes were reserved
+            # beyond the leftover's, others can use that space: give it back, but keep the parts.
+            gave_way = reservation.size_bytes > adopted_bytes
             if gave_way:
                 await asyncio.to_thread(discard, self._store.layout, key, keep_parts=True)
             raise
@@ -246,11 +279,15 @@ class Fetcher:
             raise
         finally:
             self._leave_parts(key, reservation, transfer)
-            if gave_way:
+            if gave_way:  # the space is free only now
                 self._changed.notify()
 
     async def _fill_from_cache(self, partial: Partial) -> None:
-        """Copy the object's own bytes, if they are cached for programs that read files."""
+        """Copy the object's bytes from the cache, if it is cached as a plain file, too.
+
+        A shard that is cached in another form, such as decompressed, and the object's own bytes
+        have different keys. The copy saves a download.
+        """
         obj = partial.obj
         file = self._store.shards.get(shard_key(place_of(obj.url, is_file=True), obj.version))
         if file is None:
@@ -271,11 +308,18 @@ class Fetcher:
         key: str,
         exn: ShardcacheError,
     ) -> None:
-        """Remove the files of a failed transfer, but for parts that another can continue with."""
-        exn.url = exn.url or transfer.ref.url  # the disk's errors name none
+        """Remove the files of a failed transfer, except parts that the next one can continue with.
+
+        Args:
+            transfer: the transfer, whose early readers get the error.
+            obj: the object.
+            key: key of the object's version.
+            exn: the error with which the transfer failed.
+        """
+        exn.url = exn.url or transfer.ref.url  # errors of the disk name no url
         if isinstance(exn, CorruptShardError):
             self._counters.corrupt += 1
-            self._origins.suspect(obj, self._part_bytes)
+            self._origins.suspect(obj, self._part_bytes)  # a tier fetches the object again
         if isinstance(exn, (ShardChangedError, CorruptShardError)):
             log.info("discarding the download", version=obj.version, cause=exn.message)
         if transfer.arriving is not None:
@@ -284,10 +328,12 @@ class Fetcher:
         await asyncio.to_thread(discard, self._store.layout, key, keep_parts=is_reusable)
 
     def _open(self, obj: RemoteObject, *, is_file: bool) -> Partial:
-        """Open the file to download into, with parts of an earlier transfer. Blocks."""
+        """Open the file to download into, with the parts of an earlier transfer. Blocks."""
         # If the disk was unmounted, the download would fill the filesystem underneath.
         self._store.folder.check()
         key = shard_key(place_of(obj.url, is_file=is_file), obj.version)
+        # Readers may still open an earlier file at this path, which they know by its inode. A new
+        # file must not have the same number (see `GrantedFiles`).
         granted_inodes = self._store.parts.granted.inodes(key)
         return Partial.open(
             self._store.layout,
@@ -304,9 +350,10 @@ class Fetcher:
         origin: Origin,
         partial: Partial,
     ) -> Shard:
-        """Download the missing parts, and publish the shard, for its early readers too."""
+        """Download the missing parts and publish the shard, also to those that read it early."""
 
         def next_use_s() -> float:
+            """Return when a plan next needs the shard, by the monotonic clock."""
             return self._planner.now.next_use_s(partial.key)
 
         begun_s = time.monotonic()
@@ -324,6 +371,7 @@ class Fetcher:
         transfer.stages.enter(Stage.DISK)
         shard, refused = await self._publisher.publish(partial, transfer, claim)
         self._planner.took(time.monotonic() - begun_s)
+        # Each reader of the arriving file has a lease on the shard from now on.
         if transfer.arriving is not None:
             for _ in transfer.arriving.readers:
                 self._residency.retain(shard)
@@ -332,27 +380,34 @@ class Fetcher:
 
     def _may_be_read_early(self, partial: Partial) -> bool:
         """Return whether readers may have a shard's beginning while the rest arrives."""
+        # 1. The bytes that arrive are not the ones that are cached in the end.
         if partial.may_be_copied:
             return False
+        # 2. The format cannot be read from its beginning on.
         if not partial.is_file and not format_of(partial.obj.url).reads_early:
             return False
+        # 3. The parts may be of several versions: the origin does not check the version with each.
         if not partial.obj.guarded or not partial.obj.ranges:
             return False
-        # A reader of an arriving shard refuses one with torn samples, whatever the rule.
+        # 4. The members of a sample may be apart in the tar, as the url's origin table does not
+        #    require them to be adjacent. A reader of an arriving shard refuses such a sample.
         is_strict = self._origins.table(partial.obj.url).require_adjacent
         return is_strict or partial.is_file
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
-        """End a transfer: finished parts stay on disk for the next one, other space is free.
+        """End a transfer: its finished parts stay on disk for the next one, its space is free.
 
         Early readers of a shard that was not published get an error.
         """
+        # The parts are in a file of parts, which accounts for them itself.
         if key in self._store.parts:
             reservation.close()
             return
         try:
             parts = Leftover.of(self._store.layout.in_progress(key, PART))
-        except OSError:  # the disk is failing: leftovers are counted once it recovers
+        except OSError:
+            # The disk is failing. Leftovers are counted once it has recovered; until then there is
+            # none of this key, which is one without paths, of 0 bytes.
             parts = Leftover(key, (), 0)
 
         arriving = transfer.arriving
@@ -362,8 +417,9 @@ class Fetcher:
                 OriginUnavailableError("the transfer was cancelled", url=transfer.ref.url)
             )
 
-        # A file that was removed while readers have it open takes disk space until the last of them
-        # closes it. That is the case for an inflated tar, and for parts unless some stay on disk.
+        # A file that is removed while readers have it open takes disk space until the last reader
+        # closes it. So its reservation stays until then. This concerns the download of an inflated
+        # shard, and the parts of a failed transfer if none of them is left on disk.
         if arriving is not None and (arriving.partial.may_be_copied or not parts.size_bytes):
             arriving.when_left(reservation.close)
         else:

@@ -1,4 +1,14 @@
-"""Published shards for those who ask: found in the cache and checked, or fetched."""
+"""Published shards for callers that request them: found in the cache and checked, or fetched.
+
+Readers with a plan, the commands that warm and pin, and the S3 endpoint all get their shards here.
+A shard is published once it has passed its checks and has its final name in the cache folder. A
+caller that goes on to use a published shard retains it, which keeps it from being evicted. Early
+access to a shard is an `Arrival` (its beginning, while the rest arrives) or a `PartFile` (some of
+its parts).
+
+A plan calls a shard by its name: its cache key if the manifest gave the version, otherwise its url.
+The `Planner` maps the name to the key of the version that is cached or being fetched.
+"""
 
 import asyncio
 import contextlib
@@ -32,21 +42,32 @@ log = structlog.get_logger()
 
 _Early = TypeVar("_Early", Arrival, PartFile)
 
-_RECALLED_AT_ONCE = 1_000  # urls looked up at a time: larger batches would block the event loop
+# Number of urls looked up in the catalogue at a time. Larger batches would block the event loop.
+_RECALLED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A cached shard, to be retained before the next await."""
+    """A cached shard, which the caller has to retain before its next await: it may be evicted.
+
+    Attributes:
+        shard: the shard.
+        facts: the facts in its sidecar, such as its version and its number of samples.
+        hit: True if none of its bytes had to be fetched for this request.
+    """
 
     shard: Shard
     facts: Facts
-    hit: bool  # True if it did not have to be fetched
+    hit: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leasing:
-    """Finds or fetches the published file of a planned shard."""
+    """Finds the published file of a shard in the cache, or has it fetched.
+
+    `_range_part_bytes` is the size of the parts in which ranges of objects are fetched. The lock
+    `_examining` is held while a shard is checked in which a reader reported damage.
+    """
 
     _store: Store
     _planner: Planner
@@ -60,9 +81,9 @@ class Leasing:
     _examining: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def recall(self, urls: Iterable[str]) -> None:
-        """Restore the versions of bare urls cached before the last restart.
+        """Restore the versions, cached before the last restart, of urls that name no version.
 
-        `acquire` revalidates them.
+        `acquire` asks the origin whether they are still the latest.
         """
         names = ((place_of(url, is_file=False), url) for url in urls)
         # The key of a name whose version is unknown is the name itself.
@@ -75,14 +96,20 @@ class Leasing:
                     continue
                 key = shard_key(name, version)
                 if key in self._store.shards:
-                    # As if learned long ago, so that the next reader has it revalidated.
+                    # This time is infinitely long ago, so that the version is revalidated for the
+                    # next reader.
                     self._planner.learn(name, key, now_s=float("-inf"))
 
     async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
         """Return the published shard, fetched if it is missing.
 
-        Returns early access to it if `wait` accepts that. Raises every error that fetching it can
-        raise; OutdatedError if the origin has another version than the ref names.
+        Returns early access to the shard instead, if `wait` accepts that. Raises every error that
+        fetching can raise, and OutdatedError if the origin has another version than `ref` names.
+
+        Args:
+            ref: the shard, with the version that is wanted; without one, the latest is wanted.
+            wanted: priority class of the transfer, if there has to be one.
+            wait: the caller's wait, which says who waits and how much of the shard is enough.
         """
         name = name_of(ref)
 
@@ -92,9 +119,10 @@ class Leasing:
         return await self._acquire(fetch, name, ref)
 
     async def acquire_latest(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arrival:
-        """Return the present version of a shard as `acquire` does.
+        """Return the present version of a shard, whichever version `ref` names; see `acquire`.
 
-        The plans that name another version mean this one from then on.
+        Plans that call the shard by the same name get the present version from then on, too, even
+        if their manifest gave another.
         """
         acquired = await self.acquire(ref._replace(version=None), wanted, wait)
         if isinstance(acquired, Published):
@@ -107,9 +135,11 @@ class Leasing:
     async def acquire_range(self, ref: ShardRef, wait: Wait) -> Published | PartFile:
         """Return a file with the bytes that a wait needs: the whole object, or some of its parts.
 
-        Neither is retained yet. Raises every error that fetching can raise; OutdatedError if the
-        origin has another version than the ref names.
+        The caller retains the file before its next await. Raises every error that fetching can
+        raise, and OutdatedError if the origin has another version than `ref` names.
         """
+        # The whole range needs space, but a reader that reads in order can begin with its first
+        # bytes.
         span = wait.bytes
         first = wait.first_bytes
         assert span is not None
@@ -134,9 +164,11 @@ class Leasing:
         """Return the published shard, or early access to it.
 
         Args:
-            fetch: fetches or indexes the shard, or gives early access; called while the shard is
-                missing, is damaged, or has no index, which a reader of samples needs.
+            fetch: fetches or indexes the shard, or gives early access. It is called again and again
+                while the shard is missing, is damaged, or has no index, which a reader of samples
+                needs.
             name: name of the shard in plans.
+            ref: the shard as the caller requests it.
         """
         shard = await self._present(name, ref)
         hit = shard is not None  # True while nothing of the shard had to be fetched
@@ -148,13 +180,19 @@ class Leasing:
             fetched = await fetch()
             if not isinstance(fetched, Shard):
                 return fetched
+            # A transfer that only indexes a cached shard returns the same object: no bytes of the
+            # shard were fetched.
             was_only_indexed = fetched is shard
             hit = hit and was_only_indexed
-            # The published shard may have been evicted before this task runs: check again.
+            # The shard may have been evicted between its publication and this task's turn on the
+            # event loop. So look it up and check it again.
             shard = self._store.shards.get(fetched.key)
 
     def _check_range(self, ref: ShardRef, span: Span) -> None:
-        """Raise CapacityError if there will be space neither for a range nor for the whole."""
+        """Raise CapacityError if there will never be space for a range, nor for the whole object.
+
+        An object of unknown size counts as too large to fit as a whole.
+        """
         whole_bytes = footprint_bytes(ref.size_bytes or sys.maxsize)
         if not self._residency.may_fit(whole_bytes):
             self._residency.check_range(self.range_bytes(ref, span), ref.url)
@@ -165,28 +203,32 @@ class Leasing:
         if ref.size_bytes:
             end = min(end, ref.size_bytes)
         part_bytes = self._range_part_bytes
-        parts = -(-end // part_bytes) - start // part_bytes
+        parts = -(-end // part_bytes) - start // part_bytes  # `-(-a // b)` rounds up
         return FILE_BYTES + max(0, parts) * part_bytes
 
     def at_hand(self, name: str, span: Span, version: str | None = None) -> Shard | PartFile | None:
-        """Return a cached file with a range, to be read or retained before the next await.
+        """Return a cached file that has a range of an object, or None.
 
-        None if it has to be fetched or checked first, which `acquire_range` does.
+        The caller reads or retains the file before its next await. None means that the range has
+        to be fetched or checked first, which `acquire_range` does.
 
         Args:
             name: name of the file in plans.
+            span: start and end of the range in bytes.
             version: the wanted version; None for any.
         """
         key = self._planner.key(name)
         shard = self._store.shards.get(key)
         if shard is not None:
-            # Not `is_suspect`: bytes are read without the index.
+            # Facts are None until the sidecar has been read, and a suspicion is damage that a
+            # reader reported. `Store.is_suspect` would be too strict: it also asks for an index,
+            # without which the bytes of a range can be read.
             if shard.facts is None or shard.suspicion:
                 return None
             if version not in (None, shard.facts.version):
                 return None
             self._store.touch(shard)
-            self._planner.now.found(key)
+            self._planner.now.found(key)  # a use of the shard, which eviction takes into account
             return shard
         file = self._store.parts.get(key)
         if file is None or not file.has(span) or version not in (None, file.version):
@@ -194,7 +236,10 @@ class Leasing:
         return file
 
     def may_have(self, ref: ShardRef) -> bool:
-        """Return whether a reader may have cached bytes of a shard without asking its origin."""
+        """Return whether the cached bytes of a shard may be served without asking its origin.
+
+        For a signed url, this is so only if the origin has accepted the signature.
+        """
         return self._revalidation.allows(ref.url)
 
     async def _published(
@@ -204,9 +249,13 @@ class Leasing:
         *,
         hit: bool,
     ) -> Published | None:
-        """Return a cached shard that is sound and has what is wanted; None if there is none.
+        """Return a cached shard with its facts, if it is sound and has what `ref` asks for.
+
+        None if it is damaged, or has no index and samples are wanted.
 
         Args:
+            shard: the shard, if one is cached; None leads to None.
+            ref: the shard as the caller requests it.
             hit: whether the shard was cached when it was requested.
         """
         if shard is None:
@@ -224,8 +273,9 @@ class Leasing:
 
         Raises as `acquire` does.
         """
+        # A default wait accepts neither a partial shard nor one that is not published yet.
         published = await self.acquire(ref, Class.WARM, Wait())
-        assert isinstance(published, Published)  # this wait does not accept a partial shard
+        assert isinstance(published, Published)
         self._residency.retain(published.shard)
         try:
             yield published
@@ -240,9 +290,10 @@ class Leasing:
             await self._store.remember_use(shard)
 
     async def _facts(self, shard: Shard, url: str) -> Facts | None:
-        """Return the facts of a cached shard; None if it is damaged, or out of service by now.
+        """Return the facts of a cached shard, checked first if a reader reported damage in it.
 
-        Raises DiskError if the disk has failed.
+        None if the shard is damaged, which takes it out of service, or has left the cache during
+        the check. Raises DiskError if the disk has failed.
         """
         with self._residency.retained(shard):
             try:
@@ -264,14 +315,18 @@ class Leasing:
     async def _examine(self, shard: Shard, url: str) -> None:
         """Check a shard in which a reader found damage. Raises CorruptShardError, or DiskError.
 
-        If its index alone is damaged, it is a file from then on, and indexed again for the next
-        reader of samples.
+        If only the index is damaged, the shard counts as a plain file from then on. It is indexed
+        again for the next reader of samples.
         """
-        async with self._examining:  # one at a time, and once for all readers that found the same
+        # Shards are examined one at a time. Several readers may report the same damage: those that
+        # waited for the lock find the shard examined already.
+        async with self._examining:
             is_cached = self._store.shards.get(shard.key) is shard
             if not is_cached or not self._store.is_suspect(shard):
                 return
             facts = await self._store.facts(shard)
+            # A damaged index explains the report, so the tar is only checked if the index is sound
+            # or there is none. `_has_index` takes a damaged index out of use.
             if facts.samples is None or await self._has_index(shard, facts):
                 log.warning(
                     "checking a shard that a reader found damaged",
@@ -282,7 +337,10 @@ class Leasing:
             shard.suspicion = ""
 
     async def _has_index(self, shard: Shard, facts: Facts) -> bool:
-        """Return whether a shard's index is sound; without one, it is a file from then on."""
+        """Return whether a shard's index is sound; if it is not, take it out of use.
+
+        The shard then counts as a plain file, which has no samples.
+        """
         try:
             await self._store.check_sidecar(shard, facts)
         except CorruptShardError as exn:
@@ -298,18 +356,21 @@ class Leasing:
         return True
 
     async def _check_disk(self, url: str) -> None:
-        """Raise DiskError if the disk has failed, which proves nothing about its shards."""
+        """Raise DiskError if the disk has failed: the shard itself may then be sound."""
         await self._health.examine()
         self._health.check(url)
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
-        """Return the shard if it is cached; if no version is given, the origin's last known one.
+        """Return the shard if it is cached in the version that `ref` names.
 
-        Raises the origin's error for a signed url that it does not accept.
+        If `ref` names none, that is the version which the origin reported last. Raises the origin's
+        error for a signed url that it does not accept.
         """
         key = self._planner.key(name)
         has_bytes = key in self._store.shards or key in self._store.parts
-        # Otherwise a new transfer requests the object by this very url, signature included.
+        # Bytes that are cached or arriving were fetched by another url, whose signature says
+        # nothing about this one. If there are none, a new transfer requests the object by this very
+        # url, and the origin checks the signature.
         if has_bytes or name in self._transfers:
             await self._revalidation.check_signature(name, ref)
         if ref.version is None:
@@ -318,10 +379,10 @@ class Leasing:
 
 
 def _is_enough(facts: Facts, ref: ShardRef) -> bool:
-    """Return whether a cached shard has what is wanted: samples need an index.
+    """Return whether a cached shard has what `ref` asks for: a reader of samples needs an index.
 
-    Raises OutdatedError if it is another version than `ref` names. That happens where another
-    plan, which reads the latest version, has changed what the name means (`acquire_latest`).
+    Raises OutdatedError if the shard is another version than `ref` names. That happens if another
+    plan reads the latest version: the name then leads to that one (`acquire_latest`).
     """
     if ref.version not in (None, facts.version):
         raise OutdatedError(

@@ -1,4 +1,15 @@
-"""Fetching of the parts of an object that readers of ranges need, until the whole is fetched."""
+"""Fetching of the parts of an object that readers of ranges need, until the whole is fetched.
+
+A range is a span of an object's bytes. A part is a piece of fixed size, in which objects are
+fetched, kept and evicted; parts are numbered from 0. A file of parts (`PartFile`) is a sparse file
+with the parts of one object that are cached. `Fetcher` calls `PartFiller.fill` before it downloads
+a whole object: as long as there is no space for the whole, or nobody wants it, readers get the
+ranges that they wait for.
+
+The waits of all the object's readers are found through the claim (`KeyClaim`) on the object. The
+claim moves, which means that its signal `moved` is notified, whenever a wait, a part or an error is
+added.
+"""
 
 import asyncio
 import math
@@ -27,7 +38,7 @@ class PartFiller:
 
     Args:
         part_bytes: size of the parts of a new file.
-        max_share: the share of an object's parts from which the whole is fetched.
+        max_share: the share of an object's parts, from 0 to 1, from which on the whole is fetched.
     """
 
     def __init__(
@@ -54,12 +65,14 @@ class PartFiller:
     ) -> bool:
         """Fetch the ranges that readers wait for, until there is space for the whole object.
 
-        The whole is wanted if anybody wants it, or once so many of its parts are wanted that the
-        others cost less than later requests, and there is space for these.
+        The whole object is fetched if anybody wants it. It is also fetched once so many of its
+        parts are wanted that fetching the others with them costs less than later requests would,
+        if there is space for them.
 
-        Returns True once the space of the whole is reserved; False once nobody wants any of its
-        bytes. Raises as `Downloader.fetch_parts` and `Residency.reserve` do; PostponedError if
-        there is no space for the whole, and no reader waits for any of its bytes.
+        Returns True once the space of the whole object is reserved; False once nobody wants any of
+        its bytes. Raises as `Downloader.fetch_parts` and `Residency.reserve` do. Raises
+        PostponedError if there is no space for the whole object, and no reader waits for any of its
+        bytes.
         """
         whole = WholeSpace(self._residency, claim, key, obj.size_bytes)
 
@@ -79,19 +92,21 @@ class PartFiller:
         try:
             return await run.fill()
         except ShardChangedError:
+            # The origin has another version now: give up the parts of this one.
             file = self._store.parts.get(key)
             if file is not None:
-                self._residency.parts.hand_over(file)  # of another version now
+                self._residency.parts.hand_over(file)
             raise
 
     async def _open(self, claim: KeyClaim, obj: RemoteObject, key: str) -> PartFile:
-        """Return the file of an object's parts."""
+        """Return the file of an object's parts; make one if there is none."""
         file = self._store.parts.get(key)
         if file is not None:
             if file.is_unconfirmed:
                 file.confirm(obj)
             return file
         assert claim.reservation is not None
+        # The file itself takes FILE_BYTES besides its parts. A reader waits, so it needs them now.
         await self._residency.reserve(claim, FILE_BYTES, lambda: NOW)
         file = await self._residency.parts.open(obj, self._part_bytes, claim.reservation)
         claim.reservation.keep(FILE_BYTES)
@@ -100,7 +115,12 @@ class PartFiller:
 
 @dataclass(slots=True)
 class _FillRun:
-    """One transfer's fetching into a file of parts, which is opened for the first of them."""
+    """One call of `PartFiller.fill`, which fetches for the waits of one claim.
+
+    `_open` returns the file of parts, which is opened once the first range is wanted; `_opened` is
+    that file, or None until then. To keep parts for a wait is to retain them, so that they are not
+    evicted before the reader that waits has all of them.
+    """
 
     _residency: Residency
     _downloader: Downloader
@@ -112,22 +132,26 @@ class _FillRun:
     _max_share: float
     _opened: PartFile | None = None
     _fetching: set[int] = field(default_factory=set)  # parts that are being fetched
-    _kept: dict[Wait, set[int]] = field(default_factory=dict)  # parts, by the wait they are for
-    _priority: AskPriority = field(init=False)  # of all its requests: they are one download
+    _kept: dict[Wait, set[int]] = field(default_factory=dict)  # parts that are kept, by the wait
+    # Returns the priority of the requests. All of them have the same function, by which the
+    # scheduler of connections knows that they belong to one download.
+    _priority: AskPriority = field(init=False)
 
     def __post_init__(self) -> None:
+        # No plan says when a range is needed: it is needed now.
         self._priority = lambda: self._claim.priority(lambda: NOW)
 
     @property
     def _file(self) -> PartFile:
-        assert self._opened is not None  # by the first range that somebody waits for
+        assert self._opened is not None  # `_fill_ranges` opens it before it requests a part
         return self._opened
 
     async def fill(self) -> bool:
         """Fetch ranges until there is space for the whole object; see `PartFiller.fill`."""
         try:
             while await self._fill_in_group():
-                # All requested parts have arrived; those evicted since then need space again.
+                # There was space for the whole object. The parts requested before have arrived
+                # since then, but others may have been evicted, and need space again.
                 if await self._whole.try_reserve():
                     return True
             return False
@@ -137,25 +161,31 @@ class _FillRun:
                 self._let_go(wait)
 
     async def _fill_in_group(self) -> bool:
-        """Run `_fill` until all its requests have ended. Raises the first error of any of them."""
+        """Run `_fill`, and wait for the end of all its requests. Raises the first of their errors.
+
+        Returns what `_fill` does.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 return await self._fill(group)
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
-            raise first from first.__cause__  # as if there were no group
+            raise first from first.__cause__  # callers need not know that there was a group
 
     async def _fill(self, group: asyncio.TaskGroup) -> bool:
-        """Request ranges; return True once the whole has space, False if nothing is wanted."""
+        """Request ranges until nothing is wanted, or there is space for the whole object.
+
+        Returns True once the space of the whole object is reserved, False once nothing is wanted.
+        """
         while True:
-            # 1. Those who wait for ranges of this object get the parts that have arrived.
+            # 1. Readers that wait for ranges of this object get the parts that have arrived.
             if self._opened is not None:
                 self._claim.share(self._opened)
-            # Readers that have what they waited for end their waits.
+            # Let their tasks run: readers that have what they waited for end their waits.
             await asyncio.sleep(0)
-            moves = self._claim.moved.count  # number of changes to what is wanted, so far
+            moves = self._claim.moved.count  # how often the claim has moved so far
 
-            # 2. The whole object, as soon as there is space for it.
+            # 2. If the whole object is wanted, it is fetched as soon as there is space for it.
             if self._claim.wants_whole:
                 self._transfer.want_whole()
                 if self._transfer.stages.present is Stage.ASKING:  # no ranges are being fetched
@@ -163,11 +193,15 @@ class _FillRun:
                 if await self._whole.try_reserve():
                     return True
 
-            # 3. Until then, ranges of it.
+            # 3. Until there is space for the whole object, readers get the ranges of it that they
+            #    wait for. The steps begin again if some were requested, or the claim has moved
+            #    during the steps above: a wait below would not notice that.
             if self._claim.range_waits and not await self._fill_ranges(group):
                 continue
             if self._claim.moved.count != moves:
                 continue
+
+            # 4. Nothing can be requested now: wait for space, or for the parts being fetched.
             if self._claim.wants_whole:
                 await self._wait_for_whole()
             elif self._fetching:
@@ -176,9 +210,10 @@ class _FillRun:
                 return False
 
     async def _wait_for_whole(self) -> None:
-        """Wait for the space of the whole, or for anything else to do.
+        """Wait until there may be space for the whole object, or the claim moves.
 
-        If it cannot have any, only the whole is given up; ranges go on.
+        If there cannot be space, only the whole object is given up. Ranges of it are still fetched
+        if readers wait for them, and the error is raised if not.
         """
         try:
             await self._whole.wait(self._transfer.ref.url)
@@ -189,32 +224,41 @@ class _FillRun:
             self._claim.give_up_whole(exn)
 
     async def _fill_ranges(self, group: asyncio.TaskGroup) -> bool:
-        """Request the parts that readers wait for; return True if none had to be requested."""
+        """Request the parts that readers wait for.
+
+        Returns True if nothing has changed: all waits have their parts, or those are being fetched.
+        """
         if self._opened is None:
-            is_waiting_for_whole = self._claim.wanted_bytes > 0  # and shown as such
+            # A transfer that waits for the space of the whole object shows that as its stage.
+            is_waiting_for_whole = self._claim.wanted_bytes > 0
             if not is_waiting_for_whole:
                 self._transfer.stages.enter(Stage.NETWORK)
             self._opened = await self._open()
             return False
 
-        # 1. Parts that an earlier daemon has left are as good as new, if they are sound.
+        # 1. Parts that an earlier daemon has left need not be fetched if they are sound.
         await self._check_restored()
 
-        # 2. Missing parts are requested at once, neighbours together.
+        # 2. Missing parts are requested all at once, consecutive ones in one request. If most of
+        #    the object's parts are wanted, the whole object is fetched instead.
         missing = self._missing(self._needed())
         if self._is_worth_the_whole(missing) and await self._whole.reserve_at_once():
             self._transfer.want_whole()
             return False
         is_served = await self._serve_waits(group)
 
-        # 3. Parts that will probably be read next, if there is space for them without waiting.
+        # 3. Parts that will probably be read next are requested, too, if there is space for them
+        #    without waiting.
         ahead = self._missing(self._ahead())
         if ahead and await self._try_reserve_ahead(ahead):
             self._begin(ahead, group)
         return is_served
 
     async def _serve_waits(self, group: asyncio.TaskGroup) -> bool:
-        """Request the parts of all waits, or of the most urgent; return True if there were none."""
+        """Request the parts of all waits, or of the most urgent wait if not all have space.
+
+        Returns True if there was no wait whose parts had to be requested.
+        """
         waiting = [wait for wait in self._claim.range_waits if not self._is_served(wait)]
         if not waiting:
             return True
@@ -230,8 +274,9 @@ class _FillRun:
     async def _serve(self, waits: Sequence[Wait], group: asyncio.TaskGroup) -> bool:
         """Request the parts of waits, if there is space for all of them without waiting.
 
-        All of them are kept then until their wait ends: no wait has some of its parts, and waits
-        for the space of the others.
+        Returns whether there was. The parts of each wait are then kept until the wait ends. If
+        there is no space, none of them is kept: a wait that keeps some of its parts and waits for
+        the space of the others could deadlock with another such wait.
         """
         for wait in waits:
             self._keep(wait)
@@ -254,9 +299,10 @@ class _FillRun:
         missing: list[int],
         group: asyncio.TaskGroup,
     ) -> None:
-        """Request the first parts of waits in order by themselves; remove them from the missing.
+        """Request the first part of each wait in order by itself, and remove it from `missing`.
 
-        A request of several parts has the first of them no sooner than the last.
+        A wait in order ends with the first byte of its range. Requested together with others, the
+        first part would count as arrived no sooner than the last.
         """
         for wait in waits:
             first = next(iter(self._parts_of(wait)), None)
@@ -265,7 +311,10 @@ class _FillRun:
                 self._begin([first], group)
 
     async def _serve_in_turn(self, wait: Wait, group: asyncio.TaskGroup) -> None:
-        """Request the parts of one wait as soon as there is space for them."""
+        """Request the parts of one wait as soon as there is space for them, in the claim's turn.
+
+        Returns also if the wait has ended, or ends with an error: there can be no space for it.
+        """
         missing = self._missing(self._parts_of(wait))
         size_bytes = self._size_of(missing)
         with self._residency.parts.in_turn(self._claim), self._claim.waiting_for_space(size_bytes):
@@ -281,7 +330,10 @@ class _FillRun:
     # Parts that are kept until their readers have them
 
     def _keep(self, wait: Wait) -> None:
-        """Keep the parts of a wait, those that have arrived and those that will, until it ends."""
+        """Keep the parts of a wait until the wait ends: parts that are cached, and later ones.
+
+        `_fetch` keeps each later part when it arrives.
+        """
         if wait not in self._kept:
             self._kept[wait] = set()
             wait.ended = lambda: self._let_go(wait)
@@ -289,35 +341,36 @@ class _FillRun:
         self._keep_parts(wait, [part for part in self._parts_of(wait) if part in done])
 
     def _keep_parts(self, wait: Wait, parts: Iterable[int]) -> None:
-        """Keep further parts for a wait, each of them once."""
+        """Keep further parts for a wait; those that are kept for the wait already are left out."""
         kept = self._kept[wait]
         new = [part for part in parts if part not in kept]
         kept.update(new)
         self._residency.parts.retain(self._file, new)
 
     def _let_go(self, wait: Wait) -> None:
-        """Stop keeping the parts of a wait. No-op if none are."""
+        """Stop keeping the parts of a wait. No-op if none are kept for it."""
         kept = self._kept.pop(wait, None)
         wait.ended = None
         if kept:
             self._residency.parts.release(self._file, kept)
 
     def _parts_of(self, wait: Wait) -> range:
+        """Return the numbers of the parts that a wait needs; none for a wait for the whole."""
         return range(0) if wait.bytes is None else self._file.parts_of(wait.bytes)
 
     def _needed(self) -> Iterator[int]:
-        """Yield the parts that readers wait for."""
+        """Yield the numbers of the parts that readers wait for."""
         for wait in self._claim.range_waits:
             yield from self._parts_of(wait)
 
     def _ahead(self) -> Iterator[int]:
-        """Yield the parts that readers will probably read next."""
+        """Yield the numbers of the parts that readers will probably read next."""
         for wait in self._claim.range_waits:
             if wait.ahead is not None:
                 yield from self._file.parts_of(wait.ahead)
 
     def _missing(self, wanted: Iterable[int]) -> list[int]:
-        """Return the parts that have not arrived, and are not being fetched."""
+        """Return those of the wanted parts that have not arrived, and are not being fetched."""
         done = self._file.partial.done
         missing = (part for part in wanted if part not in done)
         return [part for part in dict.fromkeys(missing) if part not in self._fetching]
@@ -330,8 +383,8 @@ class _FillRun:
 
     def _max_parts_per_request(self) -> int:
         if self._origin.tier is not None:
-            # One node of the tier owns a part, and keeps it by its range: all nodes must ask for it
-            # by the same range, without neighbours.
+            # One node of the tier caches a part, under the range of the request for it. So all
+            # nodes must request the part by the same range, which is the part alone.
             return 1
         return max_parts_per_request(self._file.partial.part_bytes)
 
@@ -345,6 +398,7 @@ class _FillRun:
         await self._residency.parts.check_restored(self._file, parts)
 
     def _is_worth_the_whole(self, missing: list[int]) -> bool:
+        """Return whether to fetch the whole object, as many of its parts would be cached then."""
         partial = self._file.partial
         parts = len(partial.done) + len(self._fetching) + len(missing)
         may_fit = self._whole.may_fit
@@ -354,14 +408,16 @@ class _FillRun:
         return sum(map(self._file.partial.size_of, parts))
 
     async def _try_reserve(self, parts: Sequence[int]) -> bool:
+        """Reserve space for parts, if that takes no waiting; return whether it was reserved."""
         return await self._residency.reserve_at_once(self._claim, self._size_of(parts))
 
     async def _try_reserve_ahead(self, parts: Sequence[int]) -> bool:
+        """Reserve space, as `_try_reserve` does, for parts that no reader has asked for yet."""
         size_bytes = self._size_of(parts)
         return await self._residency.reserve_at_once(self._claim, size_bytes, is_speculative=True)
 
     async def _fetch(self, parts: range) -> None:
-        """Fetch parts in one request, and keep each that arrives for the waits that want it."""
+        """Fetch parts in one request. Keep each part that arrives for the waits that need it."""
         partial = self._file.partial
         finished = self._downloader.fetch_parts(
             self._origin,
@@ -382,7 +438,11 @@ class _FillRun:
 
 
 def _urgency(wait: Wait) -> tuple[float, int]:
-    """Sort key of waits for ranges: readers that have nothing to read first, by length of wait."""
+    """Return the sort key of a wait for a range.
+
+    Readers that have nothing else to read come first, the longest wait before the others. At the
+    same time, the range that starts first comes first.
+    """
     assert wait.bytes is not None
     start, _ = wait.bytes
     since_s = math.inf if wait.since_s is None else wait.since_s

@@ -1,4 +1,9 @@
-"""Prefetching: transfers of the shards that plans need soonest."""
+"""Prefetching: transfers of the shards that plans need soonest.
+
+One task of the cache runs `Prefetcher.run`. The schedule, which is merged from the plans of all
+readers, says which missing shard is needed next. Shards that a reader waits for are not its
+concern: `Leasing` starts their transfers at once.
+"""
 
 from dataclasses import dataclass
 
@@ -20,7 +25,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefetcher:
-    """Turns plans into transfers of the shards needed soonest, while there are space and slots."""
+    """Starts transfers of the planned shards that are needed soonest, as space and limits allow.
+
+    `_max_transfers` is the number of transfers that may run ahead of need at a time. `_changed` is
+    notified when plans, transfers or space change.
+    """
 
     _store: Store
     _planner: Planner
@@ -38,7 +47,8 @@ class Prefetcher:
         while True:
             try:
                 pause_s = self._start_all()
-            except ShardcacheError as exn:  # the cache disk failed: each reader gets its own error
+            except ShardcacheError as exn:
+                # The cache disk has failed. Readers get an error from their own requests.
                 log.error("cannot prefetch", cause=exn.message)
                 pause_s = None
             await self._changed.wait(pause_s)
@@ -46,8 +56,8 @@ class Prefetcher:
     def _start_all(self) -> float | None:
         """Start the transfers that can be started now.
 
-        Returns the time after which to try again, as some changes come without a notification;
-        None if nothing is missing.
+        Returns the seconds after which to try again, as some changes are not notified; None if no
+        planned shard is missing.
         """
         while self._transfers_ahead() < self._max_transfers:
             schedule = self._planner.now
@@ -57,23 +67,31 @@ class Prefetcher:
             reader = missing.session
             ref = reader.ref(missing.position)
             if self._must_wait(missing.name, ref, missing.needed_at_s):
-                # Others are needed later, and have even less claim to the space. From the lead time
-                # before its need on, this one may evict planned shards.
+                # All other missing shards are needed later than this one, and may evict even less.
+                # From the lead time before its need on, this shard may evict planned shards: try
+                # again then.
                 until_lead_s = missing.needed_at_s - schedule.now_s - self._planner.lead_s
                 if until_lead_s <= 0:
                     return LOOK_AGAIN_S
                 return min(until_lead_s, LOOK_AGAIN_S)
 
-            # It reads with the session's credentials, and its log lines name the session's job.
+            # In the session's context, the transfer reads with the session's credentials, and its
+            # log lines name the session's job.
             reader.context.run(
                 self._transfers.start, missing.name, ref, Class.PLANNED, reader.client
             )
         return LOOK_AGAIN_S
 
     def _must_wait(self, name: str, ref: ShardRef, needed_at_s: float) -> bool:
-        """Return whether there is no space now.
+        """Return whether a transfer has to wait for space, or for the disk.
 
-        A shard of unknown size is started, and so is one that can never fit: it fails early.
+        The transfer of a shard of unknown size is started, as it finds out the size. So is the
+        transfer of a shard that can never fit: its error is known early then.
+
+        Args:
+            name: the shard's name in plans.
+            ref: the shard.
+            needed_at_s: time of need by the monotonic clock.
         """
         size_bytes = self._planner.size_bytes(name) or ref.size_bytes
         if size_bytes is None:
@@ -86,13 +104,19 @@ class Prefetcher:
         return not self._residency.fits_now(wanted_bytes, needed_at_s)
 
     def _transfers_ahead(self) -> int:
-        """Return the number of transfers for plans alone, without a reader that waits."""
+        """Return the number of transfers that were started for plans and that nobody waits for."""
         transfers = self._transfers.all()
         ahead = [each for each in transfers if each.wanted is Class.PLANNED and not each.waits]
         return len(ahead)
 
     def is_cared_for(self, name: str) -> bool:
-        """Return whether a shard needs no prefetch: it is cached, being fetched, or has failed."""
+        """Return whether a shard needs no prefetch: it is cached, is being fetched, or has failed.
+
+        A failed shard is left to readers' own requests, until it is worth another attempt.
+
+        Args:
+            name: the shard's name in plans.
+        """
         if self._planner.key(name) in self._store.shards:
             return True
         return name in self._transfers or name in self._transfers.failures

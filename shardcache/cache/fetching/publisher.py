@@ -1,4 +1,11 @@
-"""Publishing of one shard: a complete file is inflated, indexed, and given its name."""
+"""Publishing of shards: a complete file is inflated, indexed, synced, and given its final name.
+
+`Fetcher` publishes each shard here once all its bytes have arrived. A partial is the file that they
+arrived in. To inflate a shard means to write it in the form that the cache keeps, such as a
+decompressed tar, if its format has such a form. The sidecar is the small file next to the tar that
+has the shard's facts and its index. A claim (`KeyClaim`) stands for all transfers of one version of
+an object, and has the reservation of space for it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +35,8 @@ class Publisher:
     """Turns complete files into published shards, and indexes those published without an index.
 
     Args:
-        changed: notified when the next shard may be inflated.
+        changed: the cache's signal, which is notified when the next shard may be inflated. A claim
+            that waits for its turn waits for this signal (`Residency.wait_for_change`).
     """
 
     def __init__(
@@ -52,11 +60,13 @@ class Publisher:
         transfer: Transfer,
         claim: KeyClaim,
     ) -> tuple[Shard, ShardError | None]:
-        """Inflate, index and publish a complete partial, which closes the claim's reservation.
+        """Inflate, index and publish a complete partial. This closes the claim's reservation.
 
-        Readers that have nothing else to read get it once it is indexed, before it is synced to
-        the disk. If nobody wants samples, it is not indexed. If it cannot be indexed, and somebody
-        waits for the plain file, it is published without an index, and the error is returned.
+        Readers that have nothing else to read get the shard once it is indexed, before it is synced
+        to the disk. If nobody wants samples, the shard is not indexed. If it cannot be indexed, and
+        somebody waits for the plain file, it is published without an index.
+
+        Returns the shard, and the error for which it has no index, if there was one.
         """
         tar, facts = await self._stored_file(partial, claim)
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
@@ -65,6 +75,8 @@ class Publisher:
             if claim.wants_samples and not partial.is_file:
                 facts = await self._write_index(tar, sidecar, facts, partial.obj, claim)
         except ShardError as exn:
+            # A plain file can be published although it is not a sound shard, if somebody wants it.
+            # An inflated file is not the object's own bytes: nobody has asked for those of it.
             if not claim.wants_file or partial.may_be_copied:
                 raise
             refused = exn
@@ -72,8 +84,9 @@ class Publisher:
             await asyncio.to_thread(write_bare, sidecar, facts.to_json())
 
         files = await self._store.seal(tar, sidecar, facts)
-        # Begun before any reader has the shard, so that its number of samples is known to any
-        # reader that has read it.
+        # The history begins to store the number of samples before any reader gets the shard: once a
+        # reader has read the shard, the daemon knows its number of samples. Readers need not wait
+        # for the database, so this is awaited after they have the files.
         remembering = asyncio.create_task(self._history.remember(facts))
         arrival = transfer.arriving
         if arrival is None:
@@ -115,6 +128,8 @@ class Publisher:
             await self._store.add_index(shard, sidecar, facts)
         finally:
             reservation.close()
+            # Unless the index was added, this removes the unfinished sidecar. Parts that a transfer
+            # of the same key left on disk are kept for the next one.
             await asyncio.to_thread(discard, layout, shard.key, keep_parts=True)
 
     async def _write_index(
@@ -125,7 +140,15 @@ class Publisher:
         obj: RemoteObject,
         claim: KeyClaim,
     ) -> Facts:
-        """Write the sidecar of a complete shard; return the facts with the number of samples."""
+        """Write the sidecar of a complete shard; return the facts with the number of samples.
+
+        Args:
+            tar: path of the shard's file.
+            sidecar: path of the sidecar to write.
+            facts: facts for the sidecar, still without the number of samples.
+            obj: the shard's object in the origin.
+            claim: the claim whose reservation grows if the index needs more space than expected.
+        """
 
         async def grow(size_bytes: int) -> None:
             await self._grow(claim, size_bytes)
@@ -136,7 +159,10 @@ class Publisher:
     # Inflating
 
     async def _stored_file(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
-        """Return the file to publish, and the facts about it without samples."""
+        """Return the path of the file to publish, and its facts without the number of samples.
+
+        That is the file which was downloaded, unless the shard's format is cached in another form.
+        """
         if not partial.may_be_copied:
             return partial.path, partial.facts()
 
@@ -144,18 +170,23 @@ class Publisher:
         loop = asyncio.get_running_loop()
 
         def reserve(size_bytes: int) -> None:
+            """Reserve space for the copy. Called in the thread that writes it, which waits."""
             growing = asyncio.run_coroutine_threadsafe(self._grow(claim, size_bytes), loop)
             growing.result()
 
         async with self._inflating_turn(claim):
             facts = await asyncio.to_thread(partial.copy, path, reserve)
-        if facts is None:  # the format needs no other form
+        if facts is None:  # the file is cached as it is: it turned out to need no other form
             return partial.path, partial.facts()
         return path, facts
 
     @asynccontextmanager
     async def _inflating_turn(self, claim: KeyClaim) -> AsyncIterator[None]:
-        """Inflate one shard at a time: two growing together could wait for each other's space."""
+        """Wait until no other shard is being inflated, and let no other begin during the block.
+
+        An inflated shard's size is not known before: two that grow at the same time could wait for
+        each other's space.
+        """
         while self._inflating is not None:
             with claim.waiting_behind(self._inflating):
                 await self._residency.wait_for_change(claim)
@@ -167,7 +198,11 @@ class Publisher:
             self._changed.notify()
 
     async def _grow(self, claim: KeyClaim, size_bytes: int) -> None:
-        """Reserve space that is written at once."""
+        """Reserve space that is written at once, and count it as written.
+
+        The space is needed now, not at the time of the shard's next use: it is for a shard that has
+        been downloaded already.
+        """
         await self._residency.reserve(claim, size_bytes, lambda: NOW)
         assert claim.reservation is not None
         claim.reservation.written(size_bytes)

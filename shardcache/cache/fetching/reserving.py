@@ -1,4 +1,9 @@
-"""Space for a transfer, reserved as soon as the need of its shard allows."""
+"""Space for a transfer, reserved as soon as its shard is needed enough to evict others for it.
+
+`Publisher` reserves space here for an index, and `PartFiller` for a whole object. Shards that are
+needed later than the new one may be evicted for it. A claim (`KeyClaim`) stands for all transfers
+of one version of an object: it has the reservation, and is shown as waiting for space.
+"""
 
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -10,7 +15,8 @@ from shardcache.cache.waiting.transfer import Transfer
 from shardcache.cache.waiting.waits import Class, PostponedError
 from shardcache.store.space import footprint_bytes
 
-# Minimum interval of attempts: readers of ranges cause many changes, most of which free no space.
+# Minimum interval between attempts to reserve the space of a whole object. Readers of ranges cause
+# many changes, most of which free no space.
 _TRY_AGAIN_S = 0.05
 
 
@@ -32,6 +38,7 @@ async def reserve_for_transfer(
     """
 
     def needed_at_s() -> float:
+        """Return when the shard is needed, which may change during the wait."""
         return _needed_at_s(residency, claim, key)
 
     transfer.stages.enter(Stage.SPACE)
@@ -40,7 +47,9 @@ async def reserve_for_transfer(
 
 
 class WholeSpace:
-    """Space for a whole object, of which ranges are served until there is enough.
+    """Space for a whole object; until there is enough, readers are served ranges of the object.
+
+    The caller calls `try_reserve` and `wait` by turns, and does other work between them.
 
     Args:
         residency: the cached shards, of which some may be evicted.
@@ -60,9 +69,9 @@ class WholeSpace:
         self._claim = claim
         self._key = key
         self._size_bytes = footprint_bytes(size_bytes)
-        self._waiting = ExitStack()  # marks the claim as waiting for space, while it does
+        self._waiting = ExitStack()  # while this is open, the claim is marked as waiting for space
         self._is_waiting = False
-        self._next_try_s = 0.0
+        self._next_try_s = 0.0  # by the monotonic clock; 0 for at once
 
     @property
     def may_fit(self) -> bool:
@@ -70,7 +79,10 @@ class WholeSpace:
         return self._residency.may_fit(self._size_bytes)
 
     async def try_reserve(self) -> bool:
-        """Reserve the space of all missing parts; False if that takes waiting."""
+        """Reserve the space of all missing parts; return False if that takes waiting.
+
+        No-op, which returns False, if the last attempt was a moment ago.
+        """
         now_s = time.monotonic()
         if now_s < self._next_try_s:
             return False
@@ -87,17 +99,19 @@ class WholeSpace:
         return True
 
     async def reserve_at_once(self) -> bool:
-        """Reserve the space of all missing parts, if that takes no waiting.
+        """Reserve the space of all missing parts, if that takes no waiting; return whether it was.
 
-        For an object that nobody needs as a whole: waiting for its space could deadlock with others
-        that have some of their parts and wait as well.
+        This is for an object that nobody needs as a whole. Waiting for its space could deadlock
+        with other objects of which some parts are cached, and which wait as well.
         """
         with self._sparing():
             wanted_bytes = self._wanted_bytes()
             return await self._residency.reserve_at_once(self._claim, wanted_bytes)
 
     async def wait(self, url: str) -> None:
-        """Wait until there may be space, or the claim moves. Raises as `Residency.reserve` does.
+        """Wait until there may be space, or something else changes for the claim's transfers.
+
+        Raises as `Residency.reserve` does; PostponedError if no reader waits for the whole object.
 
         Args:
             url: url of the object, for errors.
@@ -121,7 +135,10 @@ class WholeSpace:
         self._waiting.close()
 
     def _wanted_bytes(self) -> int:
-        """Return the space of the whole beyond what is cached or reserved already."""
+        """Return how much space the whole object needs besides what is cached or reserved for it.
+
+        A file of parts that are cached counts with all that it takes.
+        """
         file = self._residency.parts.get(self._key)
         kept_bytes = 0 if file is None else file.kept_bytes
         return max(0, self._size_bytes - kept_bytes - self._claim.reserved_bytes)
@@ -135,7 +152,7 @@ class WholeSpace:
 
 
 def _needed_at_s(residency: Residency, claim: KeyClaim, key: str) -> float:
-    """Return the time at which the whole of a shard or object is needed."""
+    """Return when a whole shard or object is needed, which decides what is evicted for it."""
     if claim.whole_klass is Class.WAITING:
         return NOW
     if claim.whole_klass is Class.PLANNED:

@@ -1,17 +1,28 @@
-"""Failed transfers: which shards are worth another attempt ahead of need."""
+"""Failed transfers: which shards are worth another attempt ahead of need.
+
+`Transfers` reports the outcome of each transfer here, and `Prefetcher` does not start transfers of
+shards that are in the gate. A shard is called by its name in plans.
+"""
 
 from shardcache.errors import ShardcacheError
 
-# A shard that fails this often, while others succeed, is not prefetched again; it is fetched when a
-# reader asks.
+# A shard that fails this often, while others succeed, is not prefetched again. It is fetched when a
+# reader requests it.
 _TRIES_AHEAD = 3
 
-# Number of failed shards remembered; a forgotten one is prefetched again.
+# Number of failed shards remembered. A shard whose failures are forgotten is prefetched again.
 _REMEMBERED = 100_000
 
 
 class RetryGate:
-    """Shards whose transfer failed, by name. A reader's own request always gets a fresh attempt."""
+    """Shards whose transfer failed, by name.
+
+    `name in gate` is True for a shard that must not be prefetched for now. A reader's own request
+    does not ask the gate: it always gets a fresh attempt.
+
+    Args:
+        remembered: the number of failed shards to remember.
+    """
 
     def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
@@ -25,7 +36,11 @@ class RetryGate:
         return len(self._tries)
 
     def failed(self, name: str, exn: ShardcacheError) -> None:
-        """Note a failure. A retryable one blocks the shard until another transfer succeeds."""
+        """Record a failed transfer, which blocks the shard.
+
+        After a retryable error, this lasts until another transfer succeeds, unless the shard has
+        failed too often. After any other error, it lasts until the shard itself is fetched.
+        """
         tries = self._tries.pop(name, 0)
         if exn.retryable:
             self._tries[name] = tries + 1
@@ -38,7 +53,10 @@ class RetryGate:
             self._blocked.discard(oldest)
 
     def succeeded(self, name: str) -> set[str]:
-        """Note a success, which shows that the origin answers; return the names worth retrying."""
+        """Record a successful transfer, which shows that the origin answers.
+
+        Returns the names of other shards that were blocked and are worth another attempt now.
+        """
         self._tries.pop(name, None)
         retried = {other for other in self._blocked if self._tries.get(other, 0) < _TRIES_AHEAD}
         self._blocked.clear()

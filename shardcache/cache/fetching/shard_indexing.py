@@ -1,4 +1,8 @@
-"""Indexing of one complete shard, in a process of its own, by what its format needs."""
+"""Indexing of complete shards, each in a separate process, with what its format needs.
+
+`Publisher` has each shard indexed here before it is published. The index says which bytes of the
+shard are which members of which sample. It is in the sidecar, a file next to the shard.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -14,7 +18,13 @@ from shardcache.store.space import footprint_bytes
 
 
 class ShardIndexing:
-    """Indexes complete shards."""
+    """Indexes complete shards.
+
+    Args:
+        origins: has the settings of each shard's origin, which say how strict the checks are.
+        indexers: the processes that read shards and write sidecars.
+        companions: files next to shards that some formats need.
+    """
 
     def __init__(self, origins: Origins, indexers: Indexers, companions: Companions) -> None:
         self._origins = origins
@@ -32,10 +42,10 @@ class ShardIndexing:
         """Write the sidecar of a complete shard; return its number of samples.
 
         Args:
-            tar: path of the shard, whatever its format.
-            sidecar: path of the sidecar.
+            tar: path of the shard, which may have another format than tar.
+            sidecar: path of the sidecar to write.
             facts: facts for the sidecar, still without the number of samples.
-            obj: the shard's object.
+            obj: the shard's object in the origin.
             grow: reserves a number of bytes in addition to `allowed_index_bytes`.
 
         Raises ShardError, the errors of reading the shard's companion, and those of `grow`.
@@ -54,7 +64,8 @@ class ShardIndexing:
         )
         indexed = await self._indexers.index(request)
         if not indexed.written:
-            # An index this large, of many tiny samples, is rare enough to scan twice.
+            # The index is larger than the space reserved for it, as the shard has many tiny
+            # samples. That is rare, so it costs little to reserve more and scan the shard again.
             await grow(indexed.sidecar_bytes - request.allowed_bytes)
             allowed = replace(request, allowed_bytes=indexed.sidecar_bytes)
             indexed = await self._indexers.index(allowed)
@@ -62,5 +73,5 @@ class ShardIndexing:
 
 
 def allowed_index_bytes(obj: RemoteObject) -> int:
-    """Return the size of an index that the reservation for its shard has space for."""
+    """Return how large an index may be without more space than is reserved for its shard."""
     return footprint_bytes(obj.size_bytes) - obj.size_bytes

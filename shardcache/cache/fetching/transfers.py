@@ -1,4 +1,11 @@
-"""Transfers in progress: one per shard, for all who ask for it."""
+"""Transfers in progress: one per shard, whoever requests it.
+
+`Leasing` joins or starts transfers for callers that wait, `Prefetcher` starts them ahead of need. A
+transfer brings one shard, or ranges of one object, from the origin into the cache; its work is done
+by `Fetcher`, in a task. A caller that joins a transfer adds a `Wait` to it: that says who waits,
+since when, and whether the whole shard is needed or a range of it. A transfer is postponed, which
+is no failure, if it may not wait for space or for the disk: its plan will request the shard again.
+"""
 
 import asyncio
 import math
@@ -34,25 +41,27 @@ log = structlog.get_logger()
 
 _Early = TypeVar("_Early", Arrival, PartFile)
 
-_MAX_REFUSALS = 100  # latest errors that are kept, for people to read
+_MAX_REFUSALS = 100  # number of the latest errors that are kept for the status page
 
 
 class Transfers:
     """Transfers in progress, by shard name.
 
-    They belong to the cache and outlive the request that started them.
+    Transfers belong to the cache, and outlive the requests that started them.
 
     Args:
-        fetch: fetches and returns a shard, or fetches wanted ranges of it and returns None; raises
-            the shard's errors, or PostponedError.
+        fetch: fetches and returns a shard, or fetches wanted ranges of an object and returns None;
+            raises the shard's errors, or PostponedError.
         reconsider: called when a transfer has become more urgent.
+        planner: is told of shards that are missing again.
+        counters: counters of the daemon, among them the bytes charged to each job.
         changed: notified when a transfer has ended.
-        group: runs the transfers.
+        group: the task group that runs the transfers.
 
     Attributes:
         failures: shards that are not worth prefetching for now.
-        refusals: the errors of shards that were refused, by url, latest last; until the shard is
-            served.
+        refusals: the errors of shards that cannot be served, by url, the latest last. An error
+            stays until a transfer of its shard succeeds.
     """
 
     def __init__(
@@ -88,12 +97,19 @@ class Transfers:
         return list(self._by_name.values())
 
     async def wait(self, name: str, ref: ShardRef, wanted: Class, wait: Wait) -> Shard | Arrival:
-        """Join the shard's transfer or start it; return the shard.
+        """Join the shard's transfer, or start one; return the shard.
 
-        Returns early access to it if `wait` accepts that: the caller is then one of its readers.
-        Cancelling the caller does not cancel the transfer: others may wait for it, now or later.
-        Raises the transfer's error; a caller that joined a running transfer gets a new attempt
-        first if the error is retryable, or the transfer was by another signature.
+        Returns early access to the shard if `wait` accepts that: the caller then counts as one of
+        the readers of the `Arrival`. Cancelling the caller does not cancel the transfer: others may
+        wait for it, now or later. Raises the transfer's error. A caller that joined a running
+        transfer gets a new attempt first if the error is retryable, or if the running transfer
+        requested the object by another url, such as one with another signature.
+
+        Args:
+            name: the shard's name in plans.
+            ref: the shard.
+            wanted: priority class of a new transfer; a running one gets it if it is more urgent.
+            wait: the caller's wait.
         """
         wait.is_file = ref.is_file
 
@@ -103,9 +119,9 @@ class Transfers:
         return await self._join(name, ref.url, start, _early_access, wait)
 
     async def wait_for_range(self, name: str, ref: ShardRef, wait: Wait) -> Shard | PartFile:
-        """Return a file with the bytes that a wait needs: some of its parts, or the whole object.
+        """Return a file with the bytes that a wait needs: parts of the object, or all of it.
 
-        The caller retains the parts before the next await. Raises as `wait` does.
+        The caller retains the parts before its next await. Raises as `wait` does.
         """
         assert wait.bytes is not None
         wait.is_file = True
@@ -116,7 +132,7 @@ class Transfers:
         return await self._join(name, ref.url, start, _needed_parts, wait)
 
     def _url_of(self, name: str) -> str | None:
-        """Return the url by which a shard is being fetched; None if it is not."""
+        """Return the url by which a shard is being fetched; None if it is not being fetched."""
         transfer = self._by_name.get(name)
         return None if transfer is None else transfer.ref.url
 
@@ -128,14 +144,17 @@ class Transfers:
         available: Callable[[Transfer, Wait], _Early | None],
         wait: Wait,
     ) -> Shard | _Early:
-        """Wait for a transfer, and return its shard, or what is available of it before.
+        """Wait for a transfer, and return its shard, or early access to it.
 
         Args:
-            url: of the caller; a running transfer may be by another signature.
-            start: starts the transfer, or joins the running one.
-            available: returns what the wait may have of an unfinished transfer.
+            name: the shard's name in plans.
+            url: url in the caller's request; a running transfer may use one with another signature.
+            start: starts the transfer, or returns the running one.
+            available: returns early access to an unfinished transfer's shard, as far as the wait
+                accepts it; None as long as there is too little.
+            wait: the caller's wait.
         """
-        joined_url = self._url_of(name)
+        joined_url = self._url_of(name)  # None if this call starts the transfer
         while True:
             transfer = start()
             try:
@@ -147,11 +166,12 @@ class Transfers:
                 may_try_again = exn.retryable or joined_url != url
                 if not (was_joined and may_try_again):
                     raise
-                joined_url = None  # the next attempt is the caller's own
+                joined_url = None  # an error of the next attempt is raised: it is the caller's own
                 continue
             if access is not None:
                 return access
-            # The transfer had ended with the ranges that others wanted: start another.
+            # The transfer fetched the ranges that others wanted, and ended before this wait joined:
+            # start another.
 
     async def _wait(
         self,
@@ -159,16 +179,18 @@ class Transfers:
         available: Callable[[Transfer, Wait], _Early | None],
         wait: Wait,
     ) -> Shard | _Early | None:
-        """Wait for a transfer's shard, or for what is available of it before.
+        """Wait for a transfer's shard, or for early access to it; see `_join`.
 
-        None if the transfer has ended with the ranges that others wanted. Raises its error.
+        None if the transfer has ended after fetching only the ranges that others wanted. Raises the
+        error of the transfer, or the one that ends this wait alone.
         """
         transfer.waits.add(wait)
         wait.error = None
         wait.stages = transfer.stages
         wait.has_own_stages = False
         if wait.bytes is not None:
-            self.hurry(transfer)  # it fetches no other ranges than those of its waits
+            # The transfer fetches only ranges that are waited for, so it has to look again now.
+            self.hurry(transfer)
         try:
             while not transfer.outcome.done():
                 early = available(transfer, wait)
@@ -195,8 +217,13 @@ class Transfers:
         """Start a transfer, or make the running one at least as urgent as `wanted`.
 
         Args:
-            client: the job to which a new transfer is charged.
-            is_whole: whether all of the object is wanted, and not only what readers wait for.
+            name: the shard's name in plans.
+            ref: the shard.
+            wanted: priority class, not counting readers that wait.
+            client: the job to which a new transfer's requests and bytes are charged; None if they
+                are charged to no job.
+            is_whole: whether all of the object is wanted, and not only the ranges that readers
+                wait for.
         """
         transfer = self._by_name.get(name)
         if transfer is None:
@@ -211,14 +238,17 @@ class Transfers:
         transfer.wanted = min(transfer.wanted, wanted)
         if is_whole:
             transfer.want_whole()
-        if not ref.is_file:  # samples are wanted if anybody wants them
+        # A shard is indexed if any of its requests is for samples.
+        if not ref.is_file:
             transfer.ref = ref
         return transfer
 
     def hurry(self, transfer: Transfer) -> None:
-        """Re-evaluate priorities now: a reader waits for this shard."""
+        """Have priorities re-evaluated soon, as a reader has begun to wait for this shard."""
         transfer.moved.notify()
-        if not self._is_hurrying:  # many readers may begin to wait at the same moment
+        # Many readers may begin to wait in the same turn of the event loop. Priorities are then
+        # re-evaluated once for all of them.
+        if not self._is_hurrying:
             self._is_hurrying = True
             asyncio.get_running_loop().call_soon(self._hurry)
 
@@ -248,7 +278,8 @@ class Transfers:
                 self._note_unfetched(transfer)
             transfer.outcome.set_result(shard)
         except PostponedError:
-            # No notification: nothing has changed that could make another attempt succeed.
+            # `_changed` is not notified of this end below: nothing has changed that could make
+            # another attempt succeed, and the prefetcher would try at once, again and again.
             self._planner.now.missed(transfer.name)
             is_postponed = True
         except ShardcacheError as exn:
@@ -269,14 +300,16 @@ class Transfers:
                 self._changed.notify()
 
     def _note_unfetched(self, transfer: Transfer) -> None:
-        """Note why an object of which ranges were fetched was not fetched as a whole."""
+        """Record that a transfer fetched ranges of an object, but not the whole."""
         if isinstance(transfer.given_up, ShardcacheError):
             self._note_failure(transfer, transfer.given_up)
-        elif transfer.given_up is not None or transfer.is_whole:  # its plan will ask again
+        elif transfer.given_up is not None or transfer.is_whole:
+            # The whole was postponed, or was wanted too late: it is missing in the schedule again,
+            # so that a plan which needs it requests it again.
             self._planner.now.missed(transfer.name)
 
     def _note_failure(self, transfer: Transfer, exn: ShardcacheError) -> None:
-        """Count a failure; after several, the shard is not prefetched again."""
+        """Count a failed attempt; after several, the shard is not prefetched again."""
         self.failures.failed(transfer.name, exn)
         self._measures.failed[exn.code] += 1
 
@@ -290,28 +323,28 @@ class Transfers:
         transfer.outcome.set_exception(exn)
 
     def _refuse(self, url: str, exn: ShardError) -> None:
-        """Keep the error of a refused shard among `refusals`."""
+        """Keep the error of a shard that cannot be served among `refusals`."""
         self._counters.refused += 1
-        self.refusals.pop(url, None)
+        self.refusals.pop(url, None)  # the latest error comes last
         self.refusals[url] = exn
         if len(self.refusals) > _MAX_REFUSALS:
             oldest = next(iter(self.refusals))
             del self.refusals[oldest]
 
     def _measure(self, transfer: Transfer) -> None:
-        """Record how long a transfer took, by stage."""
+        """Record the time that a successful transfer spent in each stage."""
         took_s = transfer.stages.spent_s(-math.inf, time.monotonic())
         if Stage.DISK not in took_s:
-            return  # the shard was cached already, which shows no transfer's duration
+            return  # nothing was checked or indexed, so this was no transfer of a whole shard
         self._measures.transfer.observe(sum(took_s.values()))
         for stage, spent_s in took_s.items():
             self._measures.stage.of(stage.name.lower()).observe(spent_s)
 
 
 def _concerns_others(exn: ShardcacheError, transfer: Transfer, wait: Wait) -> bool:
-    """Return whether an error concerns only those who want the whole object, for lack of space.
+    """Return whether an error does not concern a wait: only the whole object lacks space.
 
-    The wait is for a range, which may be fetched by itself.
+    That is so for a wait for a range that can be fetched by itself. Its caller tries again.
     """
     if wait.bytes is None or exn is wait.error:
         return False
@@ -320,9 +353,12 @@ def _concerns_others(exn: ShardcacheError, transfer: Transfer, wait: Wait) -> bo
 
 
 def _early_access(transfer: Transfer, wait: Wait) -> Arrival | None:
-    """Return early access to a shard, with a waiting reader as one of its readers."""
+    """Return early access to a shard, if a wait accepts it and its reader has nothing else to read.
+
+    The reader's job is then among the readers of the `Arrival`.
+    """
     arrival = transfer.arriving
-    is_waiting = wait.since_s is not None
+    is_waiting = wait.since_s is not None  # the reader has nothing else to read
     if not is_waiting or arrival is None or not arrival.is_worth(wait):
         return None
     arrival.readers.append(wait.client)
@@ -336,12 +372,16 @@ def _needed_parts(transfer: Transfer, wait: Wait) -> PartFile | None:
     file = transfer.part_file
     if file is None or not file.has(wait.first_bytes):
         return None
-    # A file that has arrived whole loses its name before the transfer ends.
+    # A file that a transfer of the whole object has taken over gets another name when it is
+    # published, before the transfer ends. It cannot be opened by its old name then.
     is_readable = file.is_own or file.partial.is_there()
     return file if is_readable else None
 
 
 def _retrieve_error(outcome: asyncio.Future[Shard | None]) -> None:
-    """Take note of a failed prefetch's error: nothing awaits it, and it has been logged."""
+    """Retrieve a failed transfer's error, so that asyncio does not report it as never retrieved.
+
+    If no caller waits, `Transfers` has logged the error.
+    """
     if not outcome.cancelled():
         outcome.exception()

@@ -1,14 +1,18 @@
-"""Early access to a shard: it can be read while it is still being downloaded.
+"""Early access to a shard: readers can read it while it is still being downloaded.
 
-It is for readers with nothing else to read, and only for origins that check the version on every
-read: if it were checked once, at the end, the beginning could be of several versions. Readers see
-the contiguous finished parts from the first byte on, and the beginning of the part after them. Each
-part is fetched with If-Match, and nothing of it is written before the answer's header proves to be
-the expected one. Whether the whole shard is sound is known only at the end, so a reader may learn
-then that the beginning it read belongs to a corrupt shard.
+Early access is for readers with nothing else to read. It is offered only if the origin checks the
+version on every read: if the version were checked once, at the end, the beginning could be a mix of
+several versions. Readers see the contiguous finished parts from the first byte on, and the
+beginning of the part after them. Each part is fetched with If-Match, and none of its bytes are
+written before the response's header proves to be the expected one. It is only known at the end
+whether the whole shard is sound. So a reader may learn then that the beginning it has read belongs
+to a corrupt shard.
 
 Once a shard of any origin has passed every check, readers with nothing else to read get its files
-before these are published: a disk that is slow to sync them delays nobody.
+before these are published. So nobody waits for a disk that is slow to sync them.
+
+`Fetcher` offers and fills an `Arrival`, `Publisher` publishes it, and a connected reader reads it.
+A partial is the file that a shard is downloaded into.
 """
 
 from collections.abc import Callable
@@ -26,21 +30,23 @@ class Arrival:
 
     Attributes:
         partial: the file that is being filled.
-        readers: the job of each reader that has the file open.
-        is_file: True once one of them reads the object's own bytes, whatever they are.
-        files: the checked files of the whole shard, before they are published; None until then, and
-            if the transfer fails.
-        damage: damage that readers of `files` have to be warned of.
+        readers: the job of each reader that has the file open, once for each of its readers.
+        is_file: True once a reader reads the object's own bytes, which need not be a valid shard.
+        files: the files of the whole shard, once they have passed every check; None before, and if
+            the transfer fails.
+        damage: damage that readers of `files` have to be warned of; None if there is none.
         shard: the shard once it is published.
-        refused: if `shard` is a plain file, why it has no samples.
+        refused: the error for which `shard` is a plain file without samples; None if it has them,
+            or nobody wanted any.
     """
 
     def __init__(self, partial: Partial, waits: set[Wait], coming: Coming, moved: Signal) -> None:
         """Offer early access to the shard that arrives in `partial`. See `Transfer.offer`.
 
         Args:
-            waits: all of the transfer's waits.
-            coming: the requests for the parts in progress.
+            partial: the file that is being filled.
+            waits: all of the transfer's waits; waits for more of the beginning are added to them.
+            coming: the parts that are being received, with the bytes of each written so far.
             moved: the transfer's signal, notified when more can be read.
         """
         self.partial = partial
@@ -54,8 +60,9 @@ class Arrival:
         self._coming = coming
         self._moved = moved
         self._failure: ShardcacheError | None = None
-        self._first_parts = 0  # finished parts without a gap, from the first one on
+        self._first_parts = 0  # number of finished parts without a gap, from the first part on
         self._ready_bytes = 0
+        # Called once the last reader has closed the file; None if nothing has to be done then.
         self._when_left: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -73,8 +80,8 @@ class Arrival:
         # Parts are numbered from 0, so this is the number of the first unfinished one.
         unfinished = self._first_parts
         written_bytes = finished_bytes + self._coming.written_bytes(unfinished)
-        # Never less than before: a part that is fetched again writes the same bytes to the same
-        # place.
+        # The number never falls. A part that is fetched again begins with no written bytes, but it
+        # writes the same bytes to the same place: those that were ready can still be read.
         self._ready_bytes = max(self._ready_bytes, written_bytes)
         return self._ready_bytes
 
@@ -84,18 +91,20 @@ class Arrival:
             return False
         if self.files_for(wait) is not None:
             return True
-        if not wait.partial:  # it accepts only a whole shard
+        if not wait.partial:  # the reader accepts only a whole shard
             return False
-        # The shard's bytes may differ from those that arrive, such as a compressed tar's.
+        # The bytes that arrive may not be those of the cached shard, such as those of a compressed
+        # tar.
         if self.partial.may_be_copied:
             return False
         # Once all bytes have arrived, only the checks are left to wait for.
         return 0 < self.ready_bytes < self.partial.obj.size_bytes
 
     def files_for(self, wait: Wait) -> Unpublished | None:
-        """Return the checked files, if a wait accepts them before they are published.
+        """Return the checked files, if there are any and a wait accepts them unpublished.
 
-        None for files without samples: a reader of samples has them indexed first.
+        None for files without an index: a reader of samples needs one, so it waits until the shard
+        is published and indexed.
         """
         if not wait.unpublished or self.files is None or self.files.facts.samples is None:
             return None
@@ -105,6 +114,10 @@ class Arrival:
         """Wait for more than `have_bytes` of the beginning, or for the whole shard.
 
         Raises the transfer's error.
+
+        Args:
+            have_bytes: the number of bytes that the reader can read already.
+            wait: the reader's wait, which counts as one for the transfer until this returns.
         """
         self._waits.add(wait)
         try:
@@ -129,29 +142,39 @@ class Arrival:
         self._moved.notify()
 
     def publish(self, shard: Shard, refused: ShardcacheError | None) -> None:
-        """Announce that the shard is complete. The caller has retained it for each reader."""
+        """Announce that the shard is published. The caller has retained it for each reader.
+
+        Args:
+            shard: the shard.
+            refused: the error for which it has no index; None if there was none.
+        """
         self.shard = shard
         self.refused = refused
         self._moved.notify()
 
     def fail(self, exn: ShardcacheError) -> None:
-        """Announce that the rest will not arrive. Of several reasons, the first is reported."""
+        """Announce that the rest will not arrive. Of several errors, readers get the first."""
         self._failure = self._failure or exn
         if self.files is not None and isinstance(exn, DiskError):
-            # The kernel may drop pages that it could not write: readers may then find other bytes.
+            # Readers have the files already. The kernel may drop pages that it could not write to
+            # the disk, and these readers would then find other bytes: they have to be warned.
             message = f"it could not be written to disk: {exn.message}"
             self.damage = CorruptShardError(message, url=exn.url)
         self.files = None
         self._moved.notify()
 
     def leave(self, client: JobKey) -> None:
-        """Note that a reader of a job closed the file before it was published."""
+        """Record that a reader has closed the file before it was published.
+
+        Args:
+            client: the reader's job.
+        """
         self.readers.remove(client)
         if not self.readers and self._when_left is not None:
             self._when_left()
 
     def when_left(self, act: Callable[[], None]) -> None:
-        """Call `act` once no reader has the file open."""
+        """Call `act` once no reader has the file open; at once if none has."""
         if self.readers:
             self._when_left = act
         else:

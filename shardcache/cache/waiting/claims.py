@@ -1,4 +1,14 @@
-"""Claims of transfers on one cache key: which of them works, and what it waits for."""
+"""Claims: the transfers that lead to one cache key, of which one works at a time.
+
+A key stands for one version of an object. Several transfers can lead to it, as plans may name the
+shard by its version or by its url alone. `Residency.claiming` makes the claim of a key, and removes
+it with its last transfer. `Fetcher` works under its lock. The checks for deadlocks and the
+scheduler of connections ask the claim what it waits for and how urgent it is.
+
+A wait (`Wait`) is that of one caller. It is for the whole object, or for a range of its bytes. An
+object is divisible if its ranges can be fetched by themselves. A reader is stuck if it has nothing
+else to read until there is space.
+"""
 
 import asyncio
 import contextlib
@@ -22,24 +32,39 @@ from shardcache.store.space import Reservation
 class KeyClaim:
     """All transfers that lead to one key.
 
-    The holder of the lock does the work, with the highest urgency among them.
+    The transfer that holds the lock does the work for all of them, with the urgency of the most
+    urgent one.
+
+    Attributes:
+        lock: held by the transfer that works.
+        transfers: the transfers, in the order in which they joined.
+        moved: notified when anything changes for one of the transfers, which all share this signal.
+        part_file: the file with the parts of the object, once some are fetched.
+        reservation: the space for the object, while a transfer works.
+        has_range_readers: True if ranges of the object were read before the whole was fetched.
+        wanted_bytes: space that the claim waits for, in addition to its reservation; 0 while it
+            waits for none.
+        serves_ranges: True while the claim waits for space for the whole object, and readers get
+            ranges of it in the meantime.
+        claim_ahead: the claim for whose turn this one waits; None if it waits for no turn.
+        waits_since_s: start of the wait for space or for a turn, by the monotonic clock.
+        checked_s: time of the last check for a deadlock, by the monotonic clock.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     transfers: list[Transfer] = field(default_factory=list)
-    # Notified when anything changes for one of the transfers, which all share it.
     moved: Signal = field(default_factory=Signal)
-    part_file: PartFile | None = None  # with the parts of the object, once some are fetched
+    part_file: PartFile | None = None
     reservation: Reservation | None = None
-    has_range_readers: bool = False  # True if ranges of the object were read before the whole of it
-    wanted_bytes: int = 0  # further space that it waits for; 0 while it does not wait
-    serves_ranges: bool = False  # True while ranges do not wait for that space
-    claim_ahead: "KeyClaim | None" = None  # the claim whose turn it waits for
-    waits_since_s: float = 0.0  # start of the wait, by the monotonic clock
-    checked_s: float = -math.inf  # time of the last deadlock check
+    has_range_readers: bool = False
+    wanted_bytes: int = 0
+    serves_ranges: bool = False
+    claim_ahead: "KeyClaim | None" = None
+    waits_since_s: float = 0.0
+    checked_s: float = -math.inf
 
     def join(self, transfer: Transfer) -> None:
-        """Add a transfer, which shares the signal of the others: one of them works for all."""
+        """Add a transfer. It shares the signal of the others, as one of them works for all."""
         self.transfers.append(transfer)
         transfer.join(self.moved, self.part_file)
         if self.wanted_bytes:
@@ -47,14 +72,18 @@ class KeyClaim:
         self.moved.notify()
 
     def share(self, file: PartFile) -> None:
-        """Offer the parts in a file to readers of ranges."""
+        """Offer the parts in a file to all readers that wait for ranges of the object."""
         self.part_file = file
         for transfer in self.transfers:
             transfer.part_file = file
         self.moved.notify()
 
     def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
-        """End the waits for the whole object. Those for ranges of it go on."""
+        """End the waits for the whole object, while waits for ranges of it go on.
+
+        Args:
+            exn: the reason; an error ends the waits with it, PostponedError does not.
+        """
         for transfer in self.transfers:
             transfer.give_up_whole(exn)
         self.moved.notify()
@@ -66,7 +95,7 @@ class KeyClaim:
 
     @property
     def is_blocked(self) -> bool:
-        """True while only space, for this claim or the one ahead of it, lets it continue."""
+        """True while the claim can continue only once there is space, for it or the claim ahead."""
         if self.wanted_bytes > 0:
             return True
         return self.claim_ahead is not None and self.claim_ahead.is_blocked
@@ -78,7 +107,7 @@ class KeyClaim:
 
     @property
     def klass(self) -> Class:
-        """The highest urgency."""
+        """The priority class of the most urgent transfer."""
         return min(transfer.klass for transfer in self.transfers)
 
     @property
@@ -104,12 +133,12 @@ class KeyClaim:
 
     @property
     def space_waits(self) -> list[Wait]:
-        """The waits that only space ends, while the claim is blocked."""
+        """While the claim is blocked, the waits that cannot end before there is space."""
         return self.whole_waits if self.serves_ranges else self.waits
 
     @property
     def whole_klass(self) -> Class:
-        """The highest urgency of the whole object."""
+        """The priority class of the whole object, without waits for ranges of it."""
         if longest_wait(self.whole_waits) is not None:
             return Class.WAITING
         return min((each.wanted for each in self.transfers if each.is_whole), default=Class.WARM)
@@ -135,11 +164,12 @@ class KeyClaim:
 
     @property
     def _arrivals(self) -> list[Arrival]:
+        """Early access to the shard, of each transfer that offers it."""
         return [transfer.arriving for transfer in self.transfers if transfer.arriving is not None]
 
     @property
     def needed_first(self) -> Sequence[tuple[int, int]]:
-        """The ranges that readers wait for: start and end of each."""
+        """The ranges that readers wait for, which are downloaded first: start and end of each."""
         return [wait.bytes for wait in self.waits if wait.bytes is not None]
 
     @property
@@ -151,12 +181,13 @@ class KeyClaim:
         """Return the priority of the download.
 
         Args:
-            next_use_s: returns when a plan next needs the shard.
+            next_use_s: returns when a plan next needs the shard, by the monotonic clock.
         """
         readers = [client for arrival in self._arrivals for client in arrival.readers]
         longest = longest_wait(self.waits)
 
-        # 1. A reader with nothing to read: the longest wait counts.
+        # 1. If readers have nothing else to read, the longest wait counts. The download may have
+        #    connections for its readers alone (`alone`) if they can read what arrives.
         if longest is not None:
             return Priority(
                 Class.WAITING,
@@ -165,15 +196,16 @@ class KeyClaim:
                 alone=bool(readers) or self._is_awaited_in_part(),
             )
 
-        # 2. Readers of the beginning: they will soon have read everything that has arrived.
+        # 2. If readers read the beginning, they will soon have read everything that has arrived,
+        #    and wait then. They come after those that wait already.
         if readers:
             return Priority(Class.WAITING, time.monotonic(), readers[0], alone=True)
 
-        # 3. Nobody waits: the next need counts.
+        # 3. If nobody waits, the time at which a plan needs the shard counts.
         return Priority(self.klass, next_use_s())
 
     def _is_awaited_in_part(self) -> bool:
-        """Return whether a waiting reader will get the beginning, which is offered already."""
+        """Return whether early access is offered, and a waiting reader accepts it."""
         if not self._arrivals:
             return False
         longest_waits = [longest_wait(transfer.waits) for transfer in self.transfers]

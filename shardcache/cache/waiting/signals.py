@@ -1,4 +1,7 @@
-"""A broadcast event."""
+"""A broadcast event, by which tasks wait for the next change of anything in the cache.
+
+The tasks look again after each notification whether what they wait for has come about.
+"""
 
 import asyncio
 import contextlib
@@ -8,8 +11,9 @@ class Signal:
     """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment.
 
     Attributes:
-        count: number of calls of `notify`, by which a task notices those that it has missed.
-        next: the event that the next call sets.
+        count: number of calls of `notify` so far. By comparing it, a task finds out whether it has
+            missed a call while it did something else.
+        next: the event that the next call of `notify` sets.
     """
 
     def __init__(self) -> None:
@@ -17,7 +21,7 @@ class Signal:
         self.next = asyncio.Event()
 
     async def wait(self, limit_s: float | None = None) -> None:
-        """Wait for the next `notify`, or `limit_s`, if given."""
+        """Wait for the next `notify`, but at most for `limit_s`; None for no limit."""
         if limit_s is None:
             await self.next.wait()
             return
@@ -26,7 +30,7 @@ class Signal:
                 await self.next.wait()
 
     async def wait_with(self, other: "Signal", limit_s: float) -> None:
-        """Wait for the next `notify` of either signal, or `limit_s`."""
+        """Wait for the next `notify` of either signal, but at most for `limit_s`."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self.next, other.next)]
         try:
             await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

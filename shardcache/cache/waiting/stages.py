@@ -1,4 +1,7 @@
-"""Stages of a transfer, and the time spent in each."""
+"""Stages of a transfer, and the time spent in each.
+
+Status pages and timelines show them, and from them comes the answer to what a reader waited for.
+"""
 
 import enum
 import itertools
@@ -28,7 +31,12 @@ class Stages:
     """History of a transfer's stages, each with its start by the monotonic clock."""
 
     def __init__(self, stage: Stage = Stage.ASKING, since_s: float | None = None) -> None:
-        """Begin in a stage, now or at a time by the monotonic clock."""
+        """Begin in a stage.
+
+        Args:
+            stage: the first stage.
+            since_s: its start by the monotonic clock; None for now.
+        """
         begun_s = time.monotonic() if since_s is None else since_s
         self._begun = [_Begun(stage, begun_s)]
 
@@ -47,7 +55,10 @@ class Stages:
         self._begun.append(_Begun(stage, time.monotonic()))
 
     def spent_s(self, since_s: float, until_s: float) -> dict[Stage, float]:
-        """Return the time spent in each stage during an interval."""
+        """Return the time spent in each stage during an interval of the monotonic clock.
+
+        Stages without any time in the interval are left out.
+        """
         spent_s: defaultdict[Stage, float] = defaultdict(float)
         end = _Begun(self.present, math.inf)  # the present stage has no end yet
         for begun, following in itertools.pairwise([*self._begun, end]):

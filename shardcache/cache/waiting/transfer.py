@@ -1,4 +1,9 @@
-"""A transfer of one shard from origin to cache, as seen by those that wait for it."""
+"""A transfer of one shard from origin to cache, as its callers and the status pages see it.
+
+`Transfers` makes and ends transfers, `Fetcher` does their work. An object is divisible if its
+ranges can be fetched by themselves, because the origin checks the version with each request. A
+transfer can be for ranges alone. It wants the whole object from the first request for all of it on.
+"""
 
 import asyncio
 import time
@@ -24,20 +29,22 @@ class Transfer:
     Attributes:
         name: the shard's name in plans.
         ref: the shard.
-        wanted: urgency, not counting waiting readers.
+        wanted: priority class, not counting readers that wait.
         is_whole: False while only ranges of the object are wanted.
-        is_divisible: False once the object can only be fetched as a whole.
-        given_up: why the whole object was given up, while ranges of it are still fetched.
+        is_divisible: False once the object is known to be available only as a whole.
+        given_up: the reason for which the whole object was given up, while ranges of it are still
+            fetched; None if it was not.
         waits: the present waits for the shard.
         stages: the present stage, and the time spent in each.
-        done_bytes: bytes on disk, of `total_bytes`.
-        coming: bytes received that are not on disk yet.
-        total_bytes: None until the origin has reported it.
+        done_bytes: the number of bytes in finished parts, out of `total_bytes`.
+        coming: the parts that are being received, and how much of each.
+        total_bytes: size of the object; None until the origin has reported it.
         arriving: early access to the shard, while it can be offered.
-        part_file: the parts that have arrived, for readers of ranges.
-        moved: notified when any of these changes.
-        outcome: the shard; None if only ranges were wanted, and no more of them are.
-        task: the task that fetches it.
+        part_file: the file with the parts that have arrived, for readers of ranges.
+        moved: notified when any of the above changes.
+        outcome: the shard once the transfer has succeeded, or the error; None as its result means
+            that only ranges were wanted, and all have been fetched.
+        task: the task that does the work; None until it is started.
     """
 
     name: str
@@ -68,7 +75,7 @@ class Transfer:
         previous = self.moved
         self.moved = moved
         self.part_file = part_file
-        previous.notify()  # its waiters look again, and then wait for the new signal
+        previous.notify()  # tasks that wait for this signal look again, and wait for the new one
 
     def want_whole(self) -> None:
         """Want all of the object from now on."""
@@ -78,9 +85,9 @@ class Transfer:
             self.moved.notify()
 
     def give_up_whole(self, exn: ShardcacheError | PostponedError) -> None:
-        """End the waits for the whole object, with `exn` if it is an error.
+        """Want only ranges of the object from now on.
 
-        Waits for ranges go on.
+        If `exn` is an error, the waits for the whole object end with it. Waits for ranges go on.
         """
         if not self.is_whole:
             return
@@ -98,19 +105,19 @@ class Transfer:
         self.coming = Coming(self.moved.notify)
 
     def offer(self, partial: Partial) -> Arrival:
-        """Offer early access to the shard, while it arrives in `partial`."""
+        """Offer early access to the shard, while its bytes arrive in `partial`."""
         self.arriving = Arrival(partial, self.waits, self.coming, self.moved)
         self.part_file = PartFile(partial, is_own=False)
         return self.arriving
 
     def set_done(self, done_bytes: int) -> None:
-        """Record the download's progress."""
+        """Record the number of bytes in finished parts."""
         self.done_bytes = done_bytes
         self.moved.notify()
 
     @property
     def arrived_bytes(self) -> int:
-        """Bytes received so far, on disk or not."""
+        """Number of bytes received so far, in finished and unfinished parts."""
         return self.done_bytes + self.coming.size_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -125,7 +132,7 @@ class Transfer:
         }
 
     def _rate_bytes_per_s(self) -> int:
-        """Return the mean rate of the download so far; 0 outside that stage."""
+        """Return the mean rate of the download so far; 0 while the transfer is not downloading."""
         elapsed_s = time.monotonic() - self.stages.present_since_s
         if self.stages.present is not Stage.NETWORK or elapsed_s <= 0:
             return 0

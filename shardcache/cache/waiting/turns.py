@@ -1,4 +1,8 @@
-"""Turns on the event loop: long computations run one short piece at a time."""
+"""Turns on the event loop: long computations run one short piece at a time.
+
+A turn is one short piece of one computation, such as declaring a plan of a million shards. Only one
+computation has a turn at a time, so other tasks run between the turns.
+"""
 
 import asyncio
 import time
@@ -7,18 +11,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# A turn ends after this time or number of items. It is short, as a request passes through the loop
-# about ten times until it is answered, and may wait for a turn each time.
+# A turn ends after this time, or after this number of items. Turns are short because a request
+# passes through the event loop about ten times until it is answered, and may wait for a turn each
+# time.
 _TURN_S = 0.001
 _MAX_ITEMS = 256
-_PIECE = 32  # number of items after which the clock is read
+_PIECE = 32  # number of items after which the clock is read, as reading it takes time, too
 
 
 class Turns:
-    """Turns on the event loop, in the order of request.
+    """Turns on the event loop, which tasks get in the order in which they ask for them.
 
-    Yielding between pieces is not enough: if 64 readers join at the same moment, each would run a
-    piece before the loop gets to anything else.
+    It would not be enough that each computation yields to the event loop between its pieces: if 64
+    readers join at the same moment, each would run a piece before the loop gets to anything else.
     """
 
     def __init__(self) -> None:

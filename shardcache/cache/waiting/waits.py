@@ -1,4 +1,9 @@
-"""A caller's wait for a shard: who waits, since when, and for which bytes."""
+"""A caller's wait for a shard: who waits, since when, and for which bytes.
+
+Each request for a shard or a range makes one `Wait`, which it adds to the shard's transfer. The
+transfer's priority, what it fetches first, and the stall statistics come from its waits. A lease is
+a reader's right to a cached shard: the shard is not evicted before the reader releases it.
+"""
 
 import enum
 from collections.abc import Callable, Collection, Hashable
@@ -12,17 +17,17 @@ from shardcache.shared.protocol import ShardRef
 
 
 class Class(enum.IntEnum):
-    """Priority class of a transfer; the lower class goes first in every queue."""
+    """Priority class of a transfer. The class with the lower number goes first in every queue."""
 
-    WAITING = 0  # a reader has nothing else to read
-    PLANNED = 1
-    WARM = 2
+    WAITING = 0  # a reader waits for the shard, and has nothing else to read
+    PLANNED = 1  # a reader's plan has the shard
+    WARM = 2  # a user's command requested the shard, such as `shardcache warm`
 
 
 class PostponedError(Exception):
-    """Postponed transfer: no space now for a shard that no reader waits for.
+    """The end of a transfer that no reader waits for, as there is no space for its shard now.
 
-    Its plan will request it again.
+    This is no failure: a plan that needs the shard will have it requested again.
     """
 
 
@@ -35,7 +40,7 @@ class Holder(Hashable, Protocol):
 
     @property
     def context(self) -> Context:
-        """The context of its session, for tasks that work for it."""
+        """The context variables of the reader's session, for tasks that work for the reader."""
 
     @property
     def client(self) -> JobKey:
@@ -45,43 +50,62 @@ class Holder(Hashable, Protocol):
         """Return the shard at a position of the plan."""
 
     def leased_shards(self) -> int:
-        """Return the number of shards retained for the reader."""
+        """Return the number of the reader's leases on shards."""
 
     def kept_waiting(self) -> "Collection[Holder]":
-        """Return the readers that keep their shards until this one gets its own."""
+        """Return the other readers that keep their leases until this reader gets its shard.
+
+        They are the other workers of the same loader, which returns their batches in order.
+        """
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One caller's wait for a shard, or for more of an arriving one."""
+    """One caller's wait for a shard, for a range of it, or for more of an arriving shard.
 
-    client: JobKey | None = None  # the reader's job
-    # When the reader began to wait; None while it still has something to read.
+    Attributes:
+        client: the reader's job; None if the caller is not a reader.
+        since_s: the time at which the reader had nothing else to read, by the monotonic clock; None
+            while it still has something to read.
+        partial: whether the caller accepts a shard that is still arriving.
+        unpublished: whether the caller accepts a shard's checked files before they are published.
+        stages: stages of the transfer, or of this wait alone if `has_own_stages`; None before the
+            wait has joined a transfer.
+        has_own_stages: True once the wait's range is in another stage than the transfer.
+        holder: the reader that waits; None if the caller is not a reader.
+        is_file: True if the caller wants the object's own bytes, and no samples.
+        bytes: start and end of the range that is needed; None for the whole shard.
+        in_order: True if the caller reads the range in order, so that its first byte ends the wait.
+        ahead: start and end of the range that is probably needed next; None if not known.
+        ended: called at the end of the wait; None if there is nothing to do then.
+        error: set to end this wait with it, while the transfer goes on for others.
+    """
+
+    client: JobKey | None = None
     since_s: float | None = None
-    partial: bool = False  # whether the caller accepts a shard that is still arriving
-    unpublished: bool = False  # whether the caller accepts checked files before their publication
-    # Stages of the transfer, once there is one; of this wait alone if its range is fetched apart.
+    partial: bool = False
+    unpublished: bool = False
     stages: Stages | None = None
     has_own_stages: bool = False
-    holder: Holder | None = None  # the waiting reader; None if the caller is not a reader
-    is_file: bool = False  # True if the object's own bytes will do, without samples
-    bytes: tuple[int, int] | None = None  # start and end of the range that is needed
-    in_order: bool = False  # whether the first byte of the range ends the wait
-    ahead: tuple[int, int] | None = None  # start and end of the range that is probably needed next
-    ended: Callable[[], None] | None = None  # called at the end of the wait
-    error: ShardcacheError | None = None  # ends this wait, while the transfer goes on for others
+    holder: Holder | None = None
+    is_file: bool = False
+    bytes: tuple[int, int] | None = None
+    in_order: bool = False
+    ahead: tuple[int, int] | None = None
+    ended: Callable[[], None] | None = None
+    error: ShardcacheError | None = None
 
     @property
     def first_bytes(self) -> tuple[int, int] | None:
-        """Start and end of the bytes whose arrival ends the wait for a range."""
+        """Start and end of the bytes whose arrival ends the wait; None if it is for a shard."""
         if self.bytes is None or not self.in_order:
             return self.bytes
         start, _ = self.bytes
         return start, start + 1
 
     def enter(self, stage: Stage) -> None:
-        """Begin a stage of its own, whatever the transfer does for others."""
-        assert self.stages is not None  # it has joined a transfer
+        """Begin a stage of this wait alone, as the transfer may be in another for other waits."""
+        assert self.stages is not None  # the wait has joined a transfer
         if not self.has_own_stages:
             self.has_own_stages = True
             self.stages = Stages(self.stages.present, self.stages.present_since_s)
