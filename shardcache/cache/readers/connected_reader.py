@@ -1,4 +1,9 @@
-"""One connected reader: its plan, its leases, and what keeps it waiting."""
+"""One connected reader: its plan, its leases, and its waits.
+
+A plan lists what the reader will read, position by position: whole shards, or ranges of files. A
+lease is the reader's right to the shard at one position, from its request to its release. The
+messages of the reader's session arrive here (`ReaderSession`).
+"""
 
 import time
 from array import array
@@ -30,8 +35,8 @@ LISTING = "listing the shards"
 
 _OF_A_PREVIOUS_PLAN = -1  # `Lease.position` once the reader has declared another plan
 
-# A loader requests fewer batches of one worker while it waits for another (`prefetch_factor`; its
-# default is 2).
+# While a loader waits for one worker, it requests fewer batches than this of another. The number is
+# torch's `prefetch_factor`, whose default is 2.
 _BATCHES_AHEAD = 4
 _STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
 
@@ -41,16 +46,16 @@ class Reader:
 
     Args:
         disconnected: called with the reader when it disconnects.
-        mates: a view of all workers of its loader, this one included.
+        mates: a view of all workers of the same loader, this reader included.
 
     Attributes:
-        job: the job that it is charged to.
-        loader: the loader that it is a worker of, if any.
-        clock: its present waits.
-        context: of its session, for tasks that work for it.
-        listing: the shards that its plan names.
-        order: for each position of the plan, the number of the shard.
-        resolving: the patterns that are being resolved for it.
+        job: the job that the reader's waits and bytes are charged to.
+        loader: the loader that the reader is a worker of, if any.
+        clock: the reader's present waits.
+        context: the context variables of the session, for tasks that work for the reader.
+        listing: the shards that the plan names; None without a plan.
+        order: for each position of the plan, the number of the shard in `listing`.
+        resolving: the patterns of urls that are being resolved for the reader.
     """
 
     def __init__(
@@ -97,7 +102,7 @@ class Reader:
         for lease in self._leases:
             lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
-        if listing.is_of_ranges:  # the planner fetches no ranges ahead, so it has no plan of them
+        if listing.is_of_ranges:  # the planner gets no plan of ranges, as it fetches none ahead
             self._planner.now.forget(self)
         else:
             self._planner.now.declare(self, job=self.job.key)
@@ -114,7 +119,7 @@ class Reader:
         self.order = array("I")
 
     async def extend(self, order: Sequence[int]) -> None:
-        """Extend the plan by positions: numbers of its shards. Raises CapacityError."""
+        """Add positions to the plan, by the numbers of their shards. Raises CapacityError."""
         assert self.listing is not None
         self._plan_memory.check(len(self.order), self.listing, len(order))
         versions = self.listing.shards.versions
@@ -140,7 +145,7 @@ class Reader:
         return self.listing.ref(self.order[position])
 
     def transfer(self, position: int) -> Transfer | None:
-        """Return the transfer of the shard at a position, if there is one."""
+        """Return the transfer of the shard at a position of the plan, if there is one."""
         return self._transfers.get(name_of(self.ref(position)))
 
     # Leases
@@ -156,16 +161,16 @@ class Reader:
         span: Span | None = None,
         needed: bool = False,
     ) -> Lease:
-        """Lease the shard at a position of the plan. Raises every error of its fetching.
+        """Lease the shard at a position of the plan. Raises every error that fetching can raise.
 
         Args:
-            number: id of the request, and of the lease.
+            number: id of the request, and then of the lease.
             position: the shard's position in the plan.
-            partial: True if its beginning is enough.
-            unpublished: True if its checked files are enough before they are published.
-            latest: True for its present version, whatever the plan says.
-            span: start and end of the bytes that are wanted, for a plan of ranges.
-            needed: True if the reader has reached the shard, as by `need`.
+            partial: True if the reader accepts the shard's beginning while the rest arrives.
+            unpublished: True if the reader accepts checked files before they are published.
+            latest: True for the origin's present version, whichever version the plan names.
+            span: start and end of the bytes that are wanted; counts only in a plan of ranges.
+            needed: True if the reader has nothing else to read, which `need` would say later.
         """
         ref = self.ref(position)
         self._leases.check_new(number)
@@ -197,7 +202,7 @@ class Reader:
                 acquired = await self._leasing.acquire(ref, Class.PLANNED, wait)
         finally:
             self._end_wait(wait)
-            self._leases.drop(number)  # the request, which has ended in any case
+            self._leases.drop(number)  # this ends the request, with a lease or an error
         self._leases.add(lease)
         self._count_hit_or_miss(acquired)
         if isinstance(acquired, Published):
@@ -207,10 +212,10 @@ class Reader:
         return lease
 
     def try_lease(self, number: int, position: int, span: Span, *, needed: bool) -> Lease | None:
-        """Lease a range of a plan of ranges without waiting; its arguments are those of `lease`.
+        """Lease a range without waiting, for a plan of ranges. For the arguments, see `lease`.
 
         Returns None if the plan is of whole shards, or the range has to be fetched or checked
-        first: `lease` does that.
+        first, which `lease` does.
         """
         if not self._is_of_ranges:
             return None
@@ -222,7 +227,7 @@ class Reader:
         wait = Wait(self.job.key, partial=True, holder=self, bytes=span)
         state = LeaseState.AWAITED if needed else LeaseState.REQUESTED
         lease = Lease(number, position, wait, state, task=None)
-        self._ranges.advance(position, span)  # noted only: without a wait, nothing is fetched ahead
+        self._ranges.advance(position, span)  # its result is unused: nothing is fetched ahead now
         self._leases.add(lease)
         self._grant(lease, acquired)
         return lease
@@ -235,7 +240,7 @@ class Reader:
             self._counters.misses += 1
 
     def _grant(self, lease: Lease, acquired: Shard | Arrival | PartFile) -> None:
-        """Give the lease its shard or range, which is in use from now on if the reader waits."""
+        """Give a lease its shard or range, which is in use at once if the reader waits for it."""
         self._moved_s = time.monotonic()
         if isinstance(acquired, PartFile):
             assert lease.wait.bytes is not None
@@ -255,9 +260,9 @@ class Reader:
         return self.listing is not None and self.listing.is_of_ranges
 
     def need(self, number: int) -> None:
-        """Use a lease's shard from now on, or count the reader as waiting for it.
+        """Record that the reader has reached a lease's shard: it uses the shard, or waits for it.
 
-        No-op if the request has failed.
+        No-op if there is no such lease, as its request has failed.
         """
         lease = self._leases.get(number)
         if lease is None:
@@ -274,10 +279,10 @@ class Reader:
             self._changed.notify()
 
     def _use(self, lease: Lease) -> None:
-        """Retain a granted shard: the reader has reached it."""
+        """Retain a granted shard, as the reader has reached it."""
         granted = lease.granted
-        # 1. The parts of a range are retained already. Of ranges in whole files, only the awaited
-        #    one keeps its file: see `AheadSpace`.
+        # 1. The parts of a range are retained already. A range in a published file retains that
+        #    file only if it is the one that the reader waits for (see `AheadSpace`).
         keeps_file = lease.wait.bytes is None or self._ranges.places.is_first(lease.number)
         if isinstance(granted, HeldRange) or not keeps_file:
             lease.state = LeaseState.GRANTED
@@ -298,13 +303,13 @@ class Reader:
         self._changed.notify()
 
     async def more(self, number: int, beyond_bytes: int) -> Lease:
-        """Wait for more of an arriving shard; if all of it was granted, for its publication.
+        """Wait for more of an arriving shard, or for its publication if the reader has all of it.
 
         Returns the lease. Raises the transfer's error, which ends the lease.
 
         Args:
-            number: the lease.
-            beyond_bytes: number of bytes that the reader has; more of them are awaited.
+            number: id of the lease.
+            beyond_bytes: number of bytes that the reader has; this waits until there are more.
         """
         lease = self._leases.granted(number)
         arrival = lease.granted
@@ -326,7 +331,8 @@ class Reader:
             await self._index(lease, wait)
             lease.files = lease.files or arrival.files_for(wait)
         except ShardcacheError:
-            if self._leases.get(number) is lease:  # not released since, nor its number used again
+            # During the wait, the lease may have been released, and its number used for another.
+            if self._leases.get(number) is lease:
                 self._drop(number)
                 await self._let_go(lease)
             raise
@@ -335,20 +341,20 @@ class Reader:
         return lease
 
     async def _index(self, lease: Lease, wait: Wait) -> None:
-        """Have a shard indexed if it was published as a file and this reader reads samples."""
+        """Have a shard that was published as a plain file indexed, if the reader wants samples."""
         facts = None if lease.shard is None else lease.shard.facts
         if facts is not None and facts.samples is None and not wait.is_file:
             ref = self.ref(lease.position)
             await self._leasing.acquire(ref, Class.PLANNED, Wait(self.job.key, holder=self))
 
     async def release(self, number: int, *, read: bool, damage: str = "") -> None:
-        """Release a lease or its request; no-op if it has ended.
+        """Release a lease, or withdraw the request for one; no-op if it has ended.
 
         Args:
-            number: the lease.
+            number: id of the lease.
             read: True if the reader has finished the shard.
-            damage: what the reader found wrong with the shard, which is then checked before it is
-                next leased.
+            damage: the fault that the reader found in the shard, which is then checked before it is
+                leased again; "" for none.
         """
         lease = self._drop(number)
         if lease is None:
@@ -359,7 +365,7 @@ class Reader:
         if damage and lease.shard is not None:
             lease.shard.suspicion = excerpt(damage)
 
-        if lease.granted is None:  # it was requested only
+        if lease.granted is None:  # the request is still pending
             self._end_wait(lease.wait)
             if lease.task is not None:
                 lease.task.cancel()
@@ -386,11 +392,11 @@ class Reader:
             self._drop(lease.number)
             await self._let_go(lease)
             lease = self._leases.latest()
-        # Explicitly, as an error's traceback may keep a disconnected reader alive.
+        # The plan is dropped here, as an error's traceback may keep the reader itself alive.
         self._end_plan()
 
     async def _let_go(self, lease: Lease) -> None:
-        """Release what a lease holds, once it is dropped."""
+        """Release the shard or range of a lease that is no longer in the table."""
         self._moved_s = time.monotonic()
         self._leases.note_damage(lease)
         if lease.retained is not None:
@@ -401,11 +407,11 @@ class Reader:
             self._ranges.let_go(lease.granted)
 
     def take_damage(self) -> list[CorruptShardError]:
-        """Return the damage found in shards while the reader had them in use, each once."""
+        """Return new damage found in shards that the reader had in use; each is returned once."""
         return self._leases.take_damage()
 
     def _drop(self, number: int) -> Lease | None:
-        """Remove a lease, and return it; None if it has ended."""
+        """Remove a lease from the table, and return it; None if it has ended."""
         self._ranges.places.leave(number)
         return self._leases.drop(number)
 
@@ -414,7 +420,7 @@ class Reader:
         return self._leases.granted(number).position
 
     def wait(self, number: int) -> Wait | None:
-        """Return the wait for a lease that was requested; None if there is no such request."""
+        """Return the wait of a lease, pending or granted; None if the lease has ended."""
         lease = self._leases.get(number)
         return None if lease is None else lease.wait
 
@@ -422,7 +428,7 @@ class Reader:
 
     @contextmanager
     def waiting_for_listing(self, patterns: Sequence[str]) -> Iterator[None]:
-        """Count the reader as waiting while patterns are resolved: it has nothing to read yet."""
+        """Count the reader as waiting during the block, in which its patterns are resolved."""
         self.resolving = patterns
         wait = Wait(self.job.key, holder=self)
         self._begin_wait(wait, None)
@@ -455,7 +461,7 @@ class Reader:
             return Stage.ASKING
         return self.clock.stages.present
 
-    # As a holder of space
+    # The interface of `Holder`
 
     @property
     def client(self) -> JobKey:
@@ -463,7 +469,7 @@ class Reader:
         return self.job.key
 
     def leased_shards(self) -> int:
-        """Return the number of shards retained for the reader."""
+        """Return the number of shards retained for the reader, which are those in use."""
         return len(self.retained())
 
     def retained(self) -> list[Shard]:
@@ -473,8 +479,8 @@ class Reader:
     def kept_waiting(self) -> "Collection[Reader]":
         """Return the workers of the same loader that keep their shards until this one gets its own.
 
-        The loader waits for this worker's batch and asks the others for only a few more batches in
-        the meantime: too few for them to finish a shard with many samples.
+        While the loader waits for this worker's batch, it requests only a few more batches of the
+        others, which are too few for them to finish a shard with many samples.
         """
         if self.loader is None:
             return ()
@@ -482,7 +488,7 @@ class Reader:
         return [mate for mate in self._mates if mate.is_idle_with_many_samples(batch_size)]
 
     def is_idle_with_many_samples(self, batch_size: int) -> bool:
-        """Return whether the reader neither waits nor progresses, in shards of many batches.
+        """Return whether the reader neither waits nor progresses, and its shards last for long.
 
         Args:
             batch_size: number of samples in a batch.

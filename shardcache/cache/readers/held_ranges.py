@@ -1,4 +1,10 @@
-"""Ranges of objects that one reader holds, and a prediction of those that it reads next."""
+"""Ranges of objects that one reader holds, and a prediction of the ranges that it reads next.
+
+A range is a span of an object's bytes. To hold a range means to retain the parts of the object that
+have its bytes, so that they stay in the cache. A connected reader with a plan of ranges, such as
+one that reads files, gets its ranges here. Its order of reading predicts the next range of a file,
+which is fetched ahead. For the places of ranges in the cache, see `AheadSpace`.
+"""
 
 from dataclasses import dataclass
 
@@ -14,7 +20,7 @@ from shardcache.store.part_file import PartFile, Span
 from shardcache.store.shard import Shard
 from shardcache.telemetry.metrics import Counters
 
-# Fetched ahead of a reader that reads in order.
+# The most bytes of a file that are fetched ahead of a reader that reads the file in order.
 _MAX_AHEAD_BYTES = 64 * 1024 * 1024
 
 
@@ -23,8 +29,9 @@ class SequentialRun:
     """Ranges of a file that a reader reads in order, from which its next range is predicted.
 
     Attributes:
-        start, end: of the last range.
-        run_bytes: bytes read without a gap, up to `end`.
+        start: start of the last range.
+        end: end of the last range.
+        run_bytes: number of bytes read without a gap, up to `end`; 0 before the first range.
     """
 
     start: int = 0
@@ -32,13 +39,14 @@ class SequentialRun:
     run_bytes: int = 0
 
     def advance(self, needed: Span, max_bytes: int) -> Span | None:
-        """Note that a range is needed; return the one that will probably be needed after it.
+        """Record that a range is needed; return the range that will probably be needed after it.
 
-        The latter has as many bytes as were read in order, `max_bytes` at most. For a reader of the
-        whole file it soon is large enough to keep the network busy. For a reader of single ranges
-        there is none: nothing more is fetched.
+        The predicted range has as many bytes as were read in order, at most `max_bytes`. For a
+        reader of the whole file, it is soon large enough to keep the network busy. None for a
+        reader that does not read in order: nothing is fetched ahead for it.
         """
         start, end = needed
+        # A range that begins within the last one, or where that ends, continues the run.
         is_in_order = self.run_bytes > 0 and self.start <= start <= self.end < end
         if is_in_order:
             self.run_bytes += end - self.end
@@ -51,17 +59,19 @@ class SequentialRun:
         return end, end + min(self.run_bytes, max_bytes)
 
     def read_to(self, end: int) -> None:
-        """Note that the reader has also got the bytes up to `end`."""
+        """Record that the reader has also got the bytes from the last range's end up to `end`."""
         self.run_bytes += max(0, end - self.end)
         self.end = max(self.end, end)
 
 
 @dataclass(slots=True)
 class HeldRange:
-    """Parts of an object that are retained for a reader.
+    """A range of an object whose parts are retained for a reader.
+
+    `_run` is the reader's run in this file, by which its next range is predicted.
 
     Attributes:
-        file: the object's parts in the cache.
+        file: the file with the object's cached parts.
         span: start and end of the bytes that the reader may read.
         parts: numbers of the parts that have these bytes.
     """
@@ -74,14 +84,14 @@ class HeldRange:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the range, as far as the object goes."""
+        """Number of bytes in the range; bytes beyond the end of the object do not count."""
         start, end = self.span
         return max(0, min(end, self.file.partial.obj.size_bytes) - start)
 
     def hold_ahead(self, end: int) -> int:
-        """Hold the following bytes as well, up to `end`, as far as they are cached.
+        """Extend the range up to `end`, as far as the bytes after it are cached without a gap.
 
-        Returns the end of the bytes that the reader may read.
+        Returns the end of the bytes that the reader may read then.
         """
         start, held_to = self.span
         cached_to = self.file.end_in((start, end))
@@ -96,10 +106,16 @@ class HeldRange:
 
 
 class HeldRanges:
-    """Ranges of a reader's plan of ranges: their parts stay cached while it holds them.
+    """The ranges of one reader's plan of ranges.
+
+    Args:
+        residency: the cached shards and parts.
+        leasing: finds or fetches files with the wanted ranges.
+        counters: the daemon's counters.
+        client: the reader's job, which is charged for the bytes that are read.
 
     Attributes:
-        places: the places in the cache of ranges that were requested, and not released yet.
+        places: the space that was granted to ranges which are requested and not released yet.
     """
 
     def __init__(
@@ -118,12 +134,16 @@ class HeldRanges:
         self._runs: dict[int, SequentialRun] = {}  # by position in the plan
 
     def advance(self, position: int, span: Span) -> Span | None:
-        """Note that a range is read; return the one that will probably be read after it.
+        """Record that a range is read; return the range that will probably be read after it.
 
         None if that cannot be predicted.
+
+        Args:
+            position: position of the file in the plan.
+            span: start and end of the range in bytes.
         """
-        # At most half of the space for reading ahead. A range that is larger than the free part of
-        # this space is not fetched ahead at all.
+        # A predicted range may take half of the space for reading ahead: if it is larger than the
+        # free part of this space, it is not fetched ahead at all.
         max_bytes = min(_MAX_AHEAD_BYTES, self._ahead.limit_bytes // 2)
         return self._run(position).advance(span, max_bytes)
 
@@ -131,7 +151,7 @@ class HeldRanges:
         return self._runs.setdefault(position, SequentialRun())
 
     def forget_order(self) -> None:
-        """Predict nothing from the ranges read so far: the plan has changed."""
+        """Forget the ranges read so far, as the reader has declared another plan."""
         self._runs.clear()
 
     async def acquire(
@@ -144,8 +164,15 @@ class HeldRanges:
     ) -> Published | PartFile:
         """Return a file with the range of a wait, as `Leasing.acquire_range` does.
 
-        From then on the lease has a place among `places`, by its number. A range in a published
-        file gives its place up unless the reader waits for it: the file is cached anyway.
+        The range has a place among `places`, by the number of its lease, until it is released. But
+        a range in a published file gives its place up, as it takes no space of its own, unless it
+        is the one that the reader waits for.
+
+        Args:
+            number: id of the lease.
+            ref: the object.
+            wait: the reader's wait for the range.
+            is_awaited: whether the reader has nothing else to read.
         """
         assert wait.bytes is not None
         size_bytes = self._leasing.range_bytes(ref, wait.bytes)
@@ -168,23 +195,24 @@ class HeldRanges:
         is_awaited: bool,
     ) -> Shard | PartFile | None:
         """Return a file with a range, as `acquire` does; None if that takes waiting."""
-        # 1. The object store may have to be asked.
+        # 1. The object store may have to be asked for the version, or about the signature.
         if ref.version is None or not self._leasing.may_have(ref):
             return None
 
-        # 2. The bytes have to be fetched or checked.
+        # 2. The bytes may have to be fetched or checked.
         file = self._leasing.at_hand(name_of(ref), span, ref.version)
         if file is None:
             return None
 
-        # 3. A published file takes no further space.
+        # 3. The bytes are in a published file, which takes no further space.
         if isinstance(file, Shard):
             self.places.try_be_first(number, size_bytes=0, is_awaited=is_awaited)
             self._counters.hits += 1
             self._counters.hit_bytes += file.size_bytes
             return file
 
-        # 4. Parts count against the space for ranges, where others may be first.
+        # 4. The bytes are in parts, which count against the space for ranges. Other ranges may wait
+        #    for that.
         size_bytes = self._leasing.range_bytes(ref, span)
         if not self.places.try_enter(number, size_bytes, is_awaited=is_awaited):
             return None
@@ -192,16 +220,24 @@ class HeldRanges:
         return file
 
     def hold(self, position: int, file: PartFile, span: Span) -> HeldRange:
-        """Retain the parts of a range of the object at a position of the plan."""
+        """Retain the parts of a range of the object at a position of the plan.
+
+        Args:
+            position: position of the object in the plan.
+            file: the file with the object's cached parts, which has all that are needed.
+            span: start and end of the range in bytes.
+        """
         parts = file.parts_of(span)
         self._parts.retain(file, parts)
         return HeldRange(file, span, parts, self._run(position), self._parts)
 
     def release(self, held: HeldRange, *, read: bool) -> None:
-        """Release a range.
+        """Release a range, and charge its bytes to the reader's job.
 
         Args:
-            read: False if the reader could not read the file.
+            held: the range.
+            read: False if the reader could not read the file, which another program may have
+                removed.
         """
         self.let_go(held)
         if not read:

@@ -1,4 +1,8 @@
-"""Jobs: their readers, progress and waits, added up."""
+"""Jobs: the numbers of their readers, their progress and their waits.
+
+A job is what `shardcache status` shows of one training: all readers with the same job name and
+user. Waits are charged to a job with their causes, which follow from the stages of transfers.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,24 +21,42 @@ _WAIT_CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A data loader, which takes batches of `batch_size` samples from its workers in turn."""
+    """A data loader, which takes batches from its workers in turn.
 
-    name: str  # unique among the loaders of its rank's process
+    Attributes:
+        name: name that is unique among the loaders of the rank's process.
+        rank: number of the rank.
+        batch_size: number of samples in a batch.
+    """
+
+    name: str
     rank: int
     batch_size: int
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """All readers of one job of one user."""
+    """All readers of one job of one user.
+
+    Attributes:
+        name: name of the job.
+        uid: id of the user.
+        sessions: number of connected readers.
+        shards_planned: number of shards in the epochs that the job's readers have begun.
+        shards_done: number of shards that were read and released.
+        samples_unmatched: number of samples that were read without a sample of the same key in the
+            shards joined to theirs.
+        waited_s: time for which readers had nothing to read, summed over all readers.
+        waited_by_cause_s: the same time by its cause: network, space or disk.
+    """
 
     name: str
     uid: int
-    sessions: int = 0  # connected readers
-    shards_planned: int = 0  # in the epochs that its readers have begun
-    shards_done: int = 0  # read and released
-    samples_unmatched: int = 0  # read without one of the same key in the shards joined to theirs
-    waited_s: float = 0.0  # with nothing to read, summed over all readers
+    sessions: int = 0
+    shards_planned: int = 0
+    shards_done: int = 0
+    samples_unmatched: int = 0
+    waited_s: float = 0.0
     waited_by_cause_s: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(_WAIT_CAUSES.values(), 0.0),
     )
@@ -63,8 +85,8 @@ class Job:
 
         Args:
             since_s: start of the wait, by the monotonic clock.
-            until_s: its end, or the present.
-            stages: those of the transfer that it waits for, once there is one.
+            until_s: end of the wait, or the present time.
+            stages: stages of the transfer that the reader waits for; None if there was none yet.
         """
         unattributed_s = until_s - since_s
         self.waited_s += unattributed_s

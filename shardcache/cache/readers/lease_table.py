@@ -1,4 +1,8 @@
-"""The leases of one reader, by the numbers of their requests."""
+"""The leases of one reader, by the numbers of their requests.
+
+`Reader` adds a lease when it is requested, and drops it when it is released. The table also keeps
+the damage found in leased shards until the reader's session has reported it.
+"""
 
 from collections.abc import Iterator
 
@@ -6,7 +10,8 @@ from shardcache.cache.readers.leases import Lease
 from shardcache.errors import CorruptShardError, ProtocolError
 from shardcache.store.shard import Shard
 
-_MAX_LEASES = 4096  # more than any reader needs: each is an open file
+# More leases than any reader needs, as a reader has a file open for each.
+_MAX_LEASES = 4096
 
 
 class LeaseTable:
@@ -14,14 +19,14 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
-        self._in_use: dict[int, Lease] = {}  # those on shards that are being read, or arrive
-        self._damage: list[CorruptShardError] = []  # found in shards in use, and not taken yet
+        self._in_use: dict[int, Lease] = {}  # leases on shards that are being read, or arrive
+        self._damage: list[CorruptShardError] = []  # damage found in shards, not reported yet
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
 
     def check_new(self, number: int) -> None:
-        """Raise ProtocolError if no lease may be requested by this number."""
+        """Raise ProtocolError if this number is in use, or the reader has too many leases."""
         if number in self._leases:
             raise ProtocolError(f"request {number} has already asked for a lease")
         if len(self._leases) >= _MAX_LEASES:
@@ -32,7 +37,7 @@ class LeaseTable:
         self._leases[lease.number] = lease
 
     def use(self, lease: Lease) -> None:
-        """Note that a lease's shard is being read, or arrives."""
+        """Record that a lease's shard is being read, or arrives."""
         self._in_use[lease.number] = lease
 
     def get(self, number: int) -> Lease | None:
@@ -61,13 +66,13 @@ class LeaseTable:
         return [shard for shard in shards if shard is not None]
 
     def note_damage(self, lease: Lease) -> None:
-        """Note the damage found in a lease's shard, once."""
+        """Keep the damage found in a lease's shard to be reported; no-op if it was before."""
         if not lease.damage_seen and lease.damage is not None:
             lease.damage_seen = True
             self._damage.append(lease.damage)
 
     def take_damage(self) -> list[CorruptShardError]:
-        """Return the damage found in shards while the reader had them in use, each once."""
+        """Return new damage found in shards that the reader had in use; each is returned once."""
         for lease in self._in_use.values():
             self.note_damage(lease)
         damage = self._damage

@@ -1,4 +1,10 @@
-"""Leases of readers on shards."""
+"""Leases of readers on shards.
+
+A lease begins as a request for the shard at one position of the reader's plan. It is granted once
+the shard, its beginning or the wanted range is in the cache. It is in use once the reader has
+reached the shard, which is then retained: it is not evicted before the reader releases the lease.
+`Reader` takes leases from one state to the next.
+"""
 
 import asyncio
 import enum
@@ -14,31 +20,41 @@ from shardcache.store.shard import Facts, Shard, Unpublished
 class LeaseState(enum.Enum):
     """State of a lease.
 
-    A lease granted ahead of need does not keep the shard in the cache: only the plan protects it,
-    unless a waiting reader needs the space. The reader then finds no file, and asks again.
+    A lease that is granted before the reader has reached the shard does not keep the shard in the
+    cache. The shard is protected only by its place in the plan, and is evicted if a waiting reader
+    needs the space. The reader then finds no file, and requests the shard again.
     """
 
-    REQUESTED = enum.auto()
-    AWAITED = enum.auto()  # requested, and the reader has nothing else to read
-    GRANTED = enum.auto()  # before the reader has reached the shard
-    IN_USE = enum.auto()  # the reader has reached the shard, which is retained once published
-    EVICTED = enum.auto()  # granted, and evicted before the reader reached it
+    REQUESTED = enum.auto()  # the reader still has other shards to read
+    AWAITED = enum.auto()  # the shard is requested, and the reader has nothing else to read
+    GRANTED = enum.auto()  # the reader has not reached the shard yet
+    IN_USE = enum.auto()  # the reader has reached the shard, which is retained once it is published
+    EVICTED = enum.auto()  # the lease was granted, but the reader reached the shard too late
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A reader's lease on a shard, from its request on."""
+    """A reader's lease on a shard, from its request on.
 
-    number: int  # id of the request
-    position: int  # in the reader's plan
-    wait: Wait  # until the lease is granted
+    Attributes:
+        number: id of the request, which the reader chooses.
+        position: position of the shard in the reader's plan.
+        wait: the wait that ends when the lease is granted.
+        state: the present state.
+        granted: the shard, early access to it, or a range of it; None until the lease is granted.
+        files: the checked files of the whole shard, if they were granted before its publication.
+        damage_seen: True once damage of the shard has been put among the reports to the reader.
+        task: the task that waits for the shard, which is cancelled if the reader withdraws the
+            request; None for a lease that was granted without waiting.
+    """
+
+    number: int
+    position: int
+    wait: Wait
     state: LeaseState = LeaseState.REQUESTED
-    # The shard, early access to it, or a range of it; None until one of them is granted.
     granted: Shard | Arrival | HeldRange | None = None
-    # Those of the whole shard, if they were granted before its publication.
     files: Unpublished | None = None
-    damage_seen: bool = False  # True once damage of the shard was noted
-    # The task that waits for the shard; cancelled if the reader withdraws the request.
+    damage_seen: bool = False
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
     @property
@@ -52,7 +68,7 @@ class Lease:
 
     @property
     def facts(self) -> Facts | None:
-        """The facts about the whole shard; None until it has passed every check."""
+        """The facts about the whole shard; None until the shard has passed every check."""
         if self.shard is not None:
             return self.shard.facts
         files = self.files
@@ -64,7 +80,8 @@ class Lease:
     def is_whole(self) -> bool:
         """True if the whole shard is granted, published or not.
 
-        False while a shard that was published as a file has yet to be indexed for this reader.
+        False while a shard that was published as a plain file is still to be indexed for this
+        reader, which reads samples.
         """
         lacks_index = self.facts is not None and self.facts.samples is None
         if isinstance(self.granted, Arrival) and lacks_index and not self.wait.is_file:
@@ -73,12 +90,12 @@ class Lease:
 
     @property
     def retained(self) -> Shard | None:
-        """The shard, if it is retained for the reader."""
+        """The shard, if it is retained for the reader; None otherwise."""
         return self.shard if self.state is LeaseState.IN_USE else None
 
     @property
     def damage(self) -> CorruptShardError | None:
-        """Damage found in what the reader has in use."""
+        """Damage found in the shard that the reader has in use; None if there is none."""
         if self.retained is not None:
             return self.retained.damage
         if isinstance(self.granted, Arrival):

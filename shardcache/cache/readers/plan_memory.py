@@ -1,4 +1,8 @@
-"""Limit of the memory that the plans of all readers take."""
+"""Limit of the memory that the plans of all readers take.
+
+A plan is a list of shards (`Listing`), which plans can share, and an order of positions in it.
+`Reader` counts its plan here as it declares, extends and drops the plan.
+"""
 
 from collections import Counter
 
@@ -6,17 +10,17 @@ from shardcache.cache.listings.shard_listing import Listing
 from shardcache.errors import CapacityError
 from shardcache.shared.units import size
 
-_POSITION_BYTES = 64  # memory taken by a position of a plan
+_POSITION_BYTES = 64  # memory taken by each position of a plan
 
 
 class PlanMemory:
-    """Memory of all plans; a list of shards that several of them have counts once.
+    """Memory of all plans. A list of shards that several plans share counts once.
 
-    It is counted as plans come and go: a process may have thousands of them, one for each file that
-    it has open.
+    The sums are kept up to date as plans begin and end, and never added up again: a process may
+    have thousands of plans, one for each file that it has open.
 
     Args:
-        limit_bytes: limit of all plans together; one plan may take half of it.
+        limit_bytes: limit of all plans together. A single plan may take half of this.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -29,9 +33,9 @@ class PlanMemory:
         """Raise CapacityError if a plan takes too much memory, alone or with all others.
 
         Args:
-            positions: those that the plan has.
-            listing: its list of shards.
-            added: the number of positions that it is to get.
+            positions: the number of positions that the plan has.
+            listing: the plan's list of shards.
+            added: the number of positions to be added to the plan.
         """
         own_bytes = _POSITION_BYTES * (positions + added) + listing.memory_bytes
         _check_limit("the plan takes", own_bytes, self._limit_bytes // 2)
@@ -44,17 +48,18 @@ class PlanMemory:
 
     def begin(self, listing: Listing) -> None:
         """Count a new plan, which has no positions yet. Raises as `check` does."""
+        # The plan has 0 positions, and 0 are added.
         self.check(0, listing, 0)
         if listing not in self._plans:
             self._listings_bytes += listing.memory_bytes
         self._plans[listing] += 1
 
     def extend(self, positions: int) -> None:
-        """Count positions that were added to a plan."""
+        """Count a number of positions that were added to a plan."""
         self._positions += positions
 
     def end(self, listing: Listing, positions: int) -> None:
-        """Stop counting a plan and its positions."""
+        """Stop counting a plan and the number of its positions."""
         self._positions -= positions
         self._plans[listing] -= 1
         if not self._plans[listing]:
@@ -63,7 +68,13 @@ class PlanMemory:
 
 
 def _check_limit(subject: str, taken_bytes: int, limit_bytes: int) -> None:
-    """Raise CapacityError, with a subject such as "the plan takes", if memory is over its limit."""
+    """Raise CapacityError if memory is over its limit.
+
+    Args:
+        subject: beginning of the message, such as "the plan takes".
+        taken_bytes: the memory taken.
+        limit_bytes: the limit.
+    """
     if taken_bytes > limit_bytes:
         limit = size(limit_bytes)
         raise CapacityError(

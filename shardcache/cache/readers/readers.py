@@ -1,4 +1,9 @@
-"""All connected readers, their jobs, and the most recent jobs without readers."""
+"""All connected readers, their jobs, and the most recent jobs without readers.
+
+A reader is one session of a training process, or of another program that reads by a plan. The
+readers that give the same job name and belong to the same user are one job. The workers of one
+DataLoader are readers of their own, called mates here.
+"""
 
 from collections.abc import Iterator
 
@@ -10,12 +15,17 @@ from shardcache.cache.waiting.waits import JobKey
 from shardcache.errors import ProtocolError
 from shardcache.shared.protocol import MAX_JOB_CHARS
 
-# Number of disconnected jobs still shown: readers disconnect between epochs.
+# Number of jobs without readers that are still shown, as readers may disconnect between epochs.
 _PAST_JOBS = 32
 
 
 class Readers:
-    """All connected readers, their jobs, and the most recent jobs without readers."""
+    """All connected readers, their jobs, and the most recent jobs without readers.
+
+    Args:
+        shared: services that all readers use.
+        plan_memory_bytes: limit of the memory that the plans of all readers take together.
+    """
 
     def __init__(
         self,
@@ -43,6 +53,11 @@ class Readers:
         """Add a reader to a user's job and return it.
 
         Raises ProtocolError if the job's name is too long to show.
+
+        Args:
+            job_name: name of the job.
+            uid: id of the user.
+            loader: the loader that the reader is a worker of; None if there is none.
         """
         if len(job_name) > MAX_JOB_CHARS:
             raise ProtocolError(
@@ -59,7 +74,10 @@ class Readers:
         return reader
 
     def _join(self, job_name: str, uid: int) -> Job:
-        """Return a job, known or new, with a further reader; it is the most recent one now."""
+        """Count a further reader of a job, which need not be known yet; return the job.
+
+        The job is the most recently joined one from now on.
+        """
         job = self._jobs.pop((job_name, uid), None)
         if job is None:
             job = Job(job_name, uid)

@@ -1,17 +1,20 @@
-"""Time that a reader has waited lately."""
+"""Time that a reader has waited in the last half minute.
+
+`WaitClock` adds each wait; the live view names the readers that waited long.
+"""
 
 RECENT_S = 30.0
-"""Period whose waits are added up: many short ones are as bad as a long one."""
+"""Period in seconds whose waits are added up, as many short waits are as bad as a long one."""
 
 
 class RecentWaits:
-    """Time waited in the last `RECENT_S` seconds, by second of the monotonic clock."""
+    """Time waited in the last `RECENT_S` seconds, kept for each second of the monotonic clock."""
 
     def __init__(self) -> None:
         self._waited_s: dict[int, float] = {}
 
     def add(self, since_s: float, until_s: float) -> None:
-        """Add an interval, which ends now."""
+        """Add an interval of waiting, which ends now. Times are by the monotonic clock."""
         oldest = int(until_s - RECENT_S)
         expired = [second for second in self._waited_s if second < oldest]
         for second in expired:
@@ -21,11 +24,12 @@ class RecentWaits:
             self._waited_s[second] = self._waited_s.get(second, 0.0) + spent_s
 
     def total_s(self, now_s: float) -> float:
-        """Return the time waited, 0 to `RECENT_S`."""
+        """Return the time waited in the period that ends now: from 0 to `RECENT_S`."""
         start_s = now_s - RECENT_S
         total_s = 0.0
         for second, spent_s in self._waited_s.items():
-            # The period begins within a second, of which only a share counts.
+            # The period begins in the middle of a second. Only the share of this second that lies
+            # in the period counts.
             share = max(0.0, min(1.0, second + 1 - start_s))
             total_s += spent_s * share
         return min(RECENT_S, total_s)

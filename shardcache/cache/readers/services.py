@@ -1,4 +1,4 @@
-"""Services that all connected readers use."""
+"""Services of the cache that all connected readers use, as one argument of `Reader`."""
 
 from dataclasses import dataclass
 
@@ -16,6 +16,12 @@ class Shared:
     """Services that all readers use.
 
     Attributes:
+        planner: the schedule, which readers' plans are part of.
+        residency: the cached shards, which leases keep from eviction.
+        transfers: the transfers in progress.
+        leasing: finds or fetches shards.
+        counters: the daemon's counters.
+        turns: turns on the event loop, for plans that take long to process.
         changed: notified when a plan, a wait or a lease has changed.
     """
 

@@ -1,4 +1,8 @@
-"""Stopwatch of one reader, which runs while it has nothing to read."""
+"""Stopwatch of one reader, which runs while the reader has nothing to read.
+
+`Reader` begins and ends waits. To charge means to add the time since the last charge to the sums of
+the reader and of its job.
+"""
 
 import time
 
@@ -9,9 +13,9 @@ from shardcache.cache.waiting.waits import Wait
 
 
 class WaitClock:
-    """The present waits of one reader, and the time that they take, charged to its job.
+    """The present waits of one reader, and the time that they take, which its job is charged for.
 
-    Waits may overlap: the time counts once, for the longest.
+    Waits may overlap. Their common time counts once, as time of the wait that began first.
 
     Attributes:
         waited_s: the time waited since the reader connected, up to the latest `charge`.
@@ -34,7 +38,7 @@ class WaitClock:
 
     @property
     def since_s(self) -> float | None:
-        """Start of the longest present wait, by the monotonic clock; None while it reads."""
+        """Start of the longest present wait by the monotonic clock; None without a wait."""
         return self._waits[0].since_s if self._waits else None
 
     @property
@@ -43,7 +47,7 @@ class WaitClock:
         return self._waits[0].stages if self._waits else None
 
     def begin(self, wait: Wait) -> None:
-        """Begin a wait."""
+        """Begin a wait, and record its start in it."""
         self.charge()
         wait.since_s = self._charged_until_s
         self._waits.append(wait)
@@ -54,7 +58,10 @@ class WaitClock:
         self._waits.remove(wait)
 
     def charge(self) -> None:
-        """Charge the time since the last call to the job, by the stages of the awaited transfer."""
+        """Charge the job for the time since the last call, if the reader has waited.
+
+        The causes follow from the stages of the transfer that it has waited for longest.
+        """
         since_s = self._charged_until_s
         now_s = time.monotonic()
         self._charged_until_s = now_s
