@@ -1,22 +1,28 @@
 """A share of the cache for ranges that readers ask for before they need them.
 
-Readers that hold some parts and wait for more must never wait for each other. The conditions of a
-deadlock (see `deadlock`) are broken where they begin, so ranges need no detection:
+A range is a span of an object's bytes. Readers of ranges request several ahead of need, and retain
+the parts that have them. `HeldRanges` asks here, for each range, for a place: the permission to
+take space in the cache. A range is let in once it has its place, and leaves when it is released.
 
-1. Of each reader, one range is let in whatever the others take: the first that the reader waits
-   for. It is read and released before the reader waits for another, so a reader that has it waits
-   for nothing in the cache. If it is in a published file, that file is retained for it, and for no
-   other range.
+Readers that hold some parts and wait for more must never wait for each other. Three rules keep the
+conditions of a deadlock (see `deadlock`) from ever arising, so deadlocks over ranges need not be
+detected:
+
+1. One range of each reader is let in however much space the others take: the first range that the
+   reader waits for. The reader reads and releases this range before it waits for another, so while
+   it has this range it waits for nothing in the cache. If the range is in a published file, that
+   file is retained for it. For any other range, a published file is not retained.
 2. All other ranges of all readers together take at most this share, until they are released. Their
    readers may do anything in the meantime, such as wait for each other.
-3. The parts of a range get their space at the same time (`PartFiller`). A range that waits for
-   space has none, and the rest of the cache is enough for any range (`Residency.check_range`).
+3. All parts of a range get their space at the same time (`PartFiller`). So a range that waits for
+   space takes none, and the cache without this share is large enough for any range
+   (`Residency.check_range`).
 
 A reader that is stopped (SIGSTOP) keeps its ranges, as it keeps whole shards, until it continues or
-its connection ends. Ranges that need this space wait until then, and so do those that asked after
-them: each at most for its reader's time limit, whose error says how much space ranges in use take.
-That is not a deadlock, since a stopped reader waits for nothing: the check for deadlocks ignores
-these waits.
+its connection ends. Ranges that need this space wait until then, and so do ranges that were
+requested after them. Each of them waits at most for its reader's time limit, whose error says how
+much space ranges in use take. This is not a deadlock, since a stopped reader waits for nothing: the
+check for deadlocks ignores these waits.
 """
 
 import asyncio
@@ -29,10 +35,10 @@ class RangePlace:
     """A range that a reader has asked for, from its request to its release.
 
     Attributes:
-        size_bytes: size of its parts.
-        is_awaited: True once the reader waits for it.
-        is_in_share: True while it counts against the share.
-        entered: set once the range may take space.
+        size_bytes: size of the parts that have the range.
+        is_awaited: True once the reader waits for the range.
+        is_in_share: True while the range counts against the share.
+        entered: event that is set once the range may take space.
     """
 
     size_bytes: int
@@ -42,7 +48,7 @@ class RangePlace:
 
 
 class AheadSpace:
-    """The share of all readers, which their ranges enter in the order of request.
+    """The share for all readers together. Ranges enter it in the order in which they request it.
 
     Args:
         limit_bytes: returns the size of the share, which may change.
@@ -59,22 +65,26 @@ class AheadSpace:
         return self._limit_bytes()
 
     def try_enter(self, place: RangePlace) -> bool:
-        """Let a range in if there is space in the share, and no other range waits for it."""
+        """Let a range in if the share has space for it, and no other range waits for the share.
+
+        Returns whether it was let in.
+        """
         if self._waiting or not self._has_room(place):
             return False
         self._let_in(place)
         return True
 
     def enqueue(self, place: RangePlace) -> None:
-        """Let a range in once there is space in the share.
+        """Have a range let in once the share has space for it.
 
-        One that is larger than the share is not let in here: only as its reader's first, rule 1.
+        A range that is larger than the share is never let in here. It is let in by rule 1 only, as
+        the first that its reader waits for.
         """
         if place.size_bytes <= self._limit_bytes():
             self._waiting[place] = None
 
     def leave(self, place: RangePlace) -> None:
-        """End the place of a range, or its wait for one."""
+        """End the place of a range, or its wait for one; then let in those that have space now."""
         self._waiting.pop(place, None)
         if place.is_in_share:
             place.is_in_share = False
@@ -87,6 +97,7 @@ class AheadSpace:
             self._let_in(first)
 
     def _has_room(self, place: RangePlace) -> bool:
+        """Return whether the share has space for a range."""
         return self._taken_bytes + place.size_bytes <= self._limit_bytes()
 
     def _let_in(self, place: RangePlace) -> None:
@@ -96,16 +107,28 @@ class AheadSpace:
 
 
 class RangePlaces:
-    """The places of one reader's ranges, by the numbers of their leases."""
+    """The places of one reader's ranges, by the numbers of their leases.
+
+    The reader's first range is the one that rule 1 lets in.
+
+    Args:
+        ahead: the share of all readers, for the other ranges.
+    """
 
     def __init__(self, ahead: AheadSpace) -> None:
         self._ahead = ahead
         self._places: dict[int, RangePlace] = {}
-        self._waiting: dict[int, RangePlace] = {}  # those not let in yet, in the order of request
-        self._first: RangePlace | None = None  # the range of rule 1, if there is one now
+        self._waiting: dict[int, RangePlace] = {}  # ranges not let in yet, in the order of request
+        self._first: RangePlace | None = None  # the range of rule 1; None while there is none
 
     async def enter(self, number: int, size_bytes: int, *, is_awaited: bool) -> None:
-        """Return once a range may take space. Call `leave` in any case, an exception included."""
+        """Wait until a range may take space. Call `leave` at its end, also after an exception.
+
+        Args:
+            number: number of the range's lease.
+            size_bytes: size of the parts that have the range.
+            is_awaited: whether the reader waits for the range.
+        """
         if self.try_enter(number, size_bytes, is_awaited=is_awaited):
             return
         place = RangePlace(size_bytes, is_awaited)
@@ -116,7 +139,7 @@ class RangePlaces:
         self._waiting.pop(number, None)
 
     def try_enter(self, number: int, size_bytes: int, *, is_awaited: bool) -> bool:
-        """Let a range in if that takes no waiting; return whether it did."""
+        """Let a range in if that takes no waiting; return whether it was let in."""
         if self.try_be_first(number, size_bytes, is_awaited=is_awaited):
             return True
         place = RangePlace(size_bytes, is_awaited)
@@ -126,7 +149,10 @@ class RangePlaces:
         return True
 
     def try_be_first(self, number: int, size_bytes: int, *, is_awaited: bool) -> bool:
-        """Let a range in as the reader's first, if the reader waits for it and has no first one."""
+        """Let a range in by rule 1, if the reader waits for it and has no first range.
+
+        Returns whether it was let in.
+        """
         if not is_awaited or self._first is not None:
             return False
         self._first = RangePlace(size_bytes, is_awaited)
@@ -134,12 +160,12 @@ class RangePlaces:
         return True
 
     def is_first(self, number: int) -> bool:
-        """Return whether a range was let in as the one that the reader waits for."""
+        """Return whether a range is the reader's first, which rule 1 has let in."""
         place = self._places.get(number)
         return place is not None and place is self._first
 
     def need(self, number: int) -> None:
-        """Note that the reader waits for a range."""
+        """Record that the reader waits for a range."""
         place = self._places.get(number)
         if place is not None:
             place.is_awaited = True
@@ -157,12 +183,15 @@ class RangePlaces:
             self._let_first_in()
 
     def _let_first_in(self) -> None:
-        """Let in the earliest range that the reader waits for, unless it has a first one."""
+        """Let in by rule 1 the range that was requested first of those the reader waits for.
+
+        No-op if the reader has a first range.
+        """
         if self._first is not None:
             return
         awaited = [number for number, place in self._waiting.items() if place.is_awaited]
         if not awaited:
             return
         self._first = self._waiting.pop(awaited[0])
-        self._ahead.leave(self._first)  # it need not wait for the share any more
+        self._ahead.leave(self._first)  # the range no longer waits for the share
         self._first.entered.set()

@@ -1,8 +1,13 @@
-"""Deadlocks over cache space: readers and transfers hold everything, and wait for more.
+"""Deadlocks over cache space: readers and transfers hold all of it, and wait for more.
 
 The general conditions apply (E. Coffman, M. Elphick and A. Shoshani, "System Deadlocks", ACM
 Computing Surveys 1971): each holder keeps its space while it waits for space that the others hold.
-Only abandoning one of the waits resolves it.
+A deadlock ends only if one of the waits is given up.
+
+`Residency` calls `check_progress` now and then while a claim waits for space. A claim (`KeyClaim`)
+stands for all transfers of one shard; it is blocked while it waits for space. A reader is stuck if
+it waits for a blocked claim, and has nothing else to read. A lease keeps a shard in the cache until
+its reader releases it, and a stuck reader releases none.
 """
 
 from collections.abc import Collection
@@ -23,32 +28,38 @@ def check_progress(
     in_use: Collection[Shard],
     space: Space,
 ) -> None:
-    """Raise an error if there is a deadlock and this claim is the one that has to give up.
+    """Raise an error if there is a deadlock, and this claim is the one that has to give up.
 
     The error is CapacityError, or PostponedError if no reader waits for the claim.
 
     Args:
-        claims: all claims, this one included.
+        claim: the claim that asks.
+        claims: all claims, the asking one included.
         in_use: the shards that have leases.
+        space: the space of the cache.
     """
     blocked = [each for each in claims if each.is_blocked]
-    # Stuck waits are of readers that have nothing else to read. Other waits for space are no hurry.
+    # 1. If no reader is stuck, there is no deadlock: each reader reads and releases the shards that
+    #    it has.
     is_anyone_stuck = any(each.stuck_waits for each in blocked)
     if not is_anyone_stuck or not claim.is_blocked:
         return
 
-    # Everything else resolves itself: shards without leases can be evicted, and running downloads
-    # finish.
+    # 2. If one blocked transfer can continue without any lease being released, there is no
+    #    deadlock: shards without leases can be evicted, and running downloads finish.
     running = [each for each in claims if not each.is_blocked]
     use = _SpaceUse.of(blocked, running, in_use, space)
     if use.has_room:
         return
+
+    # 3. Nor is there one if any lease belongs to a reader that is not stuck.
     readers = _stuck_readers(blocked)
     all_leases = sum(shard.leases for shard in in_use)
     stuck_leases = sum(reader.leased_shards() for reader in readers)
     if all_leases != stuck_leases:
         return  # another reader has leases, and may end them
 
+    # 4. There is a deadlock. One claim gives up, and the check for that one raises the error.
     if claim is not max(blocked, key=_giving_up_rank):
         return
     if not claim.space_waits:
@@ -58,13 +69,21 @@ def check_progress(
 
 @dataclass(frozen=True, slots=True)
 class _SpaceUse:
-    """Bytes of the cache that stay as they are, and those that would let one transfer continue."""
+    """The space that cannot be freed at present, and the space that one transfer needs to continue.
+
+    Attributes:
+        pinned_bytes: size of pinned shards.
+        leased_bytes: size of leased shards that are not pinned.
+        reserved_bytes: space reserved by blocked transfers.
+        needed_bytes: the least space that a blocked transfer waits for.
+        possible_bytes: the capacity, or less if the disk has no space for all of it.
+    """
 
     pinned_bytes: int
-    leased_bytes: int  # leased and not pinned
-    reserved_bytes: int  # by blocked transfers
-    needed_bytes: int  # the least that a blocked transfer waits for
-    possible_bytes: int  # the share of the capacity that the disk can hold
+    leased_bytes: int
+    reserved_bytes: int
+    needed_bytes: int
+    possible_bytes: int
 
     @classmethod
     def of(
@@ -74,12 +93,19 @@ class _SpaceUse:
         in_use: Collection[Shard],
         space: Space,
     ) -> Self:
-        """Add up the bytes of all claims and shards."""
-        # What running transfers will write may be allocated already: the disk then shows it as
-        # used, although it is the cache's.
+        """Add up the bytes of all claims and shards.
+
+        Args:
+            blocked: the claims that wait for space.
+            running: all other claims.
+            in_use: the shards that have leases.
+            space: the space of the cache.
+        """
+        # The filesystem may have allocated the bytes that running transfers are still to write. The
+        # disk then shows this space as used, although it belongs to the cache.
         reservations = [claim.reservation for claim in running if claim.reservation is not None]
         arriving_bytes = sum(reservation.unwritten_bytes for reservation in reservations)
-        # A claim blocked by the one ahead of it wants nothing itself, but that one does.
+        # A claim that is blocked by the claim ahead of it wants no bytes itself.
         wanted_bytes = [claim.wanted_bytes for claim in blocked if claim.wanted_bytes]
         return cls(
             pinned_bytes=space.pinned_bytes,
@@ -97,7 +123,14 @@ class _SpaceUse:
 
 
 def _deadlock_error(claim: KeyClaim, use: _SpaceUse, space: Space, readers: int) -> CapacityError:
-    """Return the error with its arithmetic, for the readers of the claim that gives up."""
+    """Return the error, with its arithmetic, for the readers that wait for the claim.
+
+    Args:
+        claim: the claim that gives up.
+        use: how the space is used.
+        space: the space of the cache.
+        readers: number of the stuck readers.
+    """
     taken = f"{size(use.pinned_bytes + use.leased_bytes)} of it is leased"
     remedy = (
         "the cache must hold ranks x (shuffle_window + 1) shards, each compressed one also in its "
@@ -117,19 +150,23 @@ def _deadlock_error(claim: KeyClaim, use: _SpaceUse, space: Space, readers: int)
 
 
 class _GivingUpRank(NamedTuple):
-    """Sort key of blocked claims: the one with the largest gives up."""
+    """Sort key of blocked claims: the claim with the largest key gives up.
 
-    # 1. No reader waits for it: giving up is an error for nobody.
+    The first field counts most, the last least.
+    """
+
+    # 1. No reader waits for the claim, so no reader gets an error.
     is_idle: bool
-    # 2. One of its readers is stuck. Those of other claims still have something to read.
+    # 2. A reader of the claim is stuck. Readers of other claims still have something to read.
     is_stuck: bool
-    # 3. Its readers hold shards: giving up frees space for others.
+    # 3. Readers of the claim hold shards, so giving up frees space for others.
     holds_shards: bool
-    # 4. It is the most recent: the others continue as soon as its reader disconnects.
+    # 4. The claim began to wait last. The others continue as soon as its reader disconnects.
     since_s: float
 
 
 def _giving_up_rank(claim: KeyClaim) -> _GivingUpRank:
+    """Return the sort key of a blocked claim."""
     readers = _stuck_readers([claim])
     return _GivingUpRank(
         is_idle=not claim.space_waits,
@@ -140,10 +177,10 @@ def _giving_up_rank(claim: KeyClaim) -> _GivingUpRank:
 
 
 def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
-    """Return the readers that are stuck on blocked claims, and those that wait for such a reader.
+    """Return the readers that are stuck on blocked claims, and the readers that wait for these.
 
-    A loader waits for its stuck worker. It hardly asks the others in the meantime: they keep their
-    shards.
+    If a worker of a loader is stuck, the loader waits for that worker. It requests hardly any
+    batches of its other workers in the meantime, so they keep their shards.
     """
     waits = [wait for claim in blocked for wait in claim.stuck_waits]
     stuck = {wait.holder for wait in waits if wait.holder is not None}

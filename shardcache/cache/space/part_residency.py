@@ -1,4 +1,13 @@
-"""Cached parts of objects that are read by ranges: the reasons that keep them, and eviction."""
+"""Cached parts of objects that are read by ranges: the reasons that keep them, and eviction.
+
+A part is a piece of fixed size of an object; a file of parts (`PartFile`) has the cached parts of
+one object. Each part has its own leases, and its own key in the schedule, and is evicted by itself.
+To retain a part means to add a lease to it. A transfer of the whole object takes the file over: its
+parts then belong to that transfer. A file is granted if readers may still open it by its path
+although it is closed (`GrantedFiles`).
+
+`Residency` does the same for whole shards, and evicts both.
+"""
 
 import asyncio
 import contextlib
@@ -18,13 +27,17 @@ from shardcache.telemetry.metrics import Counters
 class PartResidency:
     """Parts of objects, each of which stays while a reader has it in use.
 
-    Nothing else writes `PartFile.leases`, or tells the plan which parts are cached and evictable.
-    Once a transfer of the whole has taken a file over (`is_own` is False), the plan knows nothing
-    of its parts.
+    Only this class writes `PartFile.leases`, and tells the schedule which parts are cached and
+    which of them may be evicted. Once a transfer of the whole object has taken a file over
+    (`is_own` is False), the schedule knows nothing about the file's parts.
 
     Args:
+        store: the cache folder.
+        planner: has the schedule.
+        counters: the daemon's counters.
+        changed: notified when more parts may be evictable.
         claims: keys of the objects that are being fetched.
-        allocating: lock held while space is reserved, and so while anything is evicted.
+        allocating: lock that is held while space is reserved, and so while anything is evicted.
     """
 
     def __init__(
@@ -43,8 +56,9 @@ class PartResidency:
         self._claims = claims
         self._allocating = allocating
         self._checking = asyncio.Lock()
-        # Claims that wait for the space of a range, the longest wait first. The others let the
-        # first have its space, or small ranges would forever take the space that a large one needs.
+        # Claims that wait for the space of a range, the longest wait first. No other claim takes
+        # space for a range before the first one has its own: otherwise, small ranges would forever
+        # take the space that a large range needs.
         self._turns: dict[KeyClaim, None] = {}
 
     async def open(
@@ -57,7 +71,8 @@ class PartResidency:
 
         Raises DiskError.
         """
-        async with self._allocating:  # so that those parts are not removed meanwhile
+        # The lock keeps the parts of the earlier transfer from being removed in the meantime.
+        async with self._allocating:
             file = await self._store.parts.open(obj, part_bytes, reservation)
         self.restored(file)
         return file
@@ -87,7 +102,7 @@ class PartResidency:
         self._planner.now.gone(file.key_of(part))
 
     def retain(self, file: PartFile, parts: Iterable[int]) -> None:
-        """Keep parts until `release`. They count as used."""
+        """Keep parts from eviction until `release`, and count them as used now."""
         file.used_at_s = time.time()
         schedule = self._planner.now
         for part in parts:
@@ -101,9 +116,10 @@ class PartResidency:
 
     @contextlib.contextmanager
     def sparing(self, file: PartFile) -> Iterator[None]:
-        """Evict no parts of a file during the block, in which space for the whole is reserved.
+        """Keep all parts of a file during the block, in which space for the whole is reserved.
 
-        Nobody is notified at its end: it is entered again and again while the whole waits.
+        No notification follows at the end of the block: it is entered again and again while the
+        whole object waits for space.
         """
         parts = file.kept_parts
         file.leases.update(parts)
@@ -116,7 +132,7 @@ class PartResidency:
 
     @contextlib.contextmanager
     def in_turn(self, claim: KeyClaim) -> Iterator[None]:
-        """Have a claim wait for space in its turn, during the block."""
+        """Give a claim a turn during the block, in which it waits for the space of a range."""
         self._turns[claim] = None
         try:
             yield
@@ -125,7 +141,7 @@ class PartResidency:
             self._changed.notify()
 
     def is_turn_of(self, claim: KeyClaim) -> bool:
-        """Return whether a claim may take space: no claim waits in turn, or this one is first."""
+        """Return whether a claim may take space: no claim waits in a turn, or this one is first."""
         return not self._turns or next(iter(self._turns)) is claim
 
     def used(self, file: PartFile, parts: Iterable[int]) -> None:
@@ -141,6 +157,7 @@ class PartResidency:
         self._changed.notify()
 
     def _end_leases(self, file: PartFile, parts: Iterable[int]) -> None:
+        """Remove a lease from each part; parts without any may be evicted."""
         for part in parts:
             file.leases[part] -= 1
             if not file.leases[part]:
@@ -151,14 +168,15 @@ class PartResidency:
             self._store.parts.granted.remove(file)
 
     async def verify(self, file: PartFile) -> list[int]:
-        """Compare the parts with the journal; drop and return damaged ones. Raises DiskError.
+        """Compare all parts with their checksums in the journal; drop and return the damaged ones.
 
-        They are fetched again when they are read next.
+        Damaged parts are fetched again when a reader needs them. Raises DiskError.
         """
         return [part for part in file.kept_parts if await self.verify_part(file, part)]
 
     async def verify_part(self, file: PartFile, part: int) -> bool:
-        """Compare one part with the journal, as `verify` does; return whether it was damaged."""
+        """Compare one part with its checksum, as `verify` does; return whether it was damaged."""
+        # The part may be from an earlier daemon, and not have been checked since.
         if part in file.partial.unchecked:
             damaged = await self.check_restored(file, [part])
             self._counters.corrupt += len(damaged)
@@ -166,16 +184,16 @@ class PartResidency:
         return await self._verify_checked(file, part)
 
     async def _verify_checked(self, file: PartFile, part: int) -> bool:
-        """Compare a part with the journal again, after its first check."""
+        """Compare a part that was checked before; return whether it was damaged."""
         done = file.partial.done
         if part not in done:
-            return False  # evicted since
+            return False  # the part was evicted in the meantime
         seems_damaged = await self._differs_from_journal(file, part)
         if not seems_damaged or part not in done or not file.is_own:
             return False
 
-        # It may have been evicted while it was read, which leaves a hole in the file. So it is read
-        # again, and kept meanwhile.
+        # The part was not retained, so it may have been evicted and fetched again during the
+        # check, which saw a hole in the file. So it is retained, and compared once more.
         self.retain(file, [part])
         try:
             is_damaged = await self._differs_from_journal(file, part)
@@ -190,11 +208,15 @@ class PartResidency:
 
     @staticmethod
     async def _differs_from_journal(file: PartFile, part: int) -> bool:
+        """Return whether a part's bytes differ from its checksum in the journal."""
         crc = file.partial.done[part]
         return bool(await asyncio.to_thread(file.partial.damaged, {part: crc}))
 
     async def evict_all(self, file: PartFile) -> int:
-        """Remove the parts of an object, unless some are in use; return the bytes freed."""
+        """Remove all parts of an object; return the number of bytes freed.
+
+        No-op, which returns 0, if some parts are in use, or the object is being fetched.
+        """
         async with self._allocating:
             is_there = self._store.parts.get(file.partial.key) is file
             if not is_there or file.leases or file.partial.key in self._claims:
@@ -204,15 +226,17 @@ class PartResidency:
             return await self._store.parts.remove(file)
 
     async def check_restored(self, file: PartFile, parts: Sequence[int]) -> list[int]:
-        """Compare parts that an earlier daemon has left with its journal; return damaged ones.
+        """Compare parts that an earlier daemon has left with the checksums in its journal.
 
-        Those are dropped. Raises DiskError.
+        Damaged parts are dropped, and their numbers are returned. Raises DiskError.
         """
-        async with self._checking:  # once, for all readers that wait for the same parts
+        # Several readers may wait for the same parts. Those that waited for the lock find the parts
+        # checked.
+        async with self._checking:
             unchecked = [part for part in parts if part in file.partial.unchecked]
             if not unchecked or not file.is_own:
                 return []
-            self.retain(file, unchecked)  # neither evicted nor granted meanwhile
+            self.retain(file, unchecked)  # the parts must not be evicted during the check
             try:
                 sound = await asyncio.to_thread(file.partial.check, unchecked)
             finally:
@@ -224,12 +248,16 @@ class PartResidency:
             return damaged
 
     def give_up_if_removed(self, file: PartFile) -> None:
-        """Give up a file that another program has removed; its parts are fetched again. Blocks."""
+        """Give up a file if another program has removed it; its parts are fetched again. Blocks."""
         if file.is_own and not file.partial.is_there():
             self.hand_over(file)
 
     def hand_over(self, file: PartFile) -> None:
-        """Leave a file of parts to a transfer of the whole, or to whoever needs its space."""
+        """Close a file of parts, which becomes a leftover on disk.
+
+        A transfer of the whole object continues with it, or it is removed once space is needed.
+        Readers that hold parts of it can still read them.
+        """
         for part in file.kept_parts:
             self._planner.now.gone(file.key_of(part))
         if file.leases:
@@ -238,10 +266,15 @@ class PartResidency:
         self._changed.notify()
 
     async def evict(self, key: str, part: int) -> bool:
-        """Give up a part for its space; return False if it is in use. Called while allocating.
+        """Remove a part to free its space; return False if it is in use.
 
-        A reader that asks for the part during this has to reserve space for it, so it waits until
-        its bytes are gone.
+        The caller holds the lock for allocating space. A reader that asks for the part during the
+        removal has to reserve space first, for which it needs that lock: so it waits until the
+        bytes are gone.
+
+        Args:
+            key: key of the object.
+            part: number of the part.
         """
         file = self._store.parts.get(key)
         if file is None or file.leases[part]:
@@ -250,5 +283,5 @@ class PartResidency:
         await self._store.parts.drop(file, part)
         self._counters.evictions += 1
         if not file.kept_parts and key not in self._claims and file.is_own:
-            self._store.parts.close(file)  # its empty file is removed as a leftover
+            self._store.parts.close(file)  # the file, empty now, is removed as a leftover
         return True

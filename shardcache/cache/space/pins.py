@@ -1,8 +1,11 @@
 """Pinned urls, and the version that each of them keeps in the cache.
 
-A pin is on a url, not on a version: when a new version arrives, it is kept in place of the old
-one. A pin is valid whether or not its shard is cached yet. It belongs to the users who made it and
-lasts until the last one removes it, through restarts and the loss of the catalogue.
+A pin keeps a shard from eviction. It is on a url, not on a version: when a new version arrives, the
+new version is kept in place of the old one. A pin is valid whether or not its shard is cached yet.
+It belongs to the users who made it, and lasts until the last of them removes it, even through
+restarts and the loss of the catalogue.
+
+`Cache.pin` and `Cache.unpin` change the pins. `Residency` reports each shard that arrives.
 """
 
 import asyncio
@@ -22,15 +25,20 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-# Every save writes all pins, so changes are batched: new versions of a whole dataset arrive one
-# after another.
+# Minimum interval between saves in the background. Every save writes all pins, and the new versions
+# of a whole dataset arrive one after another, so many changes are saved at once.
 _SAVE_INTERVAL_S = 5.0
 
 
 class Pins:
-    """All pins: by whom, of which version, within which limit.
+    """All pins: the users who made each, the version that it keeps, and the limit of all.
 
-    `Residency` keeps the cached ones in place.
+    `Residency` keeps the cached shards that are pinned.
+
+    Args:
+        store: the cache folder, which has the file with the pins.
+        turns: turns on the event loop, for changes of many pins.
+        limit: limit of the size of all pinned shards together.
     """
 
     def __init__(self, store: Store, turns: Turns, limit: DiskAmount) -> None:
@@ -39,10 +47,11 @@ class Pins:
         self._limit_bytes = limit.of(store.space.capacity_bytes)
         self._by_url: dict[str, Pin] = {}
         self._url_by_key: dict[str, str] = {}  # by the key of the pinned version
-        self._size_bytes = 0  # of all pins together
-        self._report: Callable[[str], None] = lambda key: None
+        self._size_bytes = 0  # size of all pinned shards together
+        self._report: Callable[[str], None] = lambda key: None  # does nothing until `watch`
         self._unsaved = asyncio.Event()  # set while the file lacks a change
-        self._changing = asyncio.Lock()  # each change is checked and written after the one before
+        # Held while a change is checked and written, so that changes are made one after another.
+        self._changing = asyncio.Lock()
         for pin in read_pins(store.layout):
             shard = store.shards.get(pin.key)
             if shard is None:
@@ -81,7 +90,8 @@ class Pins:
     async def add(self, wanted: Sequence[Pin]) -> set[str]:
         """Add pins; return the urls that were not pinned before.
 
-        Of several on one url, the last counts. Raises CapacityError, DiskError, changing nothing.
+        If several pins are on one url, the last of them counts. After CapacityError or DiskError,
+        nothing has changed.
         """
         async with self._changing:
             last_by_url = {pin.url: pin for pin in wanted}
@@ -91,12 +101,13 @@ class Pins:
         return {url for url, pin in previous.items() if pin is None}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
-        """Remove a user from pins; return those that remain by url, None for any other url.
+        """Remove a user from pins; return, for each url, the pin that remains, or None.
 
-        Raises DiskError, changing nothing.
+        A pin remains if other users have it, too. After DiskError, nothing has changed.
 
         Args:
-            uid: None to remove all users.
+            pins: the pins.
+            uid: id of the user; None to remove all users.
         """
         async with self._changing:
             await self._change(pins, lambda pin: _without(self._by_url.get(pin.url), uid))
@@ -105,7 +116,7 @@ class Pins:
     def arrived(self, shard: Shard) -> None:
         """Keep a cached shard if its url is pinned, in place of the version kept so far.
 
-        One that would exceed the limit is unpinned instead.
+        If the shard would exceed the limit of all pins, its url is unpinned instead.
         """
         pin = self._pin_on(shard)
         if pin is None:
@@ -127,8 +138,8 @@ class Pins:
         """Return the pin on a shard's url, if there is one."""
         if shard.facts is not None:
             return self._by_url.get(shard.facts.url)
-        # Since a restart, its sidecar has not been read. If this version is pinned, the pin has its
-        # url.
+        # The shard's url is in its sidecar, which has not been read since a restart. But if this
+        # version is pinned, its pin has the url.
         url = self._url_by_key.get(shard.key)
         if url is None:
             return None
@@ -139,7 +150,7 @@ class Pins:
         self._unsaved.set()
 
     async def run(self) -> None:
-        """Save the pins soon after each `schedule_save`, and after changes that failed to be saved.
+        """Save the pins soon after each `schedule_save`; after an error, try again later.
 
         Runs until cancelled, then saves once more.
         """
@@ -160,7 +171,7 @@ class Pins:
                 await self.save()
 
     async def save(self) -> None:
-        """Save pending changes now. Raises DiskError; the save is then retried later."""
+        """Save pending changes now. After DiskError, `run` tries again later."""
         async with self._changing:
             if self._unsaved.is_set():
                 await self._write()
@@ -170,9 +181,13 @@ class Pins:
         pins: Sequence[Pin],
         replacement: Callable[[Pin], Pin | None],
     ) -> dict[str, Pin | None]:
-        """Put each pin's replacement in its place, and save; return the previous pins, by url.
+        """Replace pins, and save all; return the previous pins, by url.
 
-        If the replacements cannot be saved, the previous ones are put back.
+        If the replacements cannot be saved, the previous pins are put back.
+
+        Args:
+            pins: the pins.
+            replacement: returns the pin to put in a pin's place; None to remove the pin.
         """
         previous: dict[str, Pin | None] = {}
 
@@ -181,8 +196,10 @@ class Pins:
                 previous.setdefault(pin.url, self._by_url.get(pin.url))
                 self._put(pin.url, replacement(pin))
 
-        self._unsaved.set()  # first: if this task is cancelled, replaced pins are saved later
-        await self._turns.take(pins, replace_each)  # of a whole dataset: not all at once
+        # This comes first: if the task is cancelled, the pins replaced so far are saved later.
+        self._unsaved.set()
+        # The pins may be those of a whole dataset, so they are replaced piece by piece.
+        await self._turns.take(pins, replace_each)
         try:
             await self._write()
         except CacheError:
@@ -192,22 +209,25 @@ class Pins:
         return previous
 
     async def _write(self) -> None:
-        """Write the file, to the end even if this task is cancelled meanwhile."""
-        self._unsaved.clear()  # first: a shard that arrives meanwhile needs another save
+        """Write the file. If the task is cancelled, wait for the end of the writing first."""
+        # This comes first: a shard that arrives during the writing needs another save.
+        self._unsaved.clear()
         pins = list(self._by_url.values())
         writing = asyncio.create_task(asyncio.to_thread(write_pins, self._store.layout, pins))
         try:
             await asyncio.shield(writing)
         except (CacheError, asyncio.CancelledError):
             self._unsaved.set()
-            await asyncio.wait([writing])  # the next writer uses the same temporary file
-            writing.exception()  # or asyncio would log that nobody has looked at it
+            # The next save uses the same temporary file, so this one has to end before.
+            await asyncio.wait([writing])
+            writing.exception()  # otherwise, asyncio would log that it was never retrieved
             raise
 
     def _check_growth(self, growth_bytes: int) -> None:
         """Raise CapacityError if the pins would grow beyond their limit.
 
-        They may be beyond it already, after a restart with a lower one; then they may only shrink.
+        After a restart with a lower limit, they may be beyond it already. They may only shrink
+        then.
         """
         pinned_bytes = self._size_bytes + growth_bytes
         if growth_bytes > 0 and pinned_bytes > self._limit_bytes:
@@ -220,16 +240,17 @@ class Pins:
             )
 
     def _growth_bytes(self, pin: Pin) -> int:
-        """Return how much a wanted pin would add to the pinned bytes."""
+        """Return the number of bytes that a wanted pin would add to the size of all pins."""
         previous = self._by_url.get(pin.url)
         if previous is None:
             return pin.size_bytes
         return self._joined(pin).size_bytes - previous.size_bytes
 
     def _joined(self, pin: Pin) -> Pin:
-        """Return the pin on a url and an added one as one pin, with the users of both.
+        """Return a new pin combined with the pin that is on its url already, if there is one.
 
-        Of their two versions, it has the one to keep for now.
+        The combined pin has the users of both. Of the two versions, it has the one that should be
+        in the cache for now.
         """
         previous = self._by_url.get(pin.url)
         if previous is None:
@@ -241,7 +262,12 @@ class Pins:
         return replace(pin, uids=uids)
 
     def _put(self, url: str, pin: Pin | None) -> None:
-        """Replace the pin on a url, if there is one; with None, remove it. Does not save."""
+        """Set the pin on a url, in place of the one that may be there. This does not save.
+
+        Args:
+            url: the url.
+            pin: the pin; None to remove the one that is there.
+        """
         previous = self._by_url.get(url)
         if previous is not None:
             self._size_bytes -= previous.size_bytes

@@ -1,4 +1,8 @@
-"""Changes to the cache folder by others: shards that are gone from it, or back in it."""
+"""Changes that others make to the cache folder: shards that are gone from it, or back in it.
+
+`DiskHealth` calls this when the folder has changed, for example because a user deleted files, or
+the disk was unmounted and mounted again.
+"""
 
 import asyncio
 
@@ -13,7 +17,7 @@ log = structlog.get_logger()
 
 
 async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
-    """Forget shards that are no longer in the folder, and serve others that are.
+    """Forget shards that are no longer in the folder, and serve unknown shards that are in it.
 
     Raises DiskError.
     """
@@ -33,7 +37,8 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
         if was_served:
             residency.gone(key)
 
-    known = store.known() | residency.claims.keys()  # a transfer owns the files of its key
+    # The files of a key that is being fetched belong to its transfer.
+    known = store.known() | residency.claims.keys()
     returned = [shard for shard in changes.shards if shard.key not in known]
     for shard in returned:
         store.restore(shard)
@@ -42,6 +47,6 @@ async def reconcile(store: Store, residency: Residency, pins: Pins) -> None:
         if part.key not in residency.claims and part.key not in store.parts:
             store.leftovers.keep(part)
 
-    pins.schedule_save()  # their file may have been lost with the folder
+    pins.schedule_save()  # the file with the pins may have been lost with the folder
     if gone or returned:
         log.warning("the cache folder has changed", gone=gone, shards_back=len(returned))

@@ -1,4 +1,11 @@
-"""The cached shards: the reasons that keep them, and their eviction for others."""
+"""The cached shards: the reasons that keep them, and their eviction for others.
+
+A shard stays in the cache while it is leased, pinned, or open in another process. A lease is added
+by `retain`, which keeps the shard until `release`; a pin is made by a user. The schedule, which is
+merged from all readers' plans, chooses which of the other shards to evict. A claim (`KeyClaim`)
+stands for all transfers of one shard, and has the reservation of space for it. Parts of objects
+that are read by ranges are in the care of `PartResidency`.
+"""
 
 import asyncio
 import contextlib
@@ -27,39 +34,41 @@ from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
-# Closing a file in another process notifies nobody: whether it is still open is checked again after
-# this time.
+# Nobody notifies the daemon when another process closes a file. So after this time it is checked
+# again whether files are still open.
 LOOK_AGAIN_S = 1.0
 
-# Times of need: of a shard that a reader waits for; and of one that is only warmed, which comes
-# after all planned shards and before those in no plan.
-NOW = float("-inf")
+# Special times of need, which compare with those of planned shards. A shard is evicted only for one
+# that is needed sooner.
+NOW = float("-inf")  # of a shard that a reader waits for
+# Of a shard that is only warmed. It is needed after all planned shards, but before the shards that
+# are in no plan, whose time is infinite.
 AFTER_ALL_PLANS = sys.float_info.max
 
-# A claim waiting for space wakes at every change; a deadlock check examines all readers, and so
-# runs less often.
+# Interval between a claim's checks for deadlocks. A claim that waits for space wakes at every
+# change, but a check examines all readers, so it is made less often.
 _CHECK_AGAIN_S = 0.5
-_REMEMBERED = 100_000  # number of evicted shards remembered, to count re-fetches
+_REMEMBERED = 100_000  # number of evicted shards remembered, to count those fetched again
 
 
 class Residency:
-    """The shards of one store, which stay while they have leases, a pin, or are open in a process.
+    """The shards of one store: those with leases, a pin, or open in a process stay in the cache.
 
-    Others are evicted, following the plan, as soon as a transfer needs their space. Nothing else
-    writes `Shard.leases` and `Shard.pinned`, or tells the plan which shards are cached and
-    evictable.
+    Other shards are evicted once a transfer needs their space, in the order that the schedule
+    gives. Only this class writes `Shard.leases` and `Shard.pinned`, and tells the schedule which
+    shards are cached and which of them may be evicted.
 
     Args:
         changed: notified when more shards may be evictable.
 
     Attributes:
-        leased: shards with leases, including damaged ones already in quarantine.
+        leased: shards with leases, including damaged shards that are already in quarantine.
         pinned: cached shards that are pinned, by key.
-        claims: shards being fetched, by key.
+        claims: the claims of shards that are being fetched, by key.
         parts: the cached parts of objects that are read by ranges.
-        ahead: space for ranges that readers ask for before they need them.
-        short_bytes: by how much the filesystem's free space fell short of --min-free, when last
-            checked.
+        ahead: space for ranges that readers request before they need them.
+        short_bytes: by how much the filesystem's free space fell short of --min-free at the last
+            check; 0 if it did not.
     """
 
     def __init__(
@@ -84,10 +93,11 @@ class Residency:
             store, planner, counters, changed, self.claims.keys(), self._allocating
         )
         self.ahead = AheadSpace(self._ahead_bytes)
-        self._evicted: dict[str, None] = {}  # keys, oldest first
-        self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
+        self._evicted: dict[str, None] = {}  # keys of evicted shards, oldest first
+        # Shards whose removal failed, as a process has them open, with the time of the attempt.
+        self._still_open: dict[Shard, float] = {}
 
-        # The plan has to know what is cached already.
+        # The schedule has to know which shards and parts are cached already.
         schedule = planner.now
         for shard in store.shards.values():
             schedule.arrived(shard.key, shard.kept_bytes)
@@ -106,9 +116,9 @@ class Residency:
         self._pins.arrived(shard)
 
     def gone(self, key: str) -> None:
-        """Remove a shard that was evicted, quarantined or lost.
+        """Record that a shard was evicted, quarantined or lost.
 
-        Its leases last until they are released.
+        Leases on the shard last until they are released.
         """
         self._unpin(key)
         self._planner.now.gone(key)
@@ -116,7 +126,7 @@ class Residency:
         self._changed.notify()
 
     def retain(self, shard: Shard) -> None:
-        """Keep a shard until `release`."""
+        """Add a lease to a shard, which keeps it from eviction until `release`."""
         shard.leases += 1
         self.leased.add(shard)
         self._update_plan(shard)
@@ -129,7 +139,7 @@ class Residency:
         return shard
 
     def release(self, shard: Shard) -> None:
-        """End one `retain`."""
+        """Remove the lease that one call of `retain` added."""
         shard.leases -= 1
         if not shard.leases:
             self.leased.discard(shard)
@@ -138,7 +148,7 @@ class Residency:
 
     @contextlib.contextmanager
     def retained(self, shard: Shard) -> Iterator[None]:
-        """Keep a shard while it is examined."""
+        """Keep a shard from eviction during the block, in which it is examined."""
         self.retain(shard)
         try:
             yield
@@ -146,7 +156,7 @@ class Residency:
             self.release(shard)
 
     def _pin_changed(self, key: str) -> None:
-        """Follow a new or removed pin on `key`: keep its cached shard, or no longer."""
+        """Keep the cached shard for `key`, if there is one, or let it go, as its pin now says."""
         if not self._pins.has_version(key):
             self._unpin(key)
             return
@@ -158,6 +168,7 @@ class Residency:
             self._update_plan(shard)
 
     def _unpin(self, key: str) -> None:
+        """Let a pinned shard be evicted again; no-op if none is pinned under this key."""
         shard = self.pinned.pop(key, None)
         if shard is not None:
             shard.pinned = False
@@ -166,7 +177,7 @@ class Residency:
             self._changed.notify()
 
     def _update_plan(self, shard: Shard) -> None:
-        """Tell the plan whether a shard may be evicted."""
+        """Tell the schedule whether a shard may be evicted."""
         if not self._is_cached(shard):
             return
         if shard.stays:
@@ -175,14 +186,15 @@ class Residency:
             self._planner.now.freed(shard.key)
 
     def _is_cached(self, shard: Shard) -> bool:
-        # By identity: a corrupt shard may be quarantined while leased, and then fetched again.
+        # Compare by identity, not by key: a corrupt shard may be quarantined while it is leased,
+        # and then fetched again as another shard with the same key.
         return self._store.shards.get(shard.key) is shard
 
     # Space
 
     @contextlib.contextmanager
     def claiming(self, key: str, transfer: Transfer) -> Iterator[KeyClaim]:
-        """Provide the claim of all transfers that lead to a key, this one among them."""
+        """Provide the claim of all transfers that lead to a key, with this transfer among them."""
         claim = self.claims.setdefault(key, KeyClaim())
         claim.join(transfer)
         try:
@@ -200,15 +212,15 @@ class Residency:
         *,
         waits_ahead_of_need: bool = True,
     ) -> None:
-        """Grow a claim's reservation as soon as there is space, evicting if necessary.
+        """Grow a claim's reservation as soon as there is space, evicting shards if necessary.
 
-        Raises CapacityError or DiskFullError if there will never be enough space, or there is a
-        deadlock over it; PostponedError if no reader waits for the shard, and it blocks others, or
-        may not wait.
+        Raises CapacityError or DiskFullError if there will never be enough space, or if there is a
+        deadlock over it that this claim has to end. Raises PostponedError if no reader waits for
+        the shard, and the claim either has to end a deadlock or may not wait ahead of need.
 
         Args:
-            size_bytes: bytes to add to the reservation.
-            needed_at_s: returns the time of need, which may change during the wait.
+            size_bytes: number of bytes to add to the reservation.
+            needed_at_s: returns the shard's time of need, which may change during the wait.
             waits_ahead_of_need: whether the claim waits for space while no reader waits for it.
         """
         if await self.try_reserve(claim, size_bytes, needed_at_s()):
@@ -223,7 +235,11 @@ class Residency:
                     return
 
     async def try_reserve(self, claim: KeyClaim, size_bytes: int, needed_at_s: float) -> bool:
-        """Grow a claim's reservation, evicting if necessary; return False if that takes waiting."""
+        """Grow a claim's reservation, evicting shards if necessary; return False if it has to wait.
+
+        Args:
+            needed_at_s: time of need; only shards that are needed later are evicted.
+        """
         assert claim.reservation is not None
         async with self._allocating:
             self._reconsider_still_open()
@@ -240,11 +256,13 @@ class Residency:
         *,
         is_speculative: bool = False,
     ) -> bool:
-        """Grow a claim's reservation if that takes no waiting, and no other claim comes first.
+        """Grow a claim's reservation if that takes no waiting, and it is the claim's turn.
+
+        Returns whether it has grown. For turns, see `PartResidency.in_turn`.
 
         Args:
-            is_speculative: whether nobody has asked for the bytes. They may take a small share of
-                the cache then, and only unplanned shards are evicted for them.
+            is_speculative: True if no reader has requested the bytes yet. They may then take a
+                small share of the cache, and only unplanned shards are evicted for them.
         """
         if not self.parts.is_turn_of(claim):
             return False
@@ -255,14 +273,14 @@ class Residency:
         return await self.try_reserve(claim, size_bytes, AFTER_ALL_PLANS)
 
     def _ahead_bytes(self) -> int:
-        """Return the space for ranges that readers have asked for and do not need yet.
+        """Return the space for ranges that readers have requested and do not need yet.
 
-        Ranges fetched because readers will probably ask for them may take the same again.
+        Each speculative reservation (see `reserve_at_once`) may be as large.
         """
         return self._store.space.effective_bytes() // AHEAD_SHARE
 
     def check_range(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError if a range would not fit, whatever else is read at the time."""
+        """Raise CapacityError if a range does not fit beside pins and ranges read ahead of need."""
         space = self._store.space
         unpinned_bytes = space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
         possible_bytes = max(0, unpinned_bytes - self._ahead_bytes())
@@ -279,13 +297,14 @@ class Residency:
         )
 
     async def keep_free(self) -> None:
-        """Evict until --min-free is met, as other files take space, too.
+        """Evict shards until --min-free is met: files of other programs take space, too.
 
-        If it cannot be met, that is logged, once.
+        If it cannot be met, that is logged once.
         """
         async with self._allocating:
             self._reconsider_still_open()
             short_bytes = self._store.measured().crowding_bytes
+            # Any shard that does not have to stay may be evicted for this, as for a need of now.
             while short_bytes and await self._free(short_bytes, NOW):
                 short_bytes = self._store.measured().crowding_bytes
         if short_bytes and not self.short_bytes:
@@ -298,13 +317,13 @@ class Residency:
         self.short_bytes = short_bytes
 
     async def wait_for_change(self, claim: KeyClaim, move_limit_s: float | None = None) -> None:
-        """Wait until more shards may be evictable, or for `LOOK_AGAIN_S`.
+        """Wait until more shards may be evictable, but at most for `LOOK_AGAIN_S`.
 
         Raises as `check_progress` does.
 
         Args:
-            move_limit_s: given for a claim whose transfers do something else meanwhile: the wait
-                also ends when one of them progresses, and after this time.
+            move_limit_s: given for a claim whose transfers do other work during the wait. The wait
+                then also ends when one of them progresses, and after this number of seconds.
         """
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
@@ -316,52 +335,55 @@ class Residency:
             await self._changed.wait_with(claim.moved, min(move_limit_s, LOOK_AGAIN_S))
 
     def may_fit(self, size_bytes: int) -> bool:
-        """Return False if `size_bytes` would not fit even with all unpinned shards evicted."""
+        """Return whether `size_bytes` would fit if all unpinned shards were evicted."""
         space = self._store.space
         return size_bytes <= space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
 
     def fits_now(self, size_bytes: int, needed_at_s: float) -> bool:
-        """Return whether `reserve` would succeed now; evict nothing."""
+        """Return whether `reserve` would succeed at once, with this time of need. Evict nothing."""
         self._reconsider_still_open()
         shortfall_bytes = self._store.measured().shortfall_bytes(size_bytes)
+        # Leftovers are removed before any shard is evicted.
         for leftover in self._store.leftovers.by_key.values():
             shortfall_bytes -= leftover.size_bytes
         victims = self._planner.now.victims(shortfall_bytes, needed_at_s, self._planner.lead_s)
         return victims is not None
 
     def planned_need_s(self, key: str) -> float:
-        """Return when a shard is needed, by a plan or as an unplanned one: whichever is sooner."""
+        """Return when a shard is needed: by the plans, or whatever they say, if that is sooner."""
         return min(self._planner.now.next_use_s(key), self.unplanned_need_s(key))
 
     def unplanned_need_s(self, key: str) -> float:
         """Return when a shard is needed whatever the plans say.
 
-        A pinned one follows those that are needed within the lead time; any other, all plans.
+        A pinned shard comes after the planned shards that are needed within the lead time. Any
+        other shard comes after all planned shards.
         """
         if self._pins.has_version(key):
             return self._planner.now.now_s + self._planner.lead_s
         return AFTER_ALL_PLANS
 
     def check_possible(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError or DiskFullError if a shard would not fit with everything evicted.
+        """Raise CapacityError or DiskFullError if a shard would not fit with all others evicted.
 
-        Processes may close what they have open; pins and hard links stay.
+        Shards that a process has open count as evictable, as the process may close them. Pinned
+        shards do not, nor do shards with a hard link outside the cache.
         """
         space = self._store.space
-        # 1. It fits beside the shards that could not be removed.
+        # 1. It fits with the shards still cached that could not be removed.
         still_open = [shard for shard in self._still_open if not shard.stays]
         open_bytes = sum(shard.kept_bytes for shard in still_open)
         if self.may_fit(size_bytes + open_bytes):
             return
 
-        # 2. It fits once processes have closed those of them that have no hard link elsewhere.
+        # 2. It fits once processes have closed those shards, except the hard-linked ones.
         linked_bytes = sum(shard.kept_bytes for shard in still_open if self._store.is_linked(shard))
         if self.may_fit(size_bytes + linked_bytes):
             return
 
         # 3. It is larger than the cache can be.
         if size_bytes > space.effective_bytes(space.unwritten_bytes):
-            is_disk_full = space.crowding_bytes > 0  # else it is too small
+            is_disk_full = space.crowding_bytes > 0  # otherwise, the capacity is too small
             error = DiskFullError if is_disk_full else CapacityError
             raise error(
                 f"the shard takes {size(size_bytes)}; {space.explanation}",
@@ -369,7 +391,7 @@ class Residency:
                 remedy=f"{space.remedy}, or write smaller shards",
             )
 
-        # 4. Pins and links leave too little.
+        # 4. Pinned and hard-linked shards leave too little space.
         free_bytes = max(0, space.effective_bytes() - space.pinned_bytes - linked_bytes)
         raise CapacityError(
             f"the shard takes {size(size_bytes)}; {space.explanation}, of which only "
@@ -383,19 +405,22 @@ class Residency:
 
     async def evict(self, shard: Shard) -> bool:
         """Remove a shard; False if it is leased, pinned, or still open in a process."""
-        # No space can be reserved meanwhile, so the same shard cannot be re-fetched and lose its
-        # new files.
+        # While the lock is held, no transfer can reserve space. So the same shard cannot be fetched
+        # again during the removal, which would remove its new files.
         async with self._allocating:
             return await self._evict(shard.key)
 
     async def _evict(self, key: str) -> bool:
-        """Remove a shard, or a part of an object, by its key in the plan."""
+        """Remove a shard, or a part of an object, by its key in the schedule.
+
+        Returns False if it has to stay. The caller holds the lock for allocating space.
+        """
         part = part_of_key(key)
         if part is not None:
             object_key, number = part
             return await self.parts.evict(object_key, number)
         shard = self._store.shards.get(key)
-        if shard is None or shard.stays:  # since it was chosen
+        if shard is None or shard.stays:  # this has changed since the shard was chosen
             return False
         with self.evicting(shard):
             if not await self._store.remove(shard):
@@ -406,7 +431,10 @@ class Residency:
 
     @contextlib.contextmanager
     def evicting(self, shard: Shard) -> Iterator[None]:
-        """Keep others from evicting a shard during its removal, and for a while if that fails."""
+        """Keep the schedule from choosing a shard during the block, in which it is removed.
+
+        If the removal fails, the shard is not chosen again for a while.
+        """
         self._planner.now.held(shard.key)
         try:
             yield
@@ -418,7 +446,7 @@ class Residency:
                 self.gone(shard.key)
 
     def _reconsider_still_open(self) -> None:
-        """Make shards evictable again that could not be removed a while ago."""
+        """Make those shards evictable again that could not be removed `LOOK_AGAIN_S` ago."""
         limit_s = time.monotonic() - LOOK_AGAIN_S
         due = [shard for shard, since_s in self._still_open.items() if since_s <= limit_s]
         for shard in due:
@@ -428,7 +456,8 @@ class Residency:
     async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
         """Remove a leftover, or evict shards; return False if nothing may be removed for this need.
 
-        A shard that could not be removed is no longer a candidate: the caller tries again.
+        True does not mean that enough was freed: some of the chosen shards may have been open in a
+        process. The schedule does not choose these again, so the caller tries again.
         """
         for key in list(self._store.leftovers.by_key):
             if key in self._store.leftovers.by_key and await self._store.leftovers.remove(key):
@@ -442,6 +471,7 @@ class Residency:
         return True
 
     def _remember_eviction(self, key: str) -> None:
+        """Remember a key, so that another fetch of its shard counts as a re-fetch."""
         self._evicted[key] = None
         if len(self._evicted) > _REMEMBERED:
             oldest = next(iter(self._evicted))
@@ -452,13 +482,13 @@ class Residency:
     async def isolate(self, shard: Shard, exn: CorruptShardError) -> None:
         """Take a corrupt shard out of service; the next request re-fetches it."""
         if not self._is_cached(shard):
-            return  # evicted or quarantined, and perhaps re-fetched, during the check
+            return  # the shard left the cache during the check, and may have been fetched again
         log.error("cached shard is damaged; quarantined", shard=exn.url, cause=exn.message)
         self._counters.corrupt += 1
         self.gone(shard.key)
         try:
             await self._store.quarantine(shard)
-        except CacheError as failure:  # it is out of service in any case
+        except CacheError as failure:  # the shard is out of service all the same
             log.warning(
                 "cannot move the corrupt shard to quarantine yet",
                 shard=exn.url,
