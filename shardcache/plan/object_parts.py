@@ -1,38 +1,49 @@
-"""Decisions about the parts of an object of which ranges are read. Pure."""
+"""Decisions about the parts of an object of which ranges are read. Pure.
+
+A part is a piece of fixed size; parts are numbered from 0. `PartFiller` in the daemon and
+`PartReplay` in simulations decide by these rules.
+"""
 
 from collections.abc import Iterable, Iterator
 
 AHEAD_SHARE = 8
-"""An eighth of the cache may be ranges that readers ask for before they need them."""
+"""Divisor of the cache's size: an eighth may be ranges that readers request ahead of need."""
 
-# Neighbouring parts are one request up to this size: beyond it, another connection is faster.
+# Consecutive parts are fetched in one request of up to this size. For more bytes, a second request
+# on another connection is faster.
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024
 
 
 def is_worth_the_whole(wanted: int, count: int, max_share: float, *, may_fit: bool) -> bool:
     """Return whether to fetch an object as a whole, given the number of its wanted parts.
 
-    Once many are wanted, fetching the others costs less than later requests for them.
+    Once many parts are wanted, fetching the others with them costs less than later requests for
+    those would.
 
     Args:
-        wanted: number of parts that are cached, being fetched, or to be fetched now.
-        count: number of all parts.
-        max_share: the share of the parts above which the whole is fetched.
-        may_fit: False if the cache has no space for the whole.
+        wanted: number of parts that are cached, being fetched, or about to be fetched.
+        count: number of all parts of the object.
+        max_share: the share of the parts, from 0 to 1, above which the whole is fetched.
+        may_fit: False if the cache has no space for the whole object.
     """
     return may_fit and wanted > count * max_share
 
 
 def max_parts_per_request(part_bytes: int) -> int:
-    """Return the maximum number of neighbouring parts that one request fetches."""
+    """Return the maximum number of consecutive parts that one request fetches; at least 1."""
     return max(1, _MAX_REQUEST_BYTES // part_bytes)
 
 
 def runs(parts: Iterable[int], max_run: int) -> Iterator[range]:
-    """Yield runs of ascending parts that follow each other, of at most `max_run` parts."""
+    """Divide ascending part numbers into runs of consecutive numbers; yield each run.
+
+    Args:
+        parts: numbers of parts.
+        max_run: maximum length of a run.
+    """
     run = range(0)
     for part in parts:
-        if part == run.stop and 0 < len(run) < max_run:
+        if part == run.stop and 0 < len(run) < max_run:  # the run is not empty, and not full
             run = range(run.start, part + 1)
             continue
         if run:

@@ -1,4 +1,10 @@
-"""Reads of ranges of objects, replayed without bytes, under the daemon's rules for parts. Pure."""
+"""Reads of ranges of objects, replayed without bytes, under the daemon's rules for parts. Pure.
+
+`shardcache simulate` computes from this how many bytes and requests a training costs that reads its
+samples by their ranges. A range is a span of an object's bytes; a part is a piece of fixed size, in
+which objects are fetched, kept and evicted. An object is whole once all of it was fetched as one
+file. Objects have numbers in place of names.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +16,7 @@ from shardcache.plan.object_parts import is_worth_the_whole, max_parts_per_reque
 from shardcache.plan.schedule import SameName, Schedule
 from shardcache.shared.units import size
 
-_NOW = float("-inf")  # time of need of a part that a reader waits for: before anything planned
+_NOW = float("-inf")  # time of need of a part that a reader waits for: before all planned shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +26,11 @@ class PartRules:
     Attributes:
         capacity_bytes: capacity of the cache.
         part_bytes: size of a part.
-        max_share: the share of an object's parts from which the whole is fetched.
-        reserved_bytes: returns the space reserved while a whole object is fetched, by its size.
-        file_bytes: space of a file of parts in addition to the parts.
-        whole_bytes: space of a whole object in addition to its bytes.
+        max_share: the share of an object's parts, from 0 to 1, above which the whole is fetched.
+        reserved_bytes: returns the space that is reserved while a whole object is fetched, by the
+            object's size.
+        file_bytes: space that a file of parts takes in addition to the parts.
+        whole_bytes: space that a whole object takes in addition to its bytes.
     """
 
     capacity_bytes: int
@@ -36,17 +43,28 @@ class PartRules:
 
 @dataclass(slots=True, eq=False)
 class _ObjectParts:
-    """The cached parts of an object; `leases` are those of ranges that were asked for."""
+    """The cached parts of an object.
+
+    Attributes:
+        number: number of the object.
+        size_bytes: size of the object.
+        part_bytes: size of a part; the last one may be shorter.
+        count: number of all parts of the object.
+        done: numbers of the cached parts.
+        leases: by part, the number of ranges that were asked for, have it, and are not read yet.
+        is_own: False once the object is whole, so that the schedule no longer knows its parts.
+    """
 
     number: int
     size_bytes: int
     part_bytes: int
-    count: int  # number of all its parts
+    count: int
     done: set[int] = field(default_factory=set)
     leases: Counter[int] = field(default_factory=Counter)
-    is_own: bool = True  # False once the object is whole
+    is_own: bool = True
 
     def key_of(self, part: int) -> str:
+        """Return the key of a part in the schedule."""
         return f"{self.number}/{part}"
 
     def size_of(self, part: int) -> int:
@@ -57,7 +75,13 @@ class _ObjectParts:
 
 
 class AskedRange(NamedTuple):
-    """Parts of an object that a reader has asked for; `file` is None if the object was whole."""
+    """A range that a reader has asked for and not read yet.
+
+    Attributes:
+        number: number of the object.
+        parts: numbers of the parts that have the range.
+        file: the object's cached parts; None if the object was whole.
+    """
 
     number: int
     parts: range
@@ -65,25 +89,28 @@ class AskedRange(NamedTuple):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that stay cached until the range is read, with the rest of its last part."""
+        """Number of bytes that stay cached until the range is read: those of all its parts.
+
+        0 for a range of a whole object, which may be evicted before the range is read.
+        """
         if self.file is None:
             return 0
         return len(self.parts) * self.file.part_bytes
 
 
 class PartReplay:
-    """A cache that decides about parts as the daemon does; transfers are instant.
+    """A cache that decides about parts as the daemon does, while transfers take no time.
 
     Args:
-        sizes: sizes of the objects, which have numbers in place of names.
-        rules: settings.
+        sizes: the size of each object, by the object's number.
+        rules: the daemon's settings.
 
     Attributes:
         asked: number of ranges that were asked for.
-        misses: number of those that took a fetch.
-        store_bytes: bytes that were fetched.
+        misses: number of those ranges for which something had to be fetched.
+        store_bytes: number of bytes that were fetched.
         requests: number of requests for bytes, and for an object's version before its first part.
-        used_bytes: space of all that is cached.
+        used_bytes: space that everything cached takes.
         peak_bytes: maximum of this space and a reservation together.
     """
 
@@ -98,23 +125,24 @@ class PartReplay:
         self._rules = rules
         self._max_run = max_parts_per_request(rules.part_bytes)
         self._files: dict[int, _ObjectParts] = {}
-        self._filling: int | None = None  # the object whose parts are fetched: it keeps its file
+        # The object whose parts are being fetched. It keeps its file, even while that has no parts.
+        self._filling: int | None = None
         self._whole: set[int] = set()
         self._schedule: Schedule[int] = Schedule(SameName())
 
     def ask(self, number: int, start: int, stop: int) -> AskedRange:
-        """Have a range fetched, unless it is cached. Its parts stay until it is read.
+        """Have a range fetched, unless it is cached. The parts stay until the range is read.
 
-        Raises CapacityError if there is no space for it.
+        Raises CapacityError if there is no space for the parts.
 
         Args:
             number: number of the object.
-            start: first byte.
-            stop: the byte after the last one.
+            start: offset of the first byte.
+            stop: offset of the byte after the last one.
         """
         self.asked += 1
         part_bytes = self._rules.part_bytes
-        parts = range(start // part_bytes, -(-stop // part_bytes))
+        parts = range(start // part_bytes, -(-stop // part_bytes))  # `-(-a // b)` rounds up
         if number in self._whole:
             self._schedule.found(str(number))
             return AskedRange(number, parts, None)
@@ -128,6 +156,7 @@ class PartReplay:
             self.misses += 1
             if self._is_worth_the_whole(file, missing) and self._fetch_whole(file):
                 return AskedRange(number, parts, None)
+        # The cached parts are retained first, so that they are not evicted for the missing ones.
         self._retain(file, [part for part in parts if part in file.done])
         if missing:
             self._fetch(file, missing)
@@ -135,14 +164,17 @@ class PartReplay:
         return AskedRange(number, parts, file)
 
     def read(self, asked: AskedRange) -> None:
-        """Read a range, and release it. It is fetched again if its whole object was evicted."""
+        """Read a range, and release its parts.
+
+        If the range is of a whole object that was evicted, it is fetched again first.
+        """
         if asked.file is not None:
             self._release(asked.file, asked.parts)
         elif asked.number not in self._whole:
             part_bytes = self._rules.part_bytes
             start = asked.parts.start * part_bytes
             stop = min(asked.parts.stop * part_bytes, self._sizes[asked.number])
-            self.asked -= 1  # it is the same range, which counts once
+            self.asked -= 1  # the range is asked for again, but counts once
             self.read(self.ask(asked.number, start, stop))
 
     def _open(self, number: int) -> _ObjectParts:
@@ -158,6 +190,7 @@ class PartReplay:
         return file
 
     def _is_worth_the_whole(self, file: _ObjectParts, missing: Sequence[int]) -> bool:
+        """Return whether to fetch an object as a whole; see `is_worth_the_whole`."""
         rules = self._rules
         return is_worth_the_whole(
             len(file.done) + len(missing),
@@ -184,11 +217,11 @@ class PartReplay:
             self._schedule.arrived(file.key_of(part), file.size_of(part))
 
     def _fetch_whole(self, file: _ObjectParts) -> bool:
-        """Fetch the rest of an object; return False if there is no space for it."""
+        """Fetch the rest of an object, which is whole then; return False if there is no space."""
         cached = list(file.done)
         cached_bytes = file.bytes_of(cached)
         kept_bytes = self._rules.file_bytes + cached_bytes
-        self._retain(file, cached)  # so that none of them is evicted for the other parts
+        self._retain(file, cached)  # so that no cached part is evicted for the missing ones
         is_reserved = self._reserve(self._rules.reserved_bytes(file.size_bytes) - kept_bytes)
         self._release(file, cached)
         if not is_reserved:
@@ -213,6 +246,7 @@ class PartReplay:
     # Parts that are kept until they are read
 
     def _retain(self, file: _ObjectParts, parts: Iterable[int]) -> None:
+        """Add a lease to each part, which keeps it from eviction, and count it as used."""
         for part in parts:
             file.leases[part] += 1
             key = file.key_of(part)
@@ -220,6 +254,7 @@ class PartReplay:
             self._schedule.held(key)
 
     def _release(self, file: _ObjectParts, parts: Iterable[int]) -> None:
+        """Remove a lease from each part; parts without any may be evicted."""
         for part in parts:
             file.leases[part] -= 1
             if not file.leases[part]:
@@ -230,7 +265,7 @@ class PartReplay:
     # Space
 
     def _reserve(self, size_bytes: int) -> bool:
-        """Evict until there is space; return False if there cannot be."""
+        """Evict parts and objects until there is space; return False if there cannot be."""
         shortfall_bytes = self.used_bytes + size_bytes - self._rules.capacity_bytes
         victims = self._schedule.victims(shortfall_bytes, _NOW, lead_s=0.0)
         if victims is None:
@@ -241,7 +276,11 @@ class PartReplay:
         return True
 
     def _evict(self, key: str) -> None:
-        """Evict a part, whose key is that of its object, a slash and its number; or an object."""
+        """Evict a whole object or a part.
+
+        The key of an object is its number. The key of a part is that of its object, a slash, and
+        the part's number.
+        """
         self._schedule.gone(key)
         name, slash, part = key.partition("/")
         number = int(name)

@@ -1,14 +1,15 @@
 """One session's plan: its shards in reading order, its position, and its pace. Pure.
 
-Times are seconds of the caller's clock, set by `tick`. They make fast and slow jobs comparable: a
-session's measured pace converts a distance in its plan, in shards, into a time.
+A session is a connected reader. `Timeline` has the plans of all sessions, and reports what they do.
+Times are seconds of the caller's clock, which `tick` sets. They make fast and slow jobs comparable:
+a session's measured pace converts a distance in its plan, in shards, into a time.
 
 The time between taking two shards does not show the pace until a shard has been released. A reader
-that mixes shards takes its first ones in quick succession, since each yields few samples at first;
-one that resumes from a checkpoint takes all of them together; and the data loader fills its own
-queues. So the pace is measured when the first shards are released: those are read completely, and
-those still in use are half read on average. From then on, shards are taken as fast as they are
-read.
+that mixes shards takes its first shards in quick succession, since each yields few samples at
+first. A reader that resumes from a checkpoint takes all its shards together, and a data loader
+fills its own queues. So the pace is first measured when shards are released: the released shards
+have been read completely, and the shards still in use are half read on average. After that, the
+plan is settled: shards are taken as fast as they are read.
 """
 
 import math
@@ -17,36 +18,39 @@ from dataclasses import dataclass, field
 
 NEVER = math.inf
 
-# Weight of a new measurement in the moving average: it follows a change of pace within a few
-# shards.
+# Weight of a new measurement in the moving average, which thus follows a change of pace within a
+# few shards.
 _NEWEST = 0.3
 
-# Less reading time than this does not show the pace: a loader that fills its queues reads as fast
-# as it can.
+# Less reading time than this does not show the pace, as a loader that fills its queues reads as
+# fast as it can.
 _ENOUGH_S = 1.0
-_POSITIONS: list[int] = []  # int objects shared by all plans, to save a million of them per plan
-_MIN_S = 1e-6  # minimum pace, so that the positions of a plan are at distinct times
+# The numbers from 0 on, as int objects that all plans share. Otherwise, a plan of a million
+# positions would have a million objects of its own.
+_POSITIONS: list[int] = []
+_MIN_S = 1e-6  # minimum time per shard, so that the positions of a plan have distinct times
 
 
 @dataclass(slots=True, eq=False)
 class ReaderPlan:
     """One session's plan, its pace, and the predicted time of every further position.
 
-    Position p will be read at `start_s + pace_s * p`, as of the last `tick`: attributes rather than
-    a method, since each decision looks at every plan several times. The cursor is the latest
-    position that the session has taken or waits for. Earlier ones are done as far as the plan is
-    concerned, though their shards may still be in use.
+    As of the last `tick`, position p will be read at `start_s + pace_s * p`. Callers compute this
+    from the attributes, rather than by a method, since each decision looks at every plan several
+    times. The cursor is the latest position that the session has taken or waits for. The plan is
+    done with earlier positions, though their shards may still be in use.
 
     Attributes:
         seconds_per_shard: smoothed time between taking two shards, without waits.
-        job: its sessions are assumed to have the same pace.
-        names: the shards, in reading order.
-        cursor: the latest position taken or awaited.
-        frontier: first position whose shard may be missing; from the cursor to it, all are cached.
+        job: the session's job, whose sessions are assumed to have the same pace.
+        names: names of the shards, in reading order.
+        cursor: the latest position that was taken or is awaited.
+        frontier: the first position whose shard may be missing: all shards from the cursor up to
+            it are cached or being fetched.
         measures: number of measurements of `seconds_per_shard`; 0 while it is a guess.
         start_s: predicted time of position 0; NEVER after `end`.
         pace_s: predicted time per position.
-        steady_until_s: until then, another `tick` changes nothing.
+        steady_until_s: time until which another `tick` would change nothing.
         settled: True once shards are taken as fast as they are read.
     """
 
@@ -61,17 +65,18 @@ class ReaderPlan:
     pace_s: float = field(init=False)
     steady_until_s: float = field(init=False)
     settled: bool = field(default=False, init=False)
-    # For each position, the next one of the same shard, or 0.
+    # For each position, the next position of the same shard; 0 if there is none.
     _next_positions: list[int] = field(default_factory=list, init=False)
-    # The last position of each shard that is read more than once.
+    # For each shard that is read more than once, its last position.
     _last: dict[str, int] = field(default_factory=dict, init=False)
-    # At `_since_s`: the session's total waiting time, and whether it took the shard at the cursor.
+    # The session's total waiting time at `_since_s`, and whether the session took the shard at the
+    # cursor at that time.
     _waited_s: float = field(default=0.0, init=False)
     _reading: bool = field(default=False, init=False)
-    # When the session took its first shard: the time, and its total waiting time by then.
+    # The time at which the session took its first shard, and its total waiting time by then.
     _begun: tuple[float, float] | None = field(default=None, init=False)
-    _taken: int = field(default=0, init=False)  # number of shards taken since then
-    _released: int = field(default=0, init=False)  # and number of shards released
+    _taken: int = field(default=0, init=False)  # number of shards taken from then on
+    _released: int = field(default=0, init=False)  # number of shards released before it is settled
 
     def __post_init__(self) -> None:
         assert self._since_s is not None
@@ -80,12 +85,13 @@ class ReaderPlan:
     def tick(self, now_s: float) -> None:
         """Update the prediction to the time `now_s`.
 
-        A reader that exceeds its usual time per shard is taken to be that slow, so the plan of a
-        hanging job recedes into the future, and returns when the job continues.
+        If a reader exceeds its usual time per shard, the time that it has taken so far is assumed
+        for each further shard. So the plan of a job that hangs recedes into the future, and returns
+        when the job continues.
         """
         pace_s = self.seconds_per_shard
         if self._since_s is None:
-            # The session waits: the shard at the cursor is needed now, at any time.
+            # The session waits: at any time, the shard at the cursor is needed now.
             since_s = now_s
             self.steady_until_s = now_s
         else:
@@ -96,7 +102,7 @@ class ReaderPlan:
         self.start_s = since_s - self.cursor * pace_s
 
     def end(self) -> None:
-        """End the plan: nothing more of it will be read."""
+        """End the plan, of which no further shard will be read."""
         self.start_s = NEVER
 
     @property
@@ -108,34 +114,45 @@ class ReaderPlan:
         """Append a shard and return its position.
 
         Args:
-            first: the next position of the same shard, if the plan has one already.
+            name: the shard's name.
+            first: the next position at which the plan has the same shard already; None if it has
+                none.
         """
         position = len(self.names)
         if position == len(_POSITIONS):
             _POSITIONS.append(position)
-        position = _POSITIONS[position]  # the shared object of that value
+        position = _POSITIONS[position]  # the shared int object of the same value
         self.names.append(name)
         self._next_positions.append(0)
         if first is None:
             self._last.pop(name, None)
         else:
-            # The shard's last position so far gets this one as its next.
+            # This is the next position after the shard's last position so far.
             self._next_positions[self._last.get(name, first)] = position
             self._last[name] = position
         return position
 
     def next_position(self, position: int) -> int:
-        """Return the next position of the shard at `position`, 0 if there is none."""
+        """Return the next position of the shard at `position`; 0 if there is none."""
         return self._next_positions[position]
 
     def waits(self, position: int, now_s: float, waited_s: float) -> None:
-        """Record that the session reads nothing until the shard at `position` arrives."""
+        """Record that the session reads nothing until the shard at `position` arrives.
+
+        Args:
+            position: the position.
+            now_s: the present time.
+            waited_s: the session's total waiting time so far.
+        """
         self._measure(position, now_s, waited_s)
         self._since_s = None
         self._reading = False
 
     def reads(self, position: int, now_s: float, waited_s: float) -> None:
-        """Record that the session has taken the shard at `position` and reads it from now on."""
+        """Record that the session has taken the shard at `position` and reads it from now on.
+
+        For the arguments, see `waits`.
+        """
         self._measure(position, now_s, waited_s)
         self._taken += 1
         if self._begun is None:
@@ -146,13 +163,16 @@ class ReaderPlan:
         if not is_older or self._since_s is None:
             self._since_s = now_s
             self._waited_s = waited_s
-            self._reading = not is_older  # an older shard, taken again, does not show the pace
+            self._reading = not is_older  # a shard that is taken again does not show the pace
 
     def done(self, position: int, now_s: float, waited_s: float) -> None:
-        """Record that the session has released the shard at `position`."""
+        """Record that the session has released the shard at `position`.
+
+        For the arguments, see `waits`. A negative position is one in a previous plan.
+        """
         if position == self.cursor:
             self._measure(position + 1, now_s, waited_s)
-        is_of_this_plan = position >= 0  # else it does not show the pace of this one
+        is_of_this_plan = position >= 0  # a shard of a previous plan does not show this one's pace
         if is_of_this_plan and not self.settled:
             self._settle(now_s, waited_s)
         if position == self.cursor:
@@ -160,25 +180,32 @@ class ReaderPlan:
             self._reading = False
 
     def believe(self, seconds_per_shard: float) -> None:
-        """Adopt the pace of another session of the job, instead of a guess."""
+        """Adopt the pace of another session of the job, in place of a guess."""
         self.seconds_per_shard = seconds_per_shard
         self.measures = 1
 
     def _settle(self, now_s: float, waited_s: float) -> None:
-        """Estimate the pace from all shards so far, once the reading time suffices."""
+        """Estimate the pace from all shards read so far, if they took long enough to read."""
         self._released += 1
         if self._begun is None:
             return
         begun_s, waited_before_s = self._begun
         read_s = now_s - begun_s - (waited_s - waited_before_s)
         if read_s >= _ENOUGH_S:
+            # Shards that are still in use count as half read.
             in_use = max(0, self._taken - self._released)
             shards_read = self._released + in_use / 2
             self._learn(read_s / shards_read)
             self.settled = True
 
     def _measure(self, position: int, now_s: float, waited_s: float) -> None:
-        """Measure the shard at the cursor, if it was read until now and `position` is beyond it."""
+        """Measure the time that the shard at the cursor took, if it was read until now.
+
+        Args:
+            position: the session's new position; the shard is done if this is beyond the cursor.
+            now_s: the present time.
+            waited_s: the session's total waiting time so far.
+        """
         if not self.settled or not self._reading or self._since_s is None:
             return
         if position > self.cursor:
@@ -186,13 +213,20 @@ class ReaderPlan:
             self._learn(max(took_s, _MIN_S))
 
     def _learn(self, took_s: float) -> None:
-        """Add a measurement to the moving average, in which the first few weigh the same."""
+        """Add a measurement to the moving average, in which the first few weigh the same.
+
+        Args:
+            took_s: the time that a shard took to read.
+        """
         self.measures += 1
         weight = max(_NEWEST, 1 / self.measures)
         self.seconds_per_shard += weight * (took_s - self.seconds_per_shard)
 
     def move(self, position: int) -> Iterator[tuple[str, int]]:
-        """Advance the cursor, never back; yield name and position of each shard passed."""
+        """Advance the cursor to `position`; yield name and position of each shard passed.
+
+        The cursor never moves back.
+        """
         while self.cursor < min(position, len(self.names)):
             yield self.names[self.cursor], self.cursor
             self.cursor += 1

@@ -1,6 +1,8 @@
-"""Reads of shards at known times, replayed without bytes, under the schedule and others. Pure.
+"""Reads of shards at known times, replayed without bytes, by several eviction rules. Pure.
 
-A shard that a reader has leased is not evicted, whatever decides.
+`shardcache simulate` computes from this how many shards a training would fetch. `Replay` decides as
+the daemon does, by `Schedule`; `misses` evicts by ranks, for comparison with other rules. A leased
+shard is one that a reader is reading. By either rule, it is not evicted.
 """
 
 import heapq
@@ -14,19 +16,24 @@ from shardcache.errors import CapacityError
 from shardcache.plan.schedule import SameName, Schedule
 
 Size: TypeAlias = Callable[[str], int]
-_NOW = float("-inf")  # time of need of a shard that a reader waits for: before anything planned
+_NOW = float("-inf")  # time of need of a shard that a reader waits for: before all planned shards
 
 
 def _one_unit(shard: str) -> int:
-    """Return the size of any shard in a cache whose capacity is a number of shards."""
+    """Return the size of a shard for a cache whose capacity is given as a number of shards."""
     return 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes that a shard takes, by its name."""
+    """Functions that return how many bytes a shard takes, by its name.
 
-    reserved: Size = _one_unit  # while the shard is fetched; at least `cached`
+    Attributes:
+        reserved: bytes reserved while the shard is fetched, which are at least those of `cached`.
+        cached: bytes that the shard takes once it is cached.
+    """
+
+    reserved: Size = _one_unit
     cached: Size = _one_unit
 
 
@@ -34,7 +41,16 @@ _UNITS = Sizes()
 
 
 class Read(NamedTuple):
-    """A session's lease on a shard for a time, at a position of its plan of an epoch."""
+    """A session's lease on a shard, from its start to its end.
+
+    Attributes:
+        start_s: time at which the lease begins.
+        session: number of the session.
+        epoch: number of the epoch.
+        position: position of the shard in the session's plan of this epoch.
+        shard: name of the shard.
+        end_s: time at which the lease ends.
+    """
 
     start_s: float
     session: int
@@ -45,22 +61,22 @@ class Read(NamedTuple):
 
 
 class Replay:
-    """A cache that decides as the daemon does; transfers are instant, paces known.
+    """A cache that decides as the daemon does, while transfers take no time and paces are known.
 
-    All reads are played when it is made.
+    The constructor plays all reads.
 
     Args:
-        reads: in the order in which they begin.
+        reads: the reads, in the order in which they begin.
         capacity_bytes: capacity of the cache.
         sizes: sizes of the shards.
-        known_epochs: number of epochs that a plan has: the present one, and those after it.
+        known_epochs: number of epochs that a plan has, the present one included.
         declare_first_epochs: True to declare the first epochs of all sessions before the first
             read.
 
     Raises CapacityError if the shards that are read at the same time do not fit.
 
     Attributes:
-        fetched: the shards in the order in which they were fetched.
+        fetched: names of the shards in the order in which they were fetched.
         used_bytes: size of the cached shards.
         peak_bytes: maximum size of the cached shards and a reservation together.
     """
@@ -82,20 +98,25 @@ class Replay:
         self._known_epochs = known_epochs
         self._declares_first_epochs = declare_first_epochs
         self._cached: set[str] = set()
-        self._leases: Counter[str] = Counter()  # by shard
+        self._leases: Counter[str] = Counter()  # number of leases, by shard
         self._schedule: Schedule[int] = Schedule(SameName())
+        # The reads of each plan, by session and epoch.
         self._plans: defaultdict[tuple[int, int], list[Read]] = defaultdict(list)
         for read in reads:
             self._plans[read.session, read.epoch].append(read)
         self._run(reads)
 
     def _run(self, reads: Sequence[Read]) -> None:
-        """Play all reads; those that begin together are declared before any of them fetches."""
+        """Play all reads.
+
+        If several reads begin at the same time, the plans of all are declared before the first of
+        them fetches.
+        """
         self._schedule.tick(reads[0].start_s)
         if self._declares_first_epochs:
             for session in {read.session for read in reads}:
                 self._declare(session, [self._plans[session, 0]])
-        ends: list[tuple[float, Read]] = []
+        ends: list[tuple[float, Read]] = []  # heap of the reads that have begun, by their ends
         for now_s, group in groupby(reads, key=lambda read: read.start_s):
             while ends:
                 end_s, read = ends[0]
@@ -113,7 +134,10 @@ class Replay:
             self._fetch_ahead()
 
     def _declare_epochs(self, read: Read) -> None:
-        """Declare the known epochs at the first read of an epoch, unless that is done already."""
+        """Declare the known epochs at a session's first read of an epoch.
+
+        No-op for any other read, and for a first epoch that was declared before all reads.
+        """
         is_declared = self._declares_first_epochs and read.epoch == 0
         if read.position == 0 and not is_declared:
             epochs = range(read.epoch, read.epoch + self._known_epochs)
@@ -121,14 +145,15 @@ class Replay:
             self._declare(read.session, plans)
 
     def _declare(self, session: int, epochs: Sequence[Sequence[Read]]) -> None:
-        """Declare a session's plan of some epochs, at the pace of the first."""
+        """Declare a session's plan of some epochs, with the pace of the first of them."""
         present = epochs[0]
         took_s = present[-1].end_s - present[0].start_s
         plan = self._schedule.declare(session, took_s / len(present))
-        plan.settled = True  # the pace that was declared is that of all its reads
+        plan.settled = True  # the declared pace is the true one, so it need not be estimated
         self._schedule.extend(session, [read.shard for reads in epochs for read in reads])
 
     def _begin(self, read: Read) -> None:
+        """Begin a read: fetch its shard if it is missing, and lease the shard."""
         self._schedule.waits(read.session, read.position)
         if read.shard not in self._cached and not self._fetch(read.shard, needed_at_s=_NOW):
             leased = sum(1 for leases in self._leases.values() if leases)
@@ -142,6 +167,7 @@ class Replay:
         self._schedule.held(read.shard)
 
     def _end(self, read: Read) -> None:
+        """End a read: its shard may be evicted if no other session reads it."""
         self._schedule.tick(read.end_s)
         self._schedule.done(read.session, read.position)
         self._leases[read.shard] -= 1
@@ -150,17 +176,20 @@ class Replay:
             self._fetch_ahead()
 
     def _fetch_ahead(self) -> None:
-        """Fetch the shards needed soonest, while there is space that no plan needs sooner."""
+        """Fetch missing shards, the soonest need first, until the next one finds no space.
+
+        There is space where nothing is cached, or a shard that is needed later.
+        """
         while True:
             missing = self._schedule.next_missing(self._cached.__contains__)
             if missing is None or not self._fetch(missing.name, missing.needed_at_s):
                 return
 
     def _fetch(self, shard: str, needed_at_s: float) -> bool:
-        """Fetch a shard; return False if that takes the space of shards that are to stay.
+        """Fetch a shard; return False if that would take the space of shards that have to stay.
 
-        As in the daemon, space is reserved before the first byte arrives, and unused space of the
-        reservation is free once the shard is cached.
+        As in the daemon, space is reserved before the first byte arrives. Space that the
+        reservation has beyond the cached shard is free once the shard is cached.
         """
         reserved_bytes = self._sizes.reserved(shard)
         shortfall_bytes = self.used_bytes + reserved_bytes - self._capacity_bytes
@@ -185,10 +214,11 @@ class Replay:
 def furthest_next(reads: Sequence[Read]) -> Sequence[int]:
     """Return, for each read, the number of the next read of the same shard.
 
-    These are the ranks of MIN (Belady 1966), for `misses`.
+    If there is none, it is the number of all reads. These numbers are ranks for `misses`, by which
+    it decides as MIN does (Belady 1966): it evicts the shard that is read next the latest.
     """
     following: dict[str, int] = {}  # by shard, the number of its next read
-    ranks: list[int] = []  # last read first
+    ranks: list[int] = []  # the rank of the last read comes first
     for number in reversed(range(len(reads))):
         shard = reads[number].shard
         ranks.append(following.get(shard, len(reads)))
@@ -203,19 +233,21 @@ def misses(
     capacity_bytes: int,
     sizes: Sizes = _UNITS,
 ) -> Iterator[str]:
-    """Yield the shard of each read that finds it missing, if highest ranks are evicted first.
+    """Yield the shard of each read that finds it missing, if the highest rank is evicted first.
 
     Args:
-        reads: in the order in which they begin.
-        ranks: a rank for each read; a shard has that of its last read.
+        reads: the reads, in the order in which they begin.
+        ranks: a rank for each read; a shard has the rank of its last read.
         capacity_bytes: capacity of the cache.
         sizes: sizes of the shards.
     """
-    cached: dict[str, int] = {}  # the rank of each shard's last read
-    leases: Counter[str] = Counter()
+    cached: dict[str, int] = {}  # by cached shard, the rank of its last read
+    leases: Counter[str] = Counter()  # number of leases, by shard
     used_bytes = 0
-    heap: list[tuple[int, str]] = []  # negative ranks; an entry of a leased shard is stale
-    ends: list[tuple[float, str]] = []
+    # Heap of the negative ranks of shards, each added when a lease ended. An entry is stale if its
+    # shard is leased, or has been read again.
+    heap: list[tuple[int, str]] = []
+    ends: list[tuple[float, str]] = []  # heap of the reads that have begun, by their ends
     for read, rank in zip(reads, ranks, strict=True):
         while ends:
             end_s, shard = ends[0]

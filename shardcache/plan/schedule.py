@@ -1,27 +1,31 @@
-"""The core of the daemon: what to fetch next and what to evict, by all plans. Pure.
+"""The core of the daemon: what to fetch next and what to evict, decided from all plans. Pure.
+
+Pure means without I/O, a clock or an event loop: `Planner` sets the time, the cache reports what
+happens to shards, and simulations use the same code.
 
 The rules are those of P. Cao, E. Felten, A. Karlin and K. Li, "A Study of Integrated Prefetching
 and Caching Strategies", SIGMETRICS 1995: fetch the missing shard that is needed soonest; evict the
-one needed furthest ahead; never evict a shard that is needed before the one fetched; and do it at
-the first opportunity.
+shard that is needed furthest ahead; never evict a shard that is needed before the fetched one; and
+do all this at the first opportunity.
 
 The last rule needs care. A fetch into free space, or into the space of unplanned shards, costs
 nothing, so it starts as soon as there is space, however far ahead. A fetch that evicts a planned
-shard too early evicts the wrong one: the shards read in between, and then not needed for an epoch,
-would have been better victims. A job that loops over a dataset twice the size of the cache would
-get no hits at all. Such a fetch therefore waits for a better victim until it must start to be in
-time: a lead time before its shard is needed (the fixed horizon of R. Patterson et al., "Informed
-Prefetching and Caching", SOSP 1995). With a lead time of 0 this is L. Belady's MIN ("A study of
-replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
+shard too early evicts the wrong one: the shards that are read in between, and then not needed for
+an epoch, would have been better victims. A job that loops over a dataset twice the size of the
+cache would get no hits at all. Such a fetch therefore waits for a better victim until it must start
+to be in time: a lead time before its shard is needed (the fixed horizon of R. Patterson et al.,
+"Informed Prefetching and Caching", SOSP 1995). With a lead time of 0, this is L. Belady's MIN ("A
+study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
 
-Next uses shift all the time, with each session's pace and progress, yet no queue is ever re-sorted.
-Each plan has a queue of residents, ordered by their positions in the plan, which never change. A
-resident is in one queue, of a plan that names it, but not always of the one that needs it soonest:
-its use by the queue's plan may be later than its soonest use, never sooner.
+A resident is a cached shard. The time of its next use shifts constantly, with each session's pace
+and progress, but no queue is ever sorted again. Each plan has a queue of residents, ordered by
+their positions in the plan, which never change. A resident is in one queue at most. That is the
+queue of a plan which names it, but not always of the plan that needs it soonest: the queue's plan
+may use the resident later than another plan does, but never sooner.
 
-To find the furthest resident, take the one whose queue needs it furthest ahead. If no other plan
-needs it sooner, no resident is needed later. Otherwise it moves to the queue of its soonest use,
-and the search goes on.
+To find the resident that is needed furthest ahead, take the one whose queue needs it furthest
+ahead. If no other plan needs it sooner, no resident is needed later. Otherwise it moves to the
+queue of its soonest use, and the search goes on.
 """
 
 import heapq
@@ -33,10 +37,10 @@ from shardcache.plan.reader_plan import NEVER, ReaderPlan
 from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import Session, Timeline
 
-# Stale entries are dropped from a queue that has more than twice as many entries as there are
-# residents, and this number in addition.
+# Stale entries are dropped from a queue once it has this many entries more than twice the number of
+# residents.
 _SLACK = 64
-_BATCH = 32  # shards of ended plans that are queued again at a time
+_BATCH = 32  # number of residents of ended plans that are queued again at a time
 
 _Entry = tuple[int, str]
 """Entry of a queue: the negative position of a shard in the plan, and its key."""
@@ -66,22 +70,33 @@ class SameName:
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A cached shard."""
+    """A cached shard.
+
+    Attributes:
+        key: key of the shard in the cache.
+        size_bytes: number of bytes that its eviction frees.
+        held: True while the shard is in use and cannot be evicted; it is in no queue then.
+        used_again: True if the shard was requested while it was cached. It is False again once the
+            shard is unplanned: `Sieve` then remembers the use.
+        plan: the plan whose queue the shard is in; None while it is held or unplanned.
+        position: position in that plan.
+    """
 
     key: str
-    size_bytes: int  # bytes freed by its eviction
-    held: bool = False  # True while it is in use; it is in no queue then
-    # True if it was requested while cached. When it becomes unplanned, SIEVE takes that over, and
-    # this is False again.
+    size_bytes: int
+    held: bool = False
     used_again: bool = False
-    plan: ReaderPlan | None = None  # the queue that it is in; none while it is held or unplanned
-    position: int = 0  # in that plan
+    plan: ReaderPlan | None = None
+    position: int = 0
 
 
 class Schedule(Timeline[Session]):
     """The plans of all sessions, and the cached shards in eviction order.
 
-    First come those in no plan, then those with the furthest next use.
+    Shards in no plan are evicted first, then planned shards, the furthest next use first.
+
+    Args:
+        aliases: the keys of the names in plans.
     """
 
     def __init__(self, aliases: Aliases) -> None:
@@ -89,10 +104,10 @@ class Schedule(Timeline[Session]):
         self._aliases = aliases
         self._unplanned = Sieve()
         self._residents: dict[str, Resident] = {}
-        # Heaps, the furthest position first. An entry is stale if its resident is gone, or queued
-        # elsewhere since.
+        # The queues are heaps, with the furthest position first. An entry is stale if its resident
+        # is no longer cached, or was queued elsewhere later.
         self._queues: dict[ReaderPlan, list[_Entry]] = {}
-        self._orphans: list[_Entry] = []  # queue entries of plans that have ended
+        self._orphans: list[_Entry] = []  # entries of the queues of ended plans
 
     def __repr__(self) -> str:
         residents = len(self._residents)
@@ -112,8 +127,8 @@ class Schedule(Timeline[Session]):
             resident = self._residents.get(self._aliases.key(name))
             if resident is None or resident.held:
                 continue
-            # In another plan's queue it stays, even if this plan needs it sooner:
-            # `_furthest_planned` moves it when it matters.
+            # A resident in another plan's queue stays there, even if this plan needs it sooner:
+            # `_furthest_planned` moves it once the difference matters.
             if resident.plan is None or resident.plan.ended:
                 self._queue(resident)
 
@@ -123,7 +138,7 @@ class Schedule(Timeline[Session]):
         if plan is not None:
             self._orphans += self._queues.pop(plan, ())
             if len(self._orphans) > 2 * len(self._residents) + _SLACK:
-                # Ticks and searches for victims drop entries, but there were too few lately.
+                # Ticks and searches for victims drop entries, but there were too few of them.
                 distinct = set(self._orphans)
                 self._orphans = [
                     (position, key) for position, key in distinct if self._is_orphan(key)
@@ -131,6 +146,7 @@ class Schedule(Timeline[Session]):
         return plan
 
     def _move(self, plan: ReaderPlan, position: int) -> list[str]:
+        """Advance a plan's cursor, and queue the passed shards by their next uses; return them."""
         passed = super()._move(plan, position)
         for name in passed:
             self._requeue(self._aliases.key(name))
@@ -155,9 +171,9 @@ class Schedule(Timeline[Session]):
             self.missed(name)
 
     def _drop_if_furthest(self, plan: ReaderPlan, entry: _Entry) -> None:
-        """Drop an entry if it is the furthest of its queue, as a victim's always is.
+        """Drop an entry if it is the furthest of its queue, as an evicted shard's always is.
 
-        Other entries are dropped when they are reached.
+        Any other entry is stale now, and is dropped once it is the furthest.
         """
         queue = self._queues.get(plan)
         if queue and queue[0] == entry:
@@ -188,7 +204,7 @@ class Schedule(Timeline[Session]):
 
         Args:
             name: the shard's name in plans.
-            keys: the previous key and the present one: the next uses of both have changed.
+            keys: the previous key and the present one, as the next uses of both have changed.
         """
         for key in keys:
             self._requeue(key)
@@ -197,13 +213,16 @@ class Schedule(Timeline[Session]):
     # Queues
 
     def _requeue(self, key: str) -> None:
-        """Queue a shard again that a plan has passed or no longer contains; no-op if not cached."""
+        """Queue a shard again after its next use has changed.
+
+        No-op if it is not cached, or is in use.
+        """
         resident = self._residents.get(key)
         if resident is not None and not resident.held:
             self._queue(resident)
 
     def _queue(self, resident: Resident) -> None:
-        """Put a shard into the queue of its soonest use, or among the unplanned ones."""
+        """Put a shard into the queue of its soonest use, or among the unplanned shards."""
         use = self.next_use(self._aliases.names(resident.key))
         if use is None:
             resident.plan = None
@@ -219,14 +238,16 @@ class Schedule(Timeline[Session]):
             self._push(plan, position, resident.key)
 
     def _push(self, plan: ReaderPlan, position: int, key: str) -> None:
+        """Add an entry to a plan's queue, and drop stale entries if there are many."""
         queue = self._queues.setdefault(plan, [])
         heapq.heappush(queue, (-position, key))
-        if len(queue) > 2 * len(self._residents) + _SLACK:  # mostly stale entries
+        if len(queue) > 2 * len(self._residents) + _SLACK:  # most entries are stale
             current = [entry for entry in set(queue) if self._is_current(plan, entry)]
             heapq.heapify(current)
             self._queues[plan] = current
 
     def _pop(self, plan: ReaderPlan) -> _Entry:
+        """Remove the furthest entry of a plan's queue, and return it."""
         queue = self._queues[plan]
         entry = heapq.heappop(queue)
         if not queue:
@@ -242,7 +263,7 @@ class Schedule(Timeline[Session]):
         return resident.position == -negative_position
 
     def _is_orphan(self, key: str) -> bool:
-        """Return whether a shard is cached, and queued in a plan that has ended."""
+        """Return whether a shard is cached, and in the queue of a plan that has ended."""
         resident = self._residents.get(key)
         return resident is not None and resident.plan is not None and resident.plan.ended
 
@@ -259,7 +280,7 @@ class Schedule(Timeline[Session]):
     # Decisions
 
     def next_use_s(self, key: str) -> float:
-        """Return when a shard is needed next, NEVER if no plan contains it."""
+        """Return when a shard is needed next; NEVER if no plan contains it."""
         use = self.next_use(self._aliases.names(key))
         if use is None:
             return NEVER
@@ -269,13 +290,13 @@ class Schedule(Timeline[Session]):
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
         """Return keys to evict for an incoming shard; None if they cannot free enough yet.
 
-        Unplanned shards come first, in SIEVE's order, then those with the furthest next use; chosen
-        shards whose bytes turn out not to be needed are spared.
+        Unplanned shards are chosen first, in SIEVE's order, then planned shards, the furthest next
+        use first. Chosen shards whose bytes turn out not to be needed are spared.
 
         Args:
-            wanted_bytes: bytes to free; there are no victims if it is not positive.
-            needed_at_s: when the incoming shard is needed.
-            lead_s: time before the need from which planned shards may be evicted.
+            wanted_bytes: number of bytes to free; 0 or less needs no victims.
+            needed_at_s: time at which the incoming shard is needed.
+            lead_s: time before the need from which on planned shards may be evicted.
         """
         if wanted_bytes <= 0:
             return []
@@ -283,14 +304,15 @@ class Schedule(Timeline[Session]):
         missing_bytes = wanted_bytes
         chosen: list[Resident] = []
         for resident, use_s in self._furthest():
-            # 1. No shard that is needed before the incoming one, or at the same time: that would
-            #    only move the miss.
+            # 1. A shard that is needed before the incoming one, or at the same time, is not
+            #    evicted: that would only move the miss to that shard.
             if use_s <= needed_at_s:
                 return None
-            # 2. No planned shard too early: one read in between may be a better victim.
+            # 2. A planned shard is not evicted before the lead time: a shard that is read until
+            #    then may be a better victim.
             if is_early and use_s < NEVER:
                 return None
-            # 3. Any other, the one needed furthest in the future first.
+            # 3. Any other shard may be evicted. They come with the furthest next use first.
             chosen.append(resident)
             missing_bytes -= resident.size_bytes
             if missing_bytes <= 0:
@@ -298,7 +320,10 @@ class Schedule(Timeline[Session]):
         return None
 
     def _furthest(self) -> Iterator[tuple[Resident, float]]:
-        """Yield the shards that may be evicted and the times of their next use, furthest first."""
+        """Yield the shards that may be evicted and the times of their next use, furthest first.
+
+        The time of an unplanned shard is NEVER.
+        """
         yielded: set[str] = set()
         while True:
             for key in self._unplanned.victims():
@@ -307,16 +332,17 @@ class Schedule(Timeline[Session]):
                     yield self._residents[key], NEVER
             if not self._orphans:
                 break
-            # Those that no other plan needs become unplanned: look again.
+            # Residents of ended plans become unplanned if no other plan needs them. So queue a
+            # batch of them again, and look for further unplanned shards.
             self._requeue_orphans()
         yield from self._furthest_planned()
 
     def _furthest_planned(self) -> Iterator[tuple[Resident, float]]:
         """Yield the shards of all queues and the times of their next use, furthest first.
 
-        In the end, the shards that were yielded are back in their queues.
+        When the iteration ends, the yielded shards are back in their queues.
         """
-        yielded: dict[str, tuple[ReaderPlan, _Entry]] = {}  # the queue and entry, by key
+        yielded: dict[str, tuple[ReaderPlan, _Entry]] = {}  # by key, the queue's plan and the entry
         try:
             while True:
                 furthest = self._furthest_queue()
@@ -325,10 +351,10 @@ class Schedule(Timeline[Session]):
                 use_s, plan = furthest
                 entry = self._pop(plan)
                 _, key = entry
-                # Stale and duplicate entries are dropped when they reach the end of their queue.
+                # Stale and duplicate entries are dropped once they are the furthest.
                 if key in yielded or not self._is_current(plan, entry):
                     continue
-                # It is needed sooner by another plan: it moves to that one's queue.
+                # If another plan needs the resident sooner, it moves to that plan's queue.
                 if self.next_use_s(key) < use_s:
                     self._queue(self._residents[key])
                     continue
@@ -351,9 +377,13 @@ class Schedule(Timeline[Session]):
 
 
 def _without_spare(chosen: list[Resident], spare_bytes: int) -> list[str]:
-    """Return the keys of the chosen shards, without those whose bytes are not needed.
+    """Return the keys of the chosen shards, without shards whose bytes are not needed.
 
-    Those with the soonest next use are spared first.
+    Shards with the soonest next use are spared first.
+
+    Args:
+        chosen: the shards, the furthest next use first.
+        spare_bytes: number of bytes that the chosen shards have beyond those to be freed.
     """
     kept: list[str] = []
     for resident in reversed(chosen):

@@ -1,9 +1,11 @@
 """Eviction order of the shards that are in no plan: SIEVE. Pure.
 
-SIEVE is after Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU: an Efficient
-Turn-Key Eviction Algorithm for Web Caches", NSDI 2024: a queue in order of arrival and a hand that
-moves from the oldest to the newest. A key used since the hand last passed it is spared once and
-stays in place; any other is evicted.
+SIEVE is by Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU: an Efficient
+Turn-Key Eviction Algorithm for Web Caches", NSDI 2024. It has a queue in order of arrival, and a
+hand that moves from the oldest key to the newest. A key that was used after the hand last passed it
+is spared once, and stays in its place. Any other key is evicted when the hand reaches it.
+
+`Schedule` asks for victims here before it evicts planned shards.
 """
 
 from collections import OrderedDict
@@ -12,16 +14,16 @@ from itertools import chain
 
 
 class Sieve:
-    """A queue of keys, divided by the hand.
+    """A queue of keys, divided in two by the hand.
 
-    It holds only what may be evicted: a shard that is in use or planned is gone, and arrives again
-    afterwards.
+    The queue holds only the keys of shards that may be evicted. A shard that is in use or planned
+    counts as gone, and arrives again afterwards.
     """
 
     def __init__(self) -> None:
-        # By key, whether it was used since the hand last passed it.
-        self._ahead: OrderedDict[str, bool] = OrderedDict()  # from the hand to the newest
-        self._passed: OrderedDict[str, bool] = OrderedDict()  # from the oldest to the hand
+        # By key, True if the key was used after the hand last passed it.
+        self._ahead: OrderedDict[str, bool] = OrderedDict()  # keys from the hand to the newest
+        self._passed: OrderedDict[str, bool] = OrderedDict()  # keys from the oldest to the hand
 
     def __repr__(self) -> str:
         return f"Sieve(keys={len(self._ahead) + len(self._passed)})"
@@ -30,7 +32,12 @@ class Sieve:
         return key in self._ahead or key in self._passed
 
     def arrived(self, key: str, *, used: bool = False) -> None:
-        """Add a new key as the newest; one that was used already is spared once."""
+        """Add a new key as the newest.
+
+        Args:
+            key: the key.
+            used: True if it was used already, so that it is spared once.
+        """
         self._ahead[key] = used
 
     def used(self, key: str) -> None:
@@ -47,7 +54,7 @@ class Sieve:
     def victims(self) -> Iterator[str]:
         """Yield the keys in eviction order; the queue must not change during the iteration.
 
-        The hand moves to the first of them and stays there, so a second call yields the same order.
+        The hand moves to the first key and stays there, so a second call yields the same order.
         """
         self._sweep()
         spared: list[str] = []
@@ -59,16 +66,16 @@ class Sieve:
         yield from spared
 
     def _sweep(self) -> None:
-        """Move the hand to the first key that was not used since the hand last passed it."""
+        """Move the hand to the next key that was not used after the hand last passed it."""
         while next(iter(self._ahead.values()), False):
             key, _ = self._ahead.popitem(last=False)
             self._passed[key] = False
             self._go_round()
 
     def _go_round(self) -> None:
-        """Continue with the oldest key once the hand has passed the newest.
+        """Put the hand before the oldest key once it has passed the newest.
 
-        So only an empty queue has no key ahead of the hand.
+        So there is always a key ahead of the hand, unless the queue is empty.
         """
         if not self._ahead:
             self._ahead, self._passed = self._passed, self._ahead

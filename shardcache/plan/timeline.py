@@ -1,4 +1,9 @@
-"""All sessions' plans merged: when each shard is needed next, and which is missing first. Pure."""
+"""All sessions' plans merged: when each shard is needed next, and which is missing first. Pure.
+
+A session is a connected reader; its plan lists the shards that it will read, position by position.
+A plan's cursor is the position that the session has reached. Its frontier is the first position
+whose shard may be missing from the cache. `Schedule` adds the cached shards to this.
+"""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
@@ -8,14 +13,21 @@ from shardcache.plan.reader_plan import NEVER, ReaderPlan
 
 # Pace of a session until it is measured, if neither its job nor other sessions have one.
 _GUESS_S = 1.0
-_JOBS = 1_000  # number of jobs whose pace is remembered, including those whose sessions have ended
-_BATCH = 64  # uses of ended plans that are dropped at a time
-_NO_USES: dict[ReaderPlan, int] = {}
+_JOBS = 1_000  # number of jobs whose pace is remembered, even if their sessions have ended
+_BATCH = 64  # number of an ended plan's uses that are dropped at a time
+_NO_USES: dict[ReaderPlan, int] = {}  # default for a lookup, which saves making one each time
 Session = TypeVar("Session", bound=Hashable)
 
 
 class Missing(NamedTuple, Generic[Session]):
-    """A shard that a session needs, at a position in its plan, and that is not cached."""
+    """A shard that a session needs, and that is not cached.
+
+    Attributes:
+        name: the shard's name in plans.
+        needed_at_s: predicted time of the need.
+        session: the session.
+        position: the shard's position in the session's plan.
+    """
 
     name: str
     needed_at_s: float
@@ -33,9 +45,11 @@ class Timeline(Generic[Session]):
     def __init__(self) -> None:
         self.now_s = -math.inf
         self._plans: dict[Session, ReaderPlan] = {}
-        self._uses: dict[str, dict[ReaderPlan, int]] = {}  # each shard's next position on each plan
+        # For each shard, by its name, the next position in each plan that has it.
+        self._uses: dict[str, dict[ReaderPlan, int]] = {}
         self._paces_s: dict[Hashable, float] = {}  # last measured pace of each job
-        self._ended: list[ReaderPlan] = []  # those that still have entries in `_uses`, all at NEVER
+        # Ended plans that still have entries in `_uses`. The time of all their uses is NEVER.
+        self._ended: list[ReaderPlan] = []
 
     def __repr__(self) -> str:
         return f"Timeline(sessions={len(self._plans)}, shards={len(self._uses)})"
@@ -58,10 +72,14 @@ class Timeline(Generic[Session]):
         seconds_per_shard: float | None = None,
         job: Hashable | None = None,
     ) -> ReaderPlan:
-        """Begin a session's plan, replacing any previous one; `extend` adds its shards.
+        """Begin a session's plan, in place of the previous one; `extend` adds its shards.
 
-        Unless its pace is given, the session keeps that of its previous plan. Without one, it has
-        the pace that other sessions of its job have, or had before they ended.
+        Args:
+            session: the session.
+            seconds_per_shard: the session's pace. None for that of its previous plan; without a
+                previous plan, it is the mean pace of all sessions.
+            job: the session's job. A session without a measured pace takes the one that other
+                sessions of its job have, or had before they ended.
         """
         previous = self.forget(session)
         if seconds_per_shard is None:
@@ -76,7 +94,7 @@ class Timeline(Generic[Session]):
         return plan
 
     def _usual_pace_s(self) -> float:
-        """Return the mean pace of all sessions: of those with a measured one, if there are any."""
+        """Return the mean pace of all sessions; if paces have been measured, only of those."""
         plans = self._plans.values()
         paces_s = [plan.seconds_per_shard for plan in plans if plan.measures]
         if not paces_s:
@@ -86,7 +104,7 @@ class Timeline(Generic[Session]):
         return sum(paces_s) / len(paces_s)
 
     def _remember_pace(self, plan: ReaderPlan) -> None:
-        """Remember a measured pace for the job's sessions that have not read anything yet."""
+        """Remember a plan's measured pace, for sessions of the same job that have none yet."""
         if plan.job is None or not plan.measures:
             return
         is_first = plan.job not in self._paces_s
@@ -121,15 +139,16 @@ class Timeline(Generic[Session]):
         return plan
 
     def _sweep(self) -> None:
-        """Drop a batch of an ended plan's uses: all at once would block the event loop."""
+        """Drop a batch of an ended plan's uses. Dropping all at once would block the event loop."""
         plan = self._ended[-1]
         for name, _ in plan.move(plan.cursor + _BATCH):
             self._drop(name, plan)
         if plan.cursor == len(plan.names):
             self._ended.pop()
 
-    # In these methods, `waited_s` is the session's total waiting time so far, which does not count
-    # as reading. A session without a plan reads in no order that could be planned for.
+    # In the following methods, `waited_s` is the session's total waiting time so far, which does
+    # not count as reading. They do nothing for a session without a plan, such as one that reads
+    # ranges: its order of reading is not known.
 
     def waits(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session has nothing to read until it gets the shard at `position`."""
@@ -142,7 +161,7 @@ class Timeline(Generic[Session]):
     def reads(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session takes the shard at `position`.
 
-        It may keep others that it took before.
+        The session may keep shards that it took before.
         """
         plan = self._plans.get(session)
         if plan is None:
@@ -159,7 +178,7 @@ class Timeline(Generic[Session]):
         self._move(plan, position + 1)
 
     def _move(self, plan: ReaderPlan, position: int) -> list[str]:
-        """Advance a plan's cursor; return the shards passed."""
+        """Advance a plan's cursor to `position`; return the names of the shards passed."""
         self._remember_pace(plan)
         passed = list(plan.move(position))
         plan.tick(self.now_s)
@@ -174,13 +193,16 @@ class Timeline(Generic[Session]):
     def _drop(self, name: str, plan: ReaderPlan) -> None:
         """Forget a plan's uses of a shard."""
         uses = self._uses.get(name)
-        if uses is not None:  # else it was already dropped at an earlier position
+        if uses is not None:  # None if they were dropped at an earlier position of the same shard
             uses.pop(plan, None)
             if not uses:
                 del self._uses[name]
 
     def missed(self, name: str) -> None:
-        """Record that a shard is no longer cached, or does not arrive as expected."""
+        """Record that a shard is no longer cached, or does not arrive as expected.
+
+        Plans that need the shard look for missing shards from its position on again.
+        """
         for plan, position in self._uses.get(name, _NO_USES).items():
             plan.frontier = min(plan.frontier, position)
 
@@ -203,17 +225,20 @@ class Timeline(Generic[Session]):
         return soonest
 
     def next_missing(self, is_cared_for: Callable[[str], bool]) -> Missing[Session] | None:
-        """Return the missing shard that is needed soonest: it is to be fetched next.
+        """Return the missing shard that is needed soonest, and so has to be fetched next.
+
+        None if no shard has to be fetched.
 
         Args:
-            is_cared_for: returns whether a shard, by name, is not to be fetched: it is cached,
-                being fetched, or not worth an attempt.
+            is_cared_for: returns, for a shard's name, True if the shard must not be fetched now: it
+                is cached, is being fetched, or is not worth an attempt.
         """
         soonest: Missing[Session] | None = None
         soonest_s = NEVER
         for session, plan in self._plans.items():
-            # The first gap is at the frontier or after it, so most plans can be ruled out without
-            # `is_cared_for`.
+            # A plan's first missing shard is at the frontier or after it. So a plan whose frontier
+            # is needed later than the best shard so far is ruled out without asking
+            # `is_cared_for`, which saves most of the time.
             if plan.start_s + plan.pace_s * plan.frontier >= soonest_s:
                 continue
             need_s = self._advance_frontier(plan, is_cared_for)
@@ -232,7 +257,8 @@ class Timeline(Generic[Session]):
         """Yield time, position and name of a session's shards from its cursor on, in order.
 
         Args:
-            until_s: time up to which they are yielded.
+            session: the session; one without a plan has no shards.
+            until_s: time up to which shards are yielded.
             limit: maximum number of shards.
         """
         plan = self._plans.get(session)
@@ -251,11 +277,13 @@ class Timeline(Generic[Session]):
         is_cared_for: Callable[[str], bool],
         coming: Iterable[str],
     ) -> float:
-        """Return when a session needs its first shard that is not cached, NEVER if all are.
+        """Return when a session needs its first shard that is not cached; NEVER if all are.
 
         Args:
+            session: the session.
             is_cared_for: as in `next_missing`.
-            coming: names of the shards that are being fetched.
+            coming: names of the shards that are being fetched. They count as not cached, although
+                `is_cared_for` returns True for them.
         """
         plan = self._plans.get(session)
         if plan is None:
@@ -271,7 +299,10 @@ class Timeline(Generic[Session]):
         return need_s
 
     def shards_per_s(self, session: Session) -> float:
-        """Return a session's pace, without waits; 0 if it is unknown."""
+        """Return the number of shards that a session reads per second, without waits.
+
+        0 if its pace has not been measured.
+        """
         plan = self._plans.get(session)
         if plan is None or not plan.measures:
             return 0.0
@@ -282,7 +313,10 @@ class Timeline(Generic[Session]):
         plan: ReaderPlan,
         is_cared_for: Callable[[str], bool],
     ) -> float | None:
-        """Move a plan's frontier to its first missing shard; return when that is needed."""
+        """Move a plan's frontier to its first missing shard; return when that shard is needed.
+
+        None if no shard is missing.
+        """
         names = plan.names
         frontier = plan.frontier
         while frontier < len(names) and is_cared_for(names[frontier]):
