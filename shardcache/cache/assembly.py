@@ -1,4 +1,8 @@
-"""Assembly of the cache's parts, in the order in which they use each other."""
+"""Assembly of the cache's services, in the order in which they use each other.
+
+`Cache` calls the four functions in order: the core, the services that fetch, those that request
+shards, and the views.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -45,6 +49,11 @@ class Inputs:
     """Parts that a cache is built from, and that its services share.
 
     Attributes:
+        settings: the daemon's settings.
+        store: the cache folder.
+        origins: the object stores.
+        downloader: makes requests to the object stores.
+        indexers: the processes that index shards.
         group: runs the tasks of the cache.
     """
 
@@ -67,12 +76,12 @@ class Core:
     allow: AllowList
     turns: Turns
     changed: Signal
-    # Knowledge of shards
+    # These services know which shards there are, and in which versions.
     history: History
     planner: Planner
     manifests: Manifests
     revalidation: Revalidation
-    # The cached shards
+    # These services keep the cached shards.
     pins: Pins
     residency: Residency
     health: DiskHealth
@@ -93,7 +102,7 @@ def assemble_core(inputs: Inputs) -> Core:
 
     history = History(store)
     planner = Planner(store.shards)
-    # Lists that are in no plan may take half as much memory as plans.
+    # Lists of shards that are in no plan may take half as much memory as plans.
     listing_limits = ListingLimits(ttl_s, memory_bytes=settings.plan_memory // 2)
     revalidation = Revalidation(store, origins, planner, counters, inputs.group, ttl_s)
     manifests = Manifests(
@@ -132,6 +141,7 @@ def assemble_core(inputs: Inputs) -> Core:
 
 
 def _part_filler(inputs: Inputs, core: Core) -> PartFiller:
+    """Build the service that fetches ranges of objects."""
     settings = inputs.settings
     return PartFiller(
         inputs.store,
@@ -152,7 +162,7 @@ class Fetching:
 
 
 def assemble_fetching(inputs: Inputs, core: Core) -> Fetching:
-    """Build the services that fetch shards; their transfers will run in the group."""
+    """Build the services that fetch shards. Their transfers will run in `inputs.group`."""
     settings = inputs.settings
     store = inputs.store
     origins = inputs.origins
@@ -203,7 +213,7 @@ def assemble_fetching(inputs: Inputs, core: Core) -> Fetching:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """Services that ask for shards."""
+    """Services that request shards on behalf of readers, clients and users."""
 
     readers: Readers
     objects: Objects
@@ -213,6 +223,7 @@ class Uses:
 
 
 def _objects(inputs: Inputs, core: Core, leasing: Leasing) -> Objects:
+    """Build the service for clients that request one object at a time."""
     store = inputs.store
     downloader = inputs.downloader
     known = KnownObjects(core.manifests, store, inputs.settings.listing_ttl_s)
@@ -221,7 +232,7 @@ def _objects(inputs: Inputs, core: Core, leasing: Leasing) -> Objects:
 
 
 def assemble_uses(inputs: Inputs, core: Core, fetching: Fetching) -> Uses:
-    """Build the services that ask for shards."""
+    """Build the services that request shards."""
     settings = inputs.settings
     store = inputs.store
     origins = inputs.origins
@@ -265,7 +276,7 @@ def assemble_uses(inputs: Inputs, core: Core, fetching: Fetching) -> Uses:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Views of the cache, for people."""
+    """Views of the cache, for users to look at."""
 
     reasons: Reasons
     live_view: LiveView

@@ -1,4 +1,9 @@
-"""Health of the cache disk."""
+"""Health of the cache disk: checked periodically, right after errors, and while it fails.
+
+A check looks at the cache folder, or writes a file in it if there is a reason to doubt the disk.
+While the disk fails, cached shards are served but none is fetched. `Fetcher`, `Leasing` and
+`Scrubber` ask here before they conclude from an error that a shard is damaged.
+"""
 
 import asyncio
 import contextlib
@@ -18,22 +23,25 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-_CHECK_S = 5.0  # interval of checks of a healthy disk
+_CHECK_S = 5.0  # interval between checks of a healthy disk
 
-# A full disk recovers soon, a failing one rarely: backing off keeps its kernel log from filling up.
+# Pauses between checks of a disk that fails, each twice as long as the one before. A full disk
+# recovers soon. A failing disk rarely does, and each check adds errors to the kernel's log.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 
 
 class DiskHealth:
-    """Health of the cache disk: checked periodically, right after errors, and while it fails.
+    """Monitor of the cache disk, which takes damaged shards out of service.
 
     Args:
+        store: the cache folder.
+        residency: the cached shards.
+        pins: the pinned urls, which are saved again if the folder was replaced.
         changed: notified when the disk fails or recovers.
 
     Attributes:
-        error: the disk's present error; None while it is healthy. With one, cached shards are
-            served but none is fetched.
+        error: the disk's present error; None while the disk is healthy.
     """
 
     def __init__(
@@ -48,32 +56,38 @@ class DiskHealth:
         self._residency = residency
         self._pins = pins
         self._changed = changed
-        self._since_s = time.monotonic()  # start of the present state
-        self._suspicion = asyncio.Event()  # set until the disk is checked by writing
+        self._since_s = time.monotonic()  # start of the present state, by the monotonic clock
+        # Set while there is a reason to doubt the disk, until it is checked by writing. The disk is
+        # doubted at the start, too.
+        self._suspicion = asyncio.Event()
         self._suspicion.set()
         self._checked = Signal()  # notified after each check
         self._is_checking = False
-        self._check_began_s: float | None = None  # start of the check in progress, if there is one
+        self._check_began_s: float | None = None  # start of the check in progress; None if none is
 
     def __repr__(self) -> str:
         state = "healthy" if self.error is None else repr(self.error.code)
         return f"DiskHealth({state})"
 
     def check(self, url: str) -> None:
-        """Raise the disk's present error, if any, naming the url that cannot be fetched."""
+        """Raise the disk's present error, if there is one.
+
+        Args:
+            url: the url that cannot be fetched therefore, for the error.
+        """
         if self.error is not None:
             raise type(self.error)(self.error.message, url=url, remedy=self.error.remedy)
 
     async def examine(self) -> bool:
-        """Check the disk after a failure on it; return whether it is healthy.
+        """Wait for a check of the disk after a failure on it; return whether the disk is healthy.
 
-        Returns at once if it is known to fail.
+        Returns False at once if the disk is known to fail.
         """
         if self.error is None:
             self._suspicion.set()
         awaited_count = self._checked.count + 1
         if self._is_checking:
-            awaited_count += 1  # the check in progress may predate the failure
+            awaited_count += 1  # the check in progress may have begun before the failure
         while self.error is None and self._checked.count < awaited_count:
             await self._checked.wait()
         return self.error is None
@@ -81,8 +95,8 @@ class DiskHealth:
     def to_json(self) -> dict[str, Any]:
         """Return `state` (`ok`, or the error's code), `error`, and the time in this state.
 
-        `silent_s` is the age of a check still without a result: a disk that hangs does not even
-        return an error.
+        `silent_s` is the time for which the check in progress has had no result; 0 if there is
+        none. It shows a disk that hangs, as such a disk does not even return an error.
         """
         now_s = time.monotonic()
         silent_s = 0.0
@@ -96,9 +110,13 @@ class DiskHealth:
         }
 
     async def take_out(self, shard: Shard, exn: CorruptShardError) -> bool:
-        """Take a corrupt shard out of service.
+        """Take a corrupt shard out of service, unless it is the disk that fails.
 
-        Return False, and do nothing, if the disk fails, which proves nothing about the shard.
+        In that case, nothing is known about the shard: return False, and do nothing.
+
+        Args:
+            shard: the shard.
+            exn: the damage found in it.
         """
         if not await self.examine():
             return False
@@ -113,7 +131,7 @@ class DiskHealth:
         await self.until(lambda: self._store.folder.is_lost)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once a condition holds; it is tried after each check of the disk."""
+        """Return once a condition holds, which is tried after each check of the disk."""
         while not condition():
             await self._checked.wait()
 
@@ -132,7 +150,7 @@ class DiskHealth:
             await self._check_now()
 
     async def _check_now(self) -> None:
-        """Check the disk, and bring what the daemon knows of the folder up to date."""
+        """Check the disk; if the folder has changed, bring the daemon's state up to date."""
         is_suspected = self._suspicion.is_set() or self.error is not None
         self._suspicion.clear()
         self._is_checking = True
@@ -147,7 +165,7 @@ class DiskHealth:
             await self._residency.keep_free()
         except DiskError as exn:
             self._record(exn)
-        except ExhaustedError as exn:  # says nothing about the disk
+        except ExhaustedError as exn:  # a lack of memory or descriptors says nothing about the disk
             log.warning("cannot check the cache disk", cause=exn.message)
         else:
             self._record(None)
@@ -160,12 +178,16 @@ class DiskHealth:
         try:
             return await self._timed(self._store.folder.probe)
         except DiskFullError:
-            # Other programs have filled it: room for them is made by eviction.
+            # Other programs have filled the disk. Evict shards to make space for them, and check
+            # the disk again.
             await self._residency.keep_free()
         return await self._timed(self._store.folder.probe)
 
     async def _timed(self, check: Callable[[], bool]) -> bool:
-        """Run a check in a thread; `to_json` tells how long it has not returned."""
+        """Run a check in a thread, and return its result.
+
+        `to_json` reports how long the check has been running.
+        """
         self._check_began_s = time.monotonic()
         try:
             return await asyncio.to_thread(check)
@@ -173,7 +195,11 @@ class DiskHealth:
             self._check_began_s = None
 
     def _record(self, error: DiskError | None) -> None:
-        """Record the disk's state; if it changes, log that, and wake all that wait for space."""
+        """Record the disk's state; if it changes, log that, and wake all tasks that wait for space.
+
+        Args:
+            error: the disk's error; None if it is healthy.
+        """
         previous = self.error
         self.error = error
         if type(previous) is type(error):  # still healthy, or failing in the same way

@@ -1,4 +1,9 @@
-"""The whole cache behind one class, `Cache`, for the server and the composition root."""
+"""The whole cache behind one class, `Cache`, for the server and the program that starts the daemon.
+
+A peer is the user who is connected, as the kernel reports it; the rules say which urls that user
+may see and request. Patterns are what users write in place of urls: urls with braces or wildcards,
+prefixes, and index files.
+"""
 
 import asyncio
 import math
@@ -35,17 +40,26 @@ from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 from shardcache.tarindex.named_members import TokenMember
 
-_AT_ONCE = 256  # pins looked at before other tasks get a turn: there may be many
+_AT_ONCE = 256  # number of pins looked at before other tasks get a turn, as there may be many
 
 
 class Cache:
     """One node's open cache: services for readers, and the requests of users.
 
-    Its tasks run in `group` until `stop`.
+    The background tasks and the transfers run in `group` until `stop`.
 
     Attributes:
-        layout: paths of the cache folder.
-        handed: credentials for origins that users have handed over.
+        layout: paths in the cache folder.
+        handed: credentials for origins that users have given to the daemon.
+        counters: the daemon's counters.
+        bills: requests and bytes, added up by job and price.
+        measures: durations, for metrics.
+        turns: turns on the event loop, for long computations.
+        manifests: resolves patterns to lists of shards.
+        readers: the connected readers.
+        objects: objects for clients that request one at a time.
+        reasons: reasons in words why readers wait.
+        live_view: data of open dashboard pages.
     """
 
     def __init__(
@@ -115,7 +129,7 @@ class Cache:
         """Return a predicate: may the user see this url?"""
         return lambda url: self._allow.shows(url, peer)
 
-    # Lists of shards that users name. Events go to `send`; an exception from it aborts the request.
+    # Requests for lists of shards. `send` gets the events; an exception from it aborts the request.
 
     async def warm(
         self,
@@ -126,8 +140,8 @@ class Cache:
     ) -> None:
         """Fetch every shard or file that the patterns match.
 
-        If `wanted` is "files", every object is fetched as it is, without indexing its samples.
-        Raises CapacityError, OriginError.
+        If `wanted` is "files", every object is fetched as it is, and no samples are indexed. Raises
+        CapacityError, OriginError.
         """
         async with self._resolved(patterns, peer, send, wanted) as refs:
             await self._warming.warm(refs, send)
@@ -143,7 +157,8 @@ class Cache:
 
         Raises OriginError.
         """
-        # An index file may be older than the shards that it lists.
+        # The versions in an index file may be older than the shards, so they are not as good as a
+        # listing.
         is_listed = not any(map(may_name_index, patterns))
         async with self._resolved(patterns, peer, send, "samples", max_age_s=0) as refs:
             await self._counting.count(refs, send, listed=is_listed, member=member)
@@ -158,9 +173,16 @@ class Cache:
         *,
         max_age_s: float = math.inf,
     ) -> AsyncIterator[Sequence[ShardRef]]:
-        """Provide the shards and files that patterns match.
+        """Provide the shards and files that patterns match, for use during the block.
 
-        Requests that are repeated after errors are reported to `send`, during the block as well.
+        Until the end of the block, requests that are repeated after errors are reported to `send`.
+
+        Args:
+            patterns: the patterns.
+            peer: the user.
+            send: gets the events.
+            wanted: says which objects are meant, and whether as shards or as files.
+            max_age_s: age of the oldest listing that may be used.
         """
         async with reporting(patterns, self._downloader, send):
             listing = await self.manifests.resolve(
@@ -175,9 +197,9 @@ class Cache:
     async def pin(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
         """Pin every shard or file that the patterns match, and fetch the missing ones.
 
-        Shards that cannot be fetched are not pinned, unless they were before. If `send` raises, all
-        pins remain, and each applies when its shard arrives. Raises CapacityError, DiskError,
-        OriginError.
+        Shards that cannot be fetched are not pinned, unless they were pinned before. If `send`
+        raises an exception, all pins remain, and each applies when its shard arrives. Raises
+        CapacityError, DiskError, OriginError.
         """
         uids = frozenset({peer.uid})
 
@@ -190,11 +212,13 @@ class Cache:
             shard = published.shard
             pin = self._pins.get(url)
             if pin is None or peer.uid not in pin.uids:
-                # It was not pinned in advance, as its version or size was unknown.
+                # The shard was not pinned below, as its version or size was unknown.
                 await self._pins.add([Pin(url, shard.key, shard.kept_bytes, uids)])
             self._pins.arrived(shard)
 
         async with self._resolved(patterns, peer, send, "shards") as refs:
+            # Shards are pinned before they are fetched, so that those which are cached already are
+            # not evicted for the others.
             complete_refs = await self._warming.complete(refs, versions=True)
             pins = await asyncio.to_thread(_pins_of, complete_refs, uids)
             new_urls = await self._pins.add(pins)
@@ -210,14 +234,15 @@ class Cache:
         return [pin for pin in pins if pin is not None and pin.key not in self._store.shards]
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the user's pins on matching shards, a trusted user everyone's.
+        """Remove the user's pins on matching shards; for a trusted user, the pins of all users.
 
-        Raises DiskError; ConfigError for a pattern of an unknown protocol.
+        Returns the urls that are no longer pinned, and the urls that other users still pin. Raises
+        DiskError, and ConfigError for a pattern of an unknown protocol.
         """
         await Origins.check_protocols(patterns)
         matches = await asyncio.to_thread(matcher, patterns)
         pins = [pin async for pin in self._visible_pins(peer) if matches(pin.url)]
-        uid = None if peer.is_trusted else peer.uid  # None: of all users
+        uid = None if peer.is_trusted else peer.uid  # None stands for all users
         remaining = await self._pins.remove(pins, uid)
         unpinned: list[str] = []
         kept: list[Json] = []
@@ -240,6 +265,7 @@ class Cache:
             }
 
     async def _visible_pins(self, peer: Peer) -> AsyncIterator[Pin]:
+        """Yield the pins on urls that the user may see."""
         visible = self.visible_to(peer)
         for number, pin in enumerate(self._pins):
             if number % _AT_ONCE == 0:
@@ -247,7 +273,7 @@ class Cache:
             if visible(pin.url):
                 yield pin
 
-    # What is cached
+    # The cached shards and parts
 
     def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the cached shards and parts, as `Inventory.rows` does."""
@@ -262,7 +288,10 @@ class Cache:
         return self._inventory.verify(prefix, peer)
 
     async def named_path(self, shard: Shard, facts: Facts) -> Path:
-        """Return a path of a leased shard that ends with its object's name: libraries go by it."""
+        """Return a path of a leased shard that ends with the name of its object.
+
+        Some libraries choose how to read a file by its name.
+        """
         return await self._store.named_path(shard, facts)
 
     # State
@@ -277,31 +306,37 @@ class Cache:
         return self._status_page.page(self.visible_to(peer)) | state
 
     async def until_lost(self) -> None:
-        """Return once the cache folder was found deleted with the folder around it."""
+        """Return once the cache folder has been found deleted along with its parent folder."""
         await self._health.until_lost()
 
     async def until_unreachable(self, socket: Path) -> None:
-        """Return once the daemon's socket was found deleted."""
+        """Return once the daemon's socket has been found deleted."""
         await self._health.until(lambda: not socket.exists())
 
     def health(self) -> Json:
         """Return `status` (`ok` or `degraded`) and the state of the disk.
 
-        While it is degraded, only cached shards are served.
+        It is degraded while the disk fails, so that only cached shards are served, or while
+        --min-free cannot be met.
         """
         is_well = self._health.error is None and not self._residency.short_bytes
         return {"status": "ok" if is_well else "degraded", "disk": self._disk()}
 
     def _disk(self) -> Json:
+        """Return the state of the disk, and by how much it is too small for the capacity."""
         space = self._store.space
         short_bytes = space.capacity_bytes - space.effective_bytes()
         return self._health.to_json() | {"short_bytes": short_bytes}
 
 
 def _pins_of(refs: Sequence[ShardRef], uids: frozenset[int]) -> list[Pin]:
-    """Return a pin for each shard of known version and size.
+    """Return a pin for each shard whose version and size are known.
 
-    Its footprint is an estimate until the shard arrives.
+    The size of a pin is an estimate until its shard arrives.
+
+    Args:
+        refs: the shards.
+        uids: ids of the users who pin them.
     """
     return [
         Pin(

@@ -1,7 +1,9 @@
 """The schedule as of now, with the names and keys of the shards that plans name.
 
-A plan names a shard by its cache key if the manifest gave the version, otherwise by its url. If
-the origin then reports a different version, an alias maps the name to that version's key.
+A key is made of a url and a version: the cache keeps a shard under it. A plan names a shard by its
+key if the manifest gave the version, otherwise by its url. Once the origin has reported a version
+for a name, an alias maps the name to the key of that version, if the two differ. All services of
+the cache ask the `Planner` which shards are needed when.
 """
 
 import time
@@ -13,12 +15,13 @@ from shardcache.plan.schedule import Schedule
 
 _NEVER_S = float("-inf")
 
-# Number of names whose answer from the origin is remembered, in addition to those of cached shards.
+# Number of names for which the origin's answer is remembered, in addition to the names of cached
+# shards.
 _REMEMBERED = 200_000
 
-# Assumed duration of a transfer until one has been measured.
+# Duration of a transfer that is assumed until transfers have been measured.
 _GUESS_S = 5.0
-# Weight of a new measurement in the mean.
+# Weight of a new measurement in the mean duration.
 _WEIGHT = 0.2
 
 
@@ -27,8 +30,9 @@ class _Answer:
     """The origin's answer for a name.
 
     Attributes:
-        checked_at_s: the last time at which the origin confirmed the name's key.
-        size_bytes: the object's size, if the origin gave it.
+        checked_at_s: time at which the origin last confirmed the name's key, by the monotonic
+            clock.
+        size_bytes: the object's size; None if the origin did not give it.
     """
 
     checked_at_s: float = _NEVER_S
@@ -42,8 +46,8 @@ class Planner:
     """The schedule with a clock, and the keys of the names that its plans use.
 
     Attributes:
-        lead_s: the time before a shard's need from which its fetch may evict planned shards: the
-            mean duration of transfers.
+        lead_s: the lead time, which is the mean duration of transfers. From this time before a
+            shard's need on, its fetch may evict planned shards.
     """
 
     def __init__(self, cached: Container[str] = (), remembered: int = _REMEMBERED) -> None:
@@ -56,9 +60,9 @@ class Planner:
         self.lead_s = _GUESS_S
         self._cached = cached
         self._remembered = remembered
-        self._key_of: dict[str, str] = {}  # by name, its key if that is not the name itself
+        self._key_of: dict[str, str] = {}  # by name, the key that it maps to, unless it is the name
         self._aliases: dict[str, set[str]] = {}  # by key, the other names that map to it
-        self._answers: dict[str, _Answer] = {}  # by name, oldest first
+        self._answers: dict[str, _Answer] = {}  # the origins' answers by name, oldest first
         self._schedule: Schedule[Holder] = Schedule(self)
 
     def __repr__(self) -> str:
@@ -76,7 +80,7 @@ class Planner:
         self.lead_s += _WEIGHT * (transfer_s - self.lead_s)
 
     def key(self, name: str) -> str:
-        """Return the key that the name is known to map to; the name itself if it has no alias."""
+        """Return the key that a name maps to, as far as is known; without an alias, the name."""
         return self._key_of.get(name, name)
 
     def names(self, key: str) -> set[str]:
@@ -86,12 +90,19 @@ class Planner:
     def checked_at_s(self, name: str) -> float:
         """Return when the origin last confirmed the name's key, by the monotonic clock.
 
-        It is -inf if the origin never did.
+        -inf if the origin has never confirmed it.
         """
         return self._answers.get(name, _NO_ANSWER).checked_at_s
 
     def learn(self, name: str, key: str, now_s: float) -> None:
-        """Note that the origin's present version of `name` is the one under `key`."""
+        """Record that the origin's present version of a shard has this key.
+
+        Args:
+            name: the shard's name in plans.
+            key: the key.
+            now_s: time of the origin's answer, by the monotonic clock; -inf if it is so old that
+                the version has to be revalidated.
+        """
         self._answer(name).checked_at_s = now_s
         previous = self.key(name)
         if previous == key:
@@ -103,15 +114,15 @@ class Planner:
         self._schedule.renamed(name, (previous, key))
 
     def size_bytes(self, name: str) -> int | None:
-        """Return the size that the origin reported for the shard, or None."""
+        """Return the size that the origin reported for a shard; None if it is not known."""
         return self._answers.get(name, _NO_ANSWER).size_bytes
 
     def learn_size(self, name: str, size_bytes: int) -> None:
-        """Note the size of a shard that is not cached."""
+        """Record the size that the origin reported for a shard."""
         self._answer(name).size_bytes = size_bytes
 
     def forget(self, key: str) -> None:
-        """Drop the aliases of a shard that was removed."""
+        """Drop the aliases of a shard that was removed, so that its origin is asked again."""
         for name in self.names(key):
             self._unlink(name)
             if name in self._answers:
@@ -127,9 +138,10 @@ class Planner:
         return answer
 
     def _forget_oldest(self) -> None:
-        """Examine the two oldest answers: those of cached shards stay, and become the newest.
+        """Remove up to two of the oldest answers, if there are too many.
 
-        One answer is added at a time, so removing up to two keeps the others within the limit.
+        Answers about cached shards stay, and become the newest. As one answer is added at a time,
+        removing up to two keeps the other answers within the limit.
         """
         for _ in range(2):
             if len(self._answers) <= self._remembered:

@@ -1,4 +1,9 @@
-"""Scrubbing: the slow re-reading of all shards and parts, as disks do not report bit errors."""
+"""Scrubbing: the slow re-reading of all shards and parts, as disks do not report bit errors.
+
+One task of the cache runs `Scrubber.run`. A round checks every shard once, in the order of the
+keys, which are hashes, and then the parts of objects. The position in the round is saved in the
+catalogue, so that a restarted daemon continues there.
+"""
 
 import asyncio
 import time
@@ -19,24 +24,23 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-_ROW_KIND = "scrub"  # in the catalogue
+_ROW_KIND = "scrub"  # kind of the row in the catalogue
 
-# Interval for saving the position: a restart repeats at most this much scrubbing.
+# Interval at which the position is saved. A restart repeats at most this much scrubbing.
 _SAVE_S = 30.0
-_MIN_BYTES = 64 * 1024  # opening a file counts as reading this much
-_MAX_TIME_S = 2**40  # seconds since the epoch: farther ahead than any clock
+_MIN_BYTES = 64 * 1024  # opening a file counts as reading this many bytes
+_MAX_TIME_S = 2**40  # seconds since the epoch, later than any clock shows
 
 
 @dataclass(slots=True)
 class ScrubProgress:
-    """Progress of the round, in seconds since the epoch.
-
-    Shards are checked in the order of their keys, which are hashes.
+    """Progress of the round. Times are in seconds since the epoch.
 
     Attributes:
-        key: the last one checked in this round; the one after it has gone unchecked for longest.
-        begun_s: start of this round.
-        ended_s: end of the last complete round; None before the first.
+        key: key of the last shard that was checked in this round; "" before the first. The shard
+            with the next key has gone unchecked for longest.
+        begun_s: start of this round; 0 before it has begun.
+        ended_s: end of the last complete round; None if there was none yet.
     """
 
     key: str = ""
@@ -56,23 +60,23 @@ class ScrubProgress:
 
     @property
     def share(self) -> float:
-        """The share of the keys that were passed, 0 to 1."""
+        """The share of all possible keys that this round has passed, from 0 to 1."""
         if not self.key:
             return 0.0
-        possible_keys: int = 16 ** len(self.key)  # they are hexadecimal
+        possible_keys: int = 16 ** len(self.key)  # keys are hexadecimal numbers
         return int(self.key, 16) / possible_keys
 
 
 def _is_time(value: float) -> bool:
-    """Return True for seconds that a clock may show; JSON has larger numbers, infinity and NaN."""
+    """Return whether a number from JSON is a time that a clock may show.
+
+    JSON may also have larger numbers, infinity and NaN.
+    """
     return 0 <= value < _MAX_TIME_S and not isinstance(value, bool)
 
 
 class Scrubber:
-    """Checks one shard after another, then the parts of objects, at a bounded rate; 0 disables it.
-
-    Rounds are at least `pause_s` apart.
-    """
+    """Checks one shard after another, and then the parts of objects, at a bounded rate."""
 
     def __init__(
         self,
@@ -86,7 +90,12 @@ class Scrubber:
         """Begin before the first round.
 
         Args:
+            store: the cache folder.
+            health: the health of the disk; nothing is checked while the disk fails.
+            parts: the cached parts of objects.
             changed: notified when shards have come or the disk has recovered.
+            rate_bytes_per_s: bytes to read per second; 0 disables scrubbing.
+            pause_s: minimum time between the end of a round and the start of the next.
         """
         self._store = store
         self._health = health
@@ -96,10 +105,10 @@ class Scrubber:
         self._pause_s = pause_s
         self._progress = ScrubProgress()
         self._saved_s = time.monotonic()
-        # Since the start of the daemon:
+        # The following counts begin at the start of the daemon.
         self._read_bytes = 0
         self._intact_shards = 0
-        self._corrupt = 0  # shards, and parts of objects
+        self._corrupt = 0  # number of damaged shards and parts of objects
 
     def to_json(self) -> dict[str, Any]:
         """Return rate, totals since the start, progress of this round, and end of the last one."""
@@ -135,10 +144,14 @@ class Scrubber:
         if self._progress.key or ended_s is None:
             return 0.0
         left_s = max(0.0, ended_s + self._pause_s - time.time())
-        return min(self._pause_s, left_s)  # the clock may have been set back
+        return min(self._pause_s, left_s)  # it would be longer if the clock was set back
 
     async def _round(self, keys: list[str]) -> None:
-        """Check the shards after the position reached."""
+        """Check the shards after the position that this round has reached, and then the parts.
+
+        Args:
+            keys: keys of the cached shards, sorted.
+        """
         progress = self._progress
         progress.begun_s = progress.begun_s or time.time()
         first = bisect_right(keys, progress.key)
@@ -147,7 +160,7 @@ class Scrubber:
             if shard is not None:
                 is_disk_healthy = await self._check_shard(shard)
                 if not is_disk_healthy:
-                    return  # continue from here once it recovers
+                    return  # the round continues here once the disk has recovered
             progress.key = key
             if time.monotonic() - self._saved_s > _SAVE_S:
                 await self._save(progress)
@@ -156,22 +169,23 @@ class Scrubber:
             return
         ended = ScrubProgress(ended_s=time.time())
         await self._save(ended)
-        # Shown only once saved: a restart must not repeat a round already reported as complete.
+        # The end is shown only once it is saved: a restart must not repeat a round that was
+        # reported as complete.
         self._progress = ended
 
     async def _check_parts(self) -> bool:
-        """Check the parts of objects; False if the disk itself has failed."""
+        """Check the parts of all objects; return False if the disk itself has failed."""
         for file in self._store.parts.files():
             for part in file.kept_parts:
                 if self._store.parts.get(file.partial.key) is not file:
-                    break  # evicted, or taken over by a transfer of the whole
+                    break  # the file was removed, or taken over by a transfer of the whole object
                 is_disk_healthy = await self._check_part(file, part)
                 if not is_disk_healthy:
                     return False
         return True
 
     async def _check_part(self, file: PartFile, part: int) -> bool:
-        """Check one part; False if the disk itself has failed."""
+        """Check one part; return False if the disk itself has failed."""
         size_bytes = max(_MIN_BYTES, file.partial.size_of(part))
         await asyncio.sleep(size_bytes / self._rate_bytes_per_s)
         try:
@@ -186,25 +200,25 @@ class Scrubber:
         return True
 
     async def _check_shard(self, shard: Shard) -> bool:
-        """Check one shard; False if the disk itself has failed."""
+        """Check one shard; return False if the disk itself has failed."""
         try:
             await self._read(shard)
             self._intact_shards += 1
         except FileNotFoundError:
-            pass  # evicted while it was read
+            pass  # the shard was evicted while it was read
         except CorruptShardError as exn:
             if self._store.shards.get(shard.key) is not shard:
-                return True  # evicted while it was read
+                return True  # the shard was evicted while it was read
             is_damaged = await self._health.take_out(shard, exn)
-            if not is_damaged:  # it is the disk that fails
+            if not is_damaged:  # the disk fails, not the shard
                 return False
             self._corrupt += 1
         return True
 
     async def _read(self, shard: Shard) -> None:
-        """Read a shard at the rate; raise CorruptShardError if it is damaged.
+        """Read a shard at the bounded rate; raise CorruptShardError if it is damaged.
 
-        Nothing keeps it in the cache: it may be evicted during the read.
+        The shard is not retained, so it may be evicted during the read.
         """
         begun_s = time.monotonic()
         facts = await self._store.facts(shard)

@@ -1,8 +1,8 @@
 """Counting of the samples, and tokens, of lists of shards.
 
-The shards pass through the cache, which may be smaller than the dataset: each may be evicted once
-it is counted. A shard is fetched only if the count of its present version is unknown, or if tokens
-are counted.
+`Cache.index` counts shards here, for `shardcache index`. The shards pass through the cache, which
+may be smaller than the dataset: each may be evicted once it is counted. A shard is fetched only if
+the count of its present version is unknown, or if tokens are counted.
 """
 
 from collections.abc import Sequence
@@ -28,19 +28,24 @@ from shardcache.store.store import Store
 from shardcache.tarindex.named_members import TokenMember
 
 KNOWN = "known"
-"""State of shards that need not be fetched."""
+"""State of shards that need not be fetched, as their counts are known."""
 
 
 class _Counted(NamedTuple):
-    """A counted shard."""
+    """A counted shard.
 
-    ref: ShardRef  # with every field set, but tokens only if they were counted
-    is_known: bool  # True if the shard did not have to be fetched
+    Attributes:
+        ref: the shard, with version, size and samples, and with tokens if they were counted.
+        is_known: True if the shard did not have to be fetched.
+    """
+
+    ref: ShardRef
+    is_known: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Counting:
-    """Counts the samples of lists of shards, `max_transfers` at a time."""
+    """Counts the samples of lists of shards, `_max_transfers` shards at a time."""
 
     _store: Store
     _transfers: Transfers
@@ -61,12 +66,16 @@ class Counting:
     ) -> None:
         """Report version, size and samples of each shard's present version.
 
-        A repeated url is counted once; the `number` in its event is that of its first occurrence.
+        A url that occurs several times is counted once. The `number` in its event counts each url
+        once, in the order of `refs`.
 
         Args:
-            send: gets the events; an exception from it aborts.
-            listed: whether the versions in the refs come from a fresh listing.
-            member: a member whose tokens are counted as well: then every shard is fetched.
+            refs: the shards.
+            send: gets the events; an exception from it aborts the counting.
+            listed: whether the versions in `refs` come from a fresh listing, so that origins need
+                not be asked for them.
+            member: the member of each sample whose tokens are counted as well, for which every
+                shard is fetched; None to count only samples.
         """
         present = await self._present(refs, listed=listed)
         numbers = {ref.url: number for number, ref in enumerate(present)}
@@ -98,11 +107,12 @@ class Counting:
         await send({"event": "done", **totals, "samples": total_samples})
 
     async def _stat(self, url: str) -> RemoteObject:
+        """Return an object as its origin has it now."""
         return await self._downloader.stat_ahead(self._origins.origin(url), url)
 
     async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> Shards:
         """Return each url once, in its present version, with its sample count if known."""
-        # Urls of which the origin has to be asked for the version; a dict, to keep their order.
+        # Urls whose version the origin has to be asked for. This is a dict to keep their order.
         unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
         objects = await self._downloader.stat_all(self._stat, unsure)
         counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
@@ -110,7 +120,9 @@ class Counting:
         for ref in refs:
             if ref.url in present:
                 continue
-            obj = objects.get(ref.url)  # None also if that failed: it is repeated in its turn
+            # None if the origin need not be asked, or the request failed. A failed request is made
+            # again when the shard is counted.
+            obj = objects.get(ref.url)
             if ref.url not in unsure:
                 present[ref.url] = ref
             elif obj is None:
@@ -120,7 +132,7 @@ class Counting:
         return await self._history.fill(Shards.of(present.values()))
 
     async def _count_samples(self, ref: ShardRef) -> _Counted:
-        """Return a shard with its count: from the catalogue, its cached copy, or a fetch."""
+        """Return a shard with its count, which is known, in its cached copy, or takes a fetch."""
         if ref.version is None:
             origin = self._origins.origin(ref.url)
             ref = _ref_of(await self._downloader.stat(origin, ref.url))
@@ -129,23 +141,24 @@ class Counting:
 
         name = name_of(ref)
         if name in self._store.shards:
-            async with self._leasing.published(ref) as published:  # records the use
+            async with self._leasing.published(ref) as published:  # this records the use
                 return _Counted(_ref_with_count(published.facts), published.hit)
 
-        # No lease: if the shard has already been evicted for the next one, a lease would re-fetch
-        # it.
+        # The shard is fetched without a lease. It may be evicted for the next shard at once, and a
+        # lease would then fetch it again.
         shard = await self._transfers.wait(name, ref, Class.WARM, Wait())
         assert isinstance(shard, Shard)  # this wait does not accept a partial shard
         facts = await self._store.facts(shard)
-        if facts.samples is None:  # somebody wanted a plain file at the same time
+        if facts.samples is None:  # a transfer for a plain file was running, which did not index
             async with self._leasing.published(ref) as published:
                 facts = published.facts
         return _Counted(_ref_with_count(facts), is_known=False)
 
     async def _count_tokens(self, ref: ShardRef, member: TokenMember) -> _Counted:
-        """Count samples and tokens, again if that fails: the cached copy may be damaged.
+        """Count samples and tokens; after an error, count once more.
 
-        In that case, leasing it again has it checked, and fetched again.
+        The cached copy may be damaged. The second attempt has it checked, and fetched again if it
+        is.
         """
         try:
             return await self._try_count_tokens(ref, member)
@@ -153,7 +166,7 @@ class Counting:
             return await self._try_count_tokens(ref, member)
 
     async def _try_count_tokens(self, ref: ShardRef, member: TokenMember) -> _Counted:
-        """Count samples and tokens; after an error, suspect the cached shard to be damaged."""
+        """Count samples and tokens; after an error, mark the cached shard as suspect."""
         layout = self._store.layout
         async with self._leasing.published(ref) as published:
             request = TokensRequest(
@@ -172,8 +185,10 @@ class Counting:
 
 
 def _ref_of(obj: RemoteObject, samples: int | None = None) -> ShardRef:
+    """Return an object as a shard; with None, its number of samples is unknown."""
     return ShardRef(obj.url, obj.version, obj.size_bytes, samples)
 
 
 def _ref_with_count(facts: Facts) -> ShardRef:
+    """Return a published shard with its version, size and number of samples."""
     return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples)

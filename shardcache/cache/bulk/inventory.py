@@ -1,4 +1,9 @@
-"""The cached shards and parts of objects, as users name them: listed, evicted and verified."""
+"""The cached shards and parts of objects, as users name them: listed, evicted and verified.
+
+`Cache` does this for the commands `shardcache ls`, `evict` and `verify`. Users name shards by urls,
+prefixes of urls, or patterns, and see only the urls that the rules permit them. A file of parts
+(`PartFile`) has the cached parts of one object that was read by ranges.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -20,15 +25,21 @@ from shardcache.store.part_file import PartFile
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 
-_AT_ONCE = 256  # shards looked at before other tasks get a turn: there may be many
+_AT_ONCE = 256  # number of shards looked at before other tasks get a turn, as there may be many
 
 
 class _Verified(NamedTuple):
-    """A shard, or the parts of an object, that was read again."""
+    """Result for a shard, or for the parts of an object, after reading it again.
+
+    Attributes:
+        url: url of the shard or object.
+        size_bytes: number of cached bytes.
+        error: the damage found, or the error for which it could not be read; None if it is sound.
+    """
 
     url: str
     size_bytes: int
-    error: CacheError | CorruptShardError | None  # its damage, or why it could not be read
+    error: CacheError | CorruptShardError | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,10 +54,10 @@ class Inventory:
     _allow: AllowList
 
     async def rows(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Yield the published shards under a url prefix that the user may see.
+        """Yield the published shards under a url prefix, and then the objects with cached parts.
 
-        They are followed by the objects of which parts are cached, `cached_bytes` of each. Raises
-        ConfigError for a prefix of an unknown protocol.
+        Only urls that the user may see are among them. Raises ConfigError for a prefix of an
+        unknown protocol.
         """
         await Origins.check_protocols([prefix])
         is_meant = self._visible_under(prefix, peer)
@@ -74,8 +85,9 @@ class Inventory:
             }
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove the matching shards that the user may see; report those that stayed and why.
+        """Remove the matching shards and parts that the user may see.
 
+        Returns the urls that were removed, those that stay with the reason, and the bytes freed.
         Raises ConfigError for a pattern of an unknown protocol.
         """
         await Origins.check_protocols(patterns)
@@ -86,6 +98,7 @@ class Inventory:
         freed_bytes = 0
 
         def is_meant(url: str) -> bool:
+            """Return whether a url matches, and the user may see it."""
             return matches(url) and visible(url)
 
         async for shard, facts in self._shards(is_meant):
@@ -108,7 +121,7 @@ class Inventory:
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
     def _why_it_stays(self, shard: Shard, facts: Facts) -> str:
-        """Return the reason why a shard that stays cannot be evicted, for the user."""
+        """Return the reason for which a shard cannot be evicted, in words for the user."""
         if shard.pinned:
             pin = self._pins.get(facts.url)
             if pin is not None:
@@ -116,10 +129,11 @@ class Inventory:
         return f"in use by {shard.leases} reader(s)"
 
     async def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Read every shard under a url prefix again, and quarantine damaged ones; yield events.
+        """Read every shard and part under a url prefix again, and yield events.
 
-        The last event also counts the shards that were refused when they last arrived, and thus are
-        not cached. Raises ConfigError for a prefix of an unknown protocol.
+        Damaged shards are quarantined, damaged parts are dropped. The last event also counts the
+        shards that were refused when they last arrived, and thus are not cached. Raises ConfigError
+        for a prefix of an unknown protocol.
         """
         await Origins.check_protocols([prefix])
         is_meant = self._visible_under(prefix, peer)
@@ -163,19 +177,22 @@ class Inventory:
         shards: Sequence[tuple[Shard, Facts]],
         files: Sequence[tuple[PartFile, str]],
     ) -> AsyncIterator[_Verified]:
-        """Read shards and parts again."""
+        """Read shards, and then parts of objects, again; yield the result for each."""
         for shard, facts in shards:
             error = await self._verify(shard)
             yield _Verified(facts.url, shard.size_bytes, error)
         for file, url in files:
-            size_bytes = file.kept_parts_bytes  # before damaged parts are dropped
+            size_bytes = file.kept_parts_bytes  # this comes before damaged parts are dropped
             parts_error = await self._verify_parts(file, url)
             yield _Verified(url, size_bytes, parts_error)
 
     async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
-        """Read a shard again; return its damage, or why it could not be read."""
+        """Read a shard again; return its damage, or the error for which it could not be read.
+
+        None if it is sound, or has been evicted.
+        """
         if self._store.shards.get(shard.key) is not shard:
-            return None  # evicted since it was listed
+            return None  # the shard was evicted after it was listed
         try:
             with self._residency.retained(shard):
                 await self._store.check(shard)
@@ -190,9 +207,12 @@ class Inventory:
         file: PartFile,
         url: str,
     ) -> CacheError | CorruptShardError | None:
-        """Read the parts of an object again; return their damage, or why they could not be read."""
+        """Read the parts of an object again; return their damage, or an error of the reading.
+
+        None if they are sound, or no longer cached as parts.
+        """
         if self._store.parts.get(file.partial.key) is not file:
-            return None  # evicted since it was listed, or being completed
+            return None  # the parts were evicted, or taken over by a transfer of the whole object
         try:
             damaged = await self._residency.parts.verify(file)
         except CacheError as exn:
@@ -208,7 +228,7 @@ class Inventory:
         visible = self._visible_to(peer)
         ends_in_scheme = "://" not in prefix and not prefix.startswith("/")
         if ends_in_scheme:
-            start = prefix  # `canonical` would take it for a path
+            start = prefix  # `canonical` would take such a prefix, as "s3:", for a path
         else:
             start = canonical(prefix)
         return lambda url: canonical(url).startswith(start) and visible(url)
@@ -217,12 +237,18 @@ class Inventory:
         self,
         is_meant: Callable[[str], bool],
     ) -> AsyncGenerator[tuple[Shard, Facts], None]:
-        """Yield the published shards whose url is meant; quarantine damaged ones on the way."""
+        """Yield the published shards whose url is meant, with their facts.
+
+        A shard whose sidecar proves to be damaged is quarantined.
+
+        Args:
+            is_meant: returns whether a url is among the requested ones.
+        """
         for number, shard in enumerate(list(self._store.shards.values())):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
             if shard.facts is not None and not is_meant(shard.facts.url):
-                continue  # without reading its sidecar
+                continue  # its sidecar need not be read, as the url is known
             try:
                 facts = await self._store.facts(shard)
             except CorruptShardError as exn:
@@ -235,7 +261,7 @@ class Inventory:
         self,
         is_meant: Callable[[str], bool],
     ) -> AsyncGenerator[tuple[PartFile, str], None]:
-        """Yield the objects of which parts are cached and whose url is meant, with their urls."""
+        """Yield the files of parts whose object's url is meant, with that url."""
         for number, file in enumerate(self._store.parts.files()):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)

@@ -1,4 +1,8 @@
-"""Work through the shards of one request, a few at a time, with events for progress."""
+"""Work through the shards of one request, a few at a time, with events for progress.
+
+A user's request to warm, pin or count a list of shards is one round. Its events are the lines of
+JSON that the user's command gets. To visit a shard means to fetch or count it, as the request says.
+"""
 
 import asyncio
 from collections import Counter
@@ -14,25 +18,26 @@ from shardcache.redact import redact
 from shardcache.shared.protocol import ShardRef
 
 Event = dict[str, Any]
-"""A line of the answer to a user's request."""
+"""A line of the response to a user's request."""
 
 Send = Callable[[Event], Awaitable[None]]
 """Sends an event to the user; an exception from it aborts the request."""
 
-_PROGRESS_S = 0.25
+_PROGRESS_S = 0.25  # interval between events of progress
 
-# Counters that every round has; a third one counts the shards that need not be fetched.
+# Counters that every round has. A third counter, whose name the request chooses, counts the shards
+# that need not be fetched.
 FETCHED = "fetched"
 FAILED = "failed"
 
 
 class ShardOutcome(NamedTuple):
-    """Result for one shard.
+    """Result of visiting one shard.
 
     Attributes:
-        state: the counter that it adds to.
+        state: name of the counter that the shard adds to.
         origin_bytes: the shard's size at the origin.
-        details: further fields of its event.
+        details: further fields of the shard's event.
     """
 
     state: str
@@ -41,10 +46,11 @@ class ShardOutcome(NamedTuple):
 
 
 class Round:
-    """The shards of one request and its progress.
+    """The shards of one request, and the progress in visiting them.
 
     Attributes:
-        total_bytes: the size of the shards at their origins, as far as it is known.
+        total_bytes: the size of all shards at their origins, as far as it is known; None if it is
+            not known of any.
     """
 
     def __init__(
@@ -58,8 +64,8 @@ class Round:
 
         Args:
             refs: the shards.
-            unfetched_state: state of the shards that need not be fetched, counted by this name.
-            transfers: all transfers, for the progress of those that fetch the shards.
+            unfetched_state: name of the counter of shards that need not be fetched.
+            transfers: all transfers in progress, which tell how much of each shard has arrived.
             send: gets the events.
         """
         self._refs = refs
@@ -79,6 +85,7 @@ class Round:
 
         Args:
             visit: does the work for a shard. A ShardcacheError from it is sent as an event.
+            at_once: number of shards that are visited at the same time.
         """
         await self._send(
             {"event": "resolved", "shards": len(self._refs), "total_bytes": self.total_bytes},
@@ -98,7 +105,12 @@ class Round:
         visit: Callable[[ShardRef], Awaitable[ShardOutcome]],
         todo: Iterator[ShardRef],
     ) -> None:
-        """Visit shards, until the workers together have visited all."""
+        """Visit shards, one after another, until the workers together have visited all.
+
+        Args:
+            visit: does the work for a shard.
+            todo: iterator over the shards, which all workers share.
+        """
         for ref in todo:
             name = name_of(ref)
             self._arriving.add(name)
@@ -111,9 +123,12 @@ class Round:
                 await self._report(ref, outcome)
             finally:
                 self._arriving.discard(name)
-            await asyncio.sleep(0)  # a hundred thousand cached shards would block the event loop
+            # Cached shards take no waiting, so a hundred thousand of them would block the event
+            # loop.
+            await asyncio.sleep(0)
 
     async def _report(self, ref: ShardRef, outcome: ShardOutcome) -> None:
+        """Count a shard that was visited, and send its event."""
         self._counts[outcome.state] += 1
         self._done_bytes += outcome.origin_bytes
         if outcome.state == FETCHED:
@@ -122,11 +137,13 @@ class Round:
         await self._send(event | outcome.details)
 
     async def _send_progress(self) -> None:
+        """Send events of progress until cancelled."""
         while True:
             await asyncio.sleep(_PROGRESS_S)
             await self._send(self._progress())
 
     def _progress(self) -> Event:
+        """Return an event with the present progress; arriving shards count as far as they are."""
         done_bytes = self._done_bytes
         for name in self._arriving:
             transfer = self._transfers.get(name)
@@ -147,7 +164,13 @@ async def reporting(
     downloader: Downloader,
     send: Send,
 ) -> AsyncIterator[None]:
-    """Report, during the block, which request for the urls was repeated most often so far."""
+    """Report, during the block, the request for the urls that was repeated most often so far.
+
+    Args:
+        urls: the urls.
+        downloader: makes the requests, and repeats those that fail.
+        send: gets the events.
+    """
     watching = asyncio.create_task(_report_failures(urls, downloader, send))
     try:
         yield

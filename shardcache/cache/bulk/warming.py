@@ -1,4 +1,7 @@
-"""Warming: lists of shards are fetched before anybody reads them."""
+"""Warming: lists of shards are fetched before anybody reads them.
+
+`Cache` does this for `shardcache warm`, and for `shardcache pin`, which also fetches its shards.
+"""
 
 import asyncio
 import random
@@ -17,11 +20,11 @@ from shardcache.store.space import Space
 from shardcache.store.store import Store
 
 CACHED = "cached"
-"""Counter of the shards that need not be fetched."""
+"""Counter of the shards that need not be fetched, as they are cached."""
 
 
 class Warming:
-    """Fetches lists of shards, `max_transfers` at a time."""
+    """Fetches lists of shards, `max_transfers` shards at a time."""
 
     def __init__(
         self,
@@ -40,28 +43,31 @@ class Warming:
         self._max_transfers = max_transfers
 
     async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
-        """Fetch the shards, reporting to `send`.
+        """Fetch the shards, and send events to `send`.
 
-        Meanwhile, origins are asked for sizes that no listing gave. Raises CapacityError as soon as
-        the shards are known to exceed the cache's capacity together.
+        While shards are being fetched, origins are asked for the sizes that no listing gave. Raises
+        CapacityError as soon as the shards together are known to exceed the cache's capacity.
         """
         unique = list(dict.fromkeys(refs))
         await self._leasing.recall(ref.url for ref in unique if ref.version is None)
-        # In random order: nodes that warm the same shards do not all want the same one at a time.
+        # The order is random, so that nodes which warm the same shards do not all request the same
+        # shard at the same time.
         wanted = random.sample(unique, len(unique))
-        # Measured now: transfers of these shards are about to take the space.
+        # The space is measured now, before transfers of these very shards take some of it.
         check_size = _size_check(self._store.measured())
         check_size(wanted)
         work = Round(wanted, CACHED, self._transfers, send)
         delivered: list[Published] = []
 
         async def note(published: Published) -> None:
+            """Remember a shard that was cached or fetched."""
             delivered.append(published)
 
         fetching = asyncio.create_task(self.fetch(work, note))
         completing = asyncio.create_task(self.complete(wanted))
         try:
             await asyncio.wait((fetching, completing), return_when=asyncio.FIRST_COMPLETED)
+            # Once all sizes are known, the total is checked again, and shown with the progress.
             if not fetching.done():
                 work.total_bytes = check_size(completing.result())
             totals = await fetching
@@ -79,7 +85,13 @@ class Warming:
         totals: Event,
         send: Send,
     ) -> None:
-        """Count those shards as failed that were evicted again by the end."""
+        """Count those shards as failed that have been evicted again by the end of the round.
+
+        Args:
+            delivered: the shards that were cached or fetched.
+            totals: the counts of the round, which are changed.
+            send: gets an event for each evicted shard.
+        """
         space = self._store.measured()
         for published in delivered:
             is_cached = self._store.shards.get(published.shard.key) is published.shard
@@ -95,13 +107,15 @@ class Warming:
             await send({"event": "error", "error": evicted.to_json()})
 
     async def fetch(self, work: Round, use: Callable[[Published], Awaitable[None]]) -> Event:
-        """Fetch a round, reporting every event but the last; return its totals.
+        """Fetch the shards of a round; return the totals, which the caller sends as last event.
 
         Args:
+            work: the round.
             use: called with each shard, which is retained during the call.
         """
 
         async def visit(ref: ShardRef) -> ShardOutcome:
+            """Fetch a shard if it is not cached, and call `use`."""
             async with self._leasing.published(ref) as published:
                 await use(published)
             facts = published.facts
@@ -111,6 +125,7 @@ class Warming:
         return await work.run(visit, self._max_transfers)
 
     async def _stat(self, url: str) -> RemoteObject:
+        """Return an object as its origin has it now."""
         return await self._downloader.stat_ahead(self._origins.origin(url), url)
 
     async def complete(
@@ -119,9 +134,10 @@ class Warming:
         *,
         versions: bool = False,
     ) -> list[ShardRef]:
-        """Return each ref once; its origin is asked for the size, if the pattern did not give it.
+        """Return each shard once, with its size; origins are asked for sizes that are not known.
 
         Args:
+            refs: the shards.
             versions: True to ask for missing versions, too.
         """
         wanted = list(dict.fromkeys(refs))
@@ -131,11 +147,15 @@ class Warming:
 
 
 def _size_check(space: Space) -> Callable[[Iterable[ShardRef]], int | None]:
-    """Return a function that adds up known sizes; above `space` it raises CapacityError."""
+    """Return a function that checks whether shards fit into the cache, as `space` is now."""
     limit_bytes = space.effective_bytes(space.unwritten_bytes)
     explanation = space.explanation
 
     def check(refs: Iterable[ShardRef]) -> int | None:
+        """Return the sum of the known sizes; None if none is known.
+
+        Raises CapacityError if the sum is larger than the cache.
+        """
         known_bytes = sum(ref.size_bytes or 0 for ref in refs)
         if known_bytes > limit_bytes:
             raise CapacityError(
@@ -148,15 +168,23 @@ def _size_check(space: Space) -> Callable[[Iterable[ShardRef]], int | None]:
 
 
 def _state_of(published: Published) -> str:
+    """Return the name of the counter that a shard adds to."""
     return CACHED if published.hit else FETCHED
 
 
 def _lacks_facts(ref: ShardRef, *, versions: bool) -> bool:
+    """Return whether the size is missing; with `versions`, also whether the version is."""
     return ref.size_bytes is None or (versions and ref.version is None)
 
 
 def _completed(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> ShardRef:
-    """Return a ref with the size, and with `versions` the version, that its origin has reported."""
+    """Return a shard with the size that its origin has reported; with `versions`, also the version.
+
+    Args:
+        ref: the shard.
+        obj: the origin's answer; None if there is none, which changes nothing.
+        versions: whether to add a missing version.
+    """
     if obj is None:
         return ref
     version = ref.version

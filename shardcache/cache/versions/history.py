@@ -1,4 +1,10 @@
-"""The last version fetched of each url and its sample count: rows of the catalogue."""
+"""The last version fetched of each url and its sample count: rows of the catalogue.
+
+The catalogue is the cache's database. Everything in these rows is also in the sidecars, the files
+with facts and index that are next to the shards, so lost rows of cached shards can be restored.
+`Publisher` stores the rows. `Leasing` and `Manifests` look them up, for versions after a restart
+and for sample counts.
+"""
 
 import asyncio
 from array import array
@@ -15,17 +21,22 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-_KIND = "shard"  # of rows in the catalogue
-_SAMPLES_LIMIT = 2**63  # SQLite, and the columns of a list of shards, hold numbers below it
-_SIDECARS_AT_ONCE = 256
+_KIND = "shard"  # kind of these rows in the catalogue
+_SAMPLES_LIMIT = 2**63  # SQLite, and the columns of a list of shards, hold numbers below this
+_SIDECARS_AT_ONCE = 256  # number of sidecars that are read at a time
 
-# Shards whose sample counts are looked up at a time: more would block the event loop.
+# Number of shards whose sample counts are looked up at a time. More would block the event loop.
 _FILLED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The version of a url that was fetched last: a row of the catalogue."""
+    """The version of a url that was fetched last: a row of the catalogue.
+
+    Attributes:
+        version: the version.
+        samples: number of its samples; None for a file that was not indexed.
+    """
 
     version: str
     samples: int | None
@@ -35,7 +46,8 @@ class Fetched:
         """Build from a row's value. Raises ValueError for any other value."""
         match row:
             case [str(version), None | int() as samples] if not isinstance(samples, bool):
-                version.encode()  # JSON may hold half a surrogate pair, which is not text
+                # JSON may hold half a surrogate pair, which is not text: this raises ValueError.
+                version.encode()
                 if samples is None or 0 <= samples < _SAMPLES_LIMIT:
                     return cls(version, samples)
         raise ValueError("the row is not a version and a number of samples")
@@ -46,7 +58,7 @@ class Fetched:
 
 
 class History:
-    """The last version fetched of each url and its sample count, which outlive the shard.
+    """The last version fetched of each url and its sample count; they outlive the shard.
 
     Attributes:
         catalogue: the database with these rows.
@@ -60,10 +72,12 @@ class History:
         self._rebuilding = asyncio.Lock()
 
     async def rebuild(self, *, damaged: bool = False) -> None:
-        """Restore lost rows from the sidecars; each url gets the version that was read last.
+        """Restore lost rows from the sidecars; each url gets the version that was used last.
 
-        Lookups wait until this is done. No-op if there are as many rows as shards, unless some of
-        them are known to be `damaged`.
+        Lookups wait until this is done. No-op if there are as many rows as shards.
+
+        Args:
+            damaged: True if rows are known to be damaged, so that their number says nothing.
         """
         shards = self._store.shards
         async with self._rebuilding:
@@ -81,29 +95,31 @@ class History:
         shards = [cached[key] for key in keys if key in cached]
         peeked = await self._store.peek(shards)
         readable = [facts for facts in peeked if facts is not None]
-        # The first row of a url counts. If both its shard and its plain file are cached, that is
-        # the row of the shard, which has a count.
+        # The first row of a url counts. If a url is cached both as a shard and as a plain file, the
+        # first row has to be that of the shard, which has a count.
         readable.sort(key=lambda facts: facts.samples is None)
         await self.catalogue.add_many([_row_of(facts) for facts in readable])
 
     async def remember(self, facts: Facts) -> None:
         """Store a shard's version and sample count."""
         known: Fetched | None = None
-        if facts.samples is None:  # a tar fetched as a plain file keeps its count
+        # A tar that is fetched as a plain file keeps the count that is known from before.
+        if facts.samples is None:
             known = await self.catalogue.get(_KIND, facts.url, parse=Fetched.from_row)
         if known is None or known.version != facts.version:
-            # Before the row is written: a caller that sees the change reads the row afterwards.
+            # This comes before the row is written, with no await in between. The catalogue serves
+            # calls in their order, so a caller that sees the change finds the new row.
             self.changes += 1
             row = Fetched(facts.version, facts.samples).to_row()
             await self.catalogue.put(row, _KIND, facts.url)
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
-        """Return the last version fetched of each url, or None."""
+        """Return the last version fetched of each url; None for a url never fetched."""
         rows = await self._last_fetched(urls)
         return [None if row is None else row.version for row in rows]
 
     async def cached_file(self, url: str) -> RemoteObject | None:
-        """Return the object of a url whose plain file is cached in the version fetched last."""
+        """Return the object of a url, if its plain file is cached in the version fetched last."""
         (version,) = await self.versions([url])
         if version is None:
             return None
@@ -118,7 +134,7 @@ class History:
 
         A shard without a version gets the count of the last version fetched.
         """
-        samples = array("q", shards.samples)
+        samples = array("q", shards.samples)  # -1 for an unknown count
         unknown = [number for number, count in enumerate(samples) if count < 0]
         for first in range(0, len(unknown), _FILLED_AT_ONCE):
             numbers = unknown[first : first + _FILLED_AT_ONCE]
@@ -131,12 +147,12 @@ class History:
         return replace(shards, samples=samples)
 
     async def _last_fetched(self, urls: Sequence[str]) -> list[Fetched | None]:
-        """Return the version of each url that was fetched last, or None.
+        """Return the version of each url that was fetched last; None for a url never fetched.
 
-        Rows that turn out to be damaged are first restored from the sidecars.
+        If rows turn out to be damaged, they are restored from the sidecars, and looked up again.
         """
         async with self._rebuilding:
-            pass  # only wait for the end of a rebuilding in progress
+            pass  # this only waits for the end of a rebuilding in progress
         keys = [(_KIND, stored_url(url)) for url in urls]
         losses = self.catalogue.losses
         rows = await self.catalogue.get_many(keys, Fetched.from_row)

@@ -1,4 +1,10 @@
-"""Requests to origins for the present version of cached shards."""
+"""Requests to origins for the present version of cached shards.
+
+`Leasing` has a shard revalidated before it serves the cached version, if a reader wants the latest.
+An origin is silent if its last answer did not come in time. A signed url has a signature in its
+query that permits reading for a time. Its cached bytes are served only to callers whose signature
+the origin has accepted.
+"""
 
 import asyncio
 import time
@@ -26,8 +32,9 @@ from shardcache.telemetry.metrics import Counters
 
 log = structlog.get_logger()
 
-# A reader waits this long for an answer, and nothing waits longer than the timeout.
+# A reader waits this long for an answer, before it gets the cached version.
 _GRACE_S = 1.0
+# A request is given up after this time.
 _TIMEOUT_S = 5.0
 
 
@@ -35,12 +42,14 @@ _TIMEOUT_S = 5.0
 class Revalidation:
     """Asks origins for the present version of cached shards, once per shard for all readers.
 
-    A prompt answer takes effect immediately. A slow one is awaited in the background while the
-    cached version is served, and takes effect from the next lease on; until then that origin gets
-    one such request at a time, and no reader waits for it. An answer stays valid for `_ttl_s`.
+    An answer that comes soon takes effect immediately. A slow answer is awaited in the background,
+    while the cached version is served, and takes effect from the next lease on. Until then, its
+    origin gets one such request at a time, and no reader waits for that. An answer stays valid for
+    `_ttl_s` seconds.
 
     Attributes:
-        questions: the pending requests, by the shard's name.
+        questions: the pending requests, by the shard's name in plans. The result of each is the
+            error for the readers, or None.
     """
 
     _store: Store
@@ -53,18 +62,23 @@ class Revalidation:
         default_factory=dict,
         init=False,
     )
-    _under_way: Counter[str] = field(default_factory=Counter, init=False)  # requests, by origin
-    _silent: set[str] = field(default_factory=set, init=False)  # origins that do not answer
-    # By url, the locks of signed urls that are being checked.
+    # Number of pending requests, by origin.
+    _under_way: Counter[str] = field(default_factory=Counter, init=False)
+    _silent: set[str] = field(default_factory=set, init=False)  # origins that do not answer in time
+    # Locks of the signed urls that are being checked, by url.
     _signature_locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary,
         init=False,
     )
 
     async def check(self, name: str, ref: ShardRef) -> None:
-        """Revalidate a cached shard unless that was done lately.
+        """Revalidate a cached shard, unless that was done lately.
 
-        Raises the origin's error if the shard is gone.
+        Raises the origin's error, for example if the shard no longer exists.
+
+        Args:
+            name: the shard's name in plans.
+            ref: the shard.
         """
         origin = store_of(ref.url)
         if not self._is_stale(name):
@@ -72,7 +86,7 @@ class Revalidation:
         if origin in self._silent and self._under_way[origin]:
             return  # a silent origin gets one request at a time
 
-        # 1. One request for all readers of the shard.
+        # 1. There is one request for all readers of the shard.
         question = self.questions.get(name)
         if question is None:
             question = self._group.create_task(
@@ -83,7 +97,7 @@ class Revalidation:
         if origin in self._silent:
             return
 
-        # 2. Its answer counts now if it is prompt, and from the next lease on if it is slow.
+        # 2. The answer counts now if it comes soon, and from the next lease on if it is slow.
         answered, _ = await asyncio.wait([question], timeout=_GRACE_S)
         if not answered:
             self._silent.add(origin)
@@ -95,33 +109,39 @@ class Revalidation:
     def allows(self, url: str) -> bool:
         """Return whether a reader may be given cached bytes of a url.
 
-        If it is signed, its origin must have accepted the signature lately.
+        For a signed url, the origin must have accepted the signature lately.
         """
         return self._origins.signatures.allow(url)
 
     async def check_signature(self, name: str, ref: ShardRef) -> None:
-        """Have the origin accept a signed url, unless it did lately, before cached bytes are read.
+        """Have the origin check a signed url before cached bytes are read, unless it did lately.
 
-        Raises the origin's error if it does not, or is silent.
+        Raises the origin's error if it refuses the signature, or OriginUnavailableError if there is
+        no answer. No-op for a url without a signature.
+
+        Args:
+            name: the shard's name in plans.
+            ref: the shard.
         """
         if self.allows(ref.url):
             return
         lock = self._signature_locks.setdefault(ref.url, asyncio.Lock())
-        async with lock:  # once for all readers of the url
+        async with lock:  # one request serves all readers of the url
             if self.allows(ref.url):
                 return
             asked_s = time.monotonic()
             obj = await self._stat_signed(ref.url)
         key = shard_key(place_of(ref.url, is_file=ref.is_file), obj.version)
         self._check_length(key, obj)
+        # The answer also says which version is the latest, unless a later answer is known.
         if ref.version is None and self._planner.checked_at_s(name) < asked_s:
             self._planner.learn(name, key, time.monotonic())
 
     async def present(self, url: str) -> RemoteObject | None:
         """Return the object of a cached shard or file as its origin has it now.
 
-        None if the origin is silent, fails or refuses the request: the cached version is served
-        then. Raises its other errors, and the refusal of a signed url.
+        None if the origin fails, refuses the request or does not answer in time: the cached version
+        is served then. Raises the origin's other errors, and its refusal of a signed url.
         """
         self._counters.fetched(url, size_bytes=0, requests=1)
         try:
@@ -139,7 +159,8 @@ class Revalidation:
         except ShardcacheError:
             raise
         except Exception:
-            # A top-level guard like that of transfers: one bad shard must not end all jobs.
+            # This is a top-level guard like the one of transfers: one bad shard must not end all
+            # jobs.
             log.exception("unexpected error in revalidation; serving the cached version", shard=url)
             return None
         finally:
@@ -154,7 +175,10 @@ class Revalidation:
             question.cancel()
 
     def _check_length(self, key: str, obj: RemoteObject) -> None:
-        """Raise OriginError if a cached shard has another length than the object of its version."""
+        """Raise OriginError if a cached shard has another length than the object of its version.
+
+        The server then uses one version, such as an ETag, for different objects.
+        """
         shard = self._store.shards.get(key)
         if shard is None or shard.facts is None or shard.facts.origin_bytes == obj.size_bytes:
             return
@@ -181,11 +205,11 @@ class Revalidation:
     def _is_stale(self, name: str) -> bool:
         """Return whether a shard is cached, and its version was last asked for too long ago."""
         age_s = time.monotonic() - self._planner.checked_at_s(name)
-        is_cached = self._planner.key(name) in self._store.shards  # else its transfer asks
+        is_cached = self._planner.key(name) in self._store.shards  # otherwise, its transfer asks
         return age_s > self._ttl_s and is_cached
 
     async def _ask(self, name: str, ref: ShardRef) -> ShardcacheError | None:
-        """Learn the present version, or return the error for the reader."""
+        """Ask the origin for the present version, and record it; return the error for readers."""
         origin = store_of(ref.url)
         asked_s = time.monotonic()
         self._under_way[origin] += 1
@@ -196,12 +220,13 @@ class Revalidation:
         finally:
             self._under_way[origin] -= 1
             del self.questions[name]
-        if self._planner.checked_at_s(name) < asked_s:  # else a transfer has asked more recently
+        # A transfer may have asked more recently than this request: its answer then stays.
+        if self._planner.checked_at_s(name) < asked_s:
             self._planner.learn(name, key, time.monotonic())
         return None
 
     async def _present_key(self, name: str, ref: ShardRef) -> str:
-        """Return the key of the origin's present version; the last known one if it is silent."""
+        """Return the key of the origin's present version; without an answer, the last known one."""
         obj = await self.present(ref.url)
         if obj is None:
             return self._planner.key(name)
