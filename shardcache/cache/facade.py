@@ -52,7 +52,7 @@ class Cache:
         layout: paths in the cache folder.
         handed: credentials for origins that users have given to the daemon.
         counters: the daemon's counters.
-        bills: requests and bytes, added up by job and price.
+        bills: the bill of the node for requests and bytes, and one for each job.
         measures: durations, for metrics.
         turns: turns on the event loop, for long computations.
         manifests: resolves patterns to lists of shards.

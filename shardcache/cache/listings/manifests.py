@@ -1,4 +1,11 @@
-"""Patterns, prefixes and index files of users, resolved to lists of shards."""
+"""Patterns, prefixes and index files of users, resolved to lists of shards.
+
+To resolve a pattern means to list the shards that it matches, if necessary by asking its origin. A
+list is known to a user if the user was given it here, or has sent it as a list of their own: the
+user's readers can then name it by its fingerprint, a hash, in place of sending it. An index file
+lists shards with their sample counts. Readers' sessions and `Cache` resolve patterns here; S3
+clients' requests ask for single objects.
+"""
 
 import asyncio
 import math
@@ -32,9 +39,11 @@ from shardcache.transport.between.flow import Received
 
 log = structlog.get_logger()
 
-_KIND = "shards"  # of rows in the catalogue
-_INDEX_TTL_S = 2.0  # all ranks of a job ask within seconds of each other
-_MAX_SENT_BYTES = 64 * 1024 * 1024  # of a list that a user sends, inflated
+_KIND = "shards"  # kind of these rows in the catalogue
+# Time for which an index file is used again, as all ranks of a job ask within seconds of each
+# other.
+_INDEX_TTL_S = 2.0
+_MAX_SENT_BYTES = 64 * 1024 * 1024  # maximum size of a list that a user sends, once inflated
 
 
 Fingerprints = tuple[str, ...]
@@ -43,20 +52,27 @@ Fingerprints = tuple[str, ...]
 
 @dataclass(slots=True)
 class _Listed:
-    """A listing that may be used again."""
+    """A listing that may be used again.
 
-    listed_s: float  # when it was asked for, by the monotonic clock
+    Attributes:
+        listed_s: time at which the origins were asked for it, by the monotonic clock.
+        listing: the listing.
+        filled_after: the value of `History.changes` when sample counts were last looked up for it;
+            -1 if they never were.
+    """
+
+    listed_s: float
     listing: Listing
-    filled_after: int = -1  # `History.changes` when its sample counts were last looked up
+    filled_after: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ListingLimits:
-    """Limits of age and number of the lists that are kept.
+    """Limits of age and memory of the lists that are kept.
 
     Attributes:
-        ttl_s: how long a listing is used again.
-        memory_bytes: memory of the lists that are kept without being in any plan.
+        ttl_s: time for which a listing is used again, in seconds.
+        memory_bytes: maximum memory of the lists that are kept without being in any plan.
     """
 
     ttl_s: float
@@ -64,11 +80,10 @@ class ListingLimits:
 
 
 class Manifests:
-    """Resolves patterns to lists of shards.
+    """Resolves patterns to lists of shards, and remembers lists.
 
-    A listing is used again for a time, and beyond that while the origin is unavailable. The lists
-    that a user was given or has sent, of shards that this user may request, are known by
-    fingerprint.
+    A listing is used again for a time, and for longer while its origin is unavailable. All shards
+    in a list that is known to a user are shards that the user may request.
     """
 
     def __init__(
@@ -86,11 +101,13 @@ class Manifests:
         self._revalidation = revalidation
         self._allow = allow
         self._limits = limits
-        self._listed: dict[tuple[str, ...], _Listed] = {}  # by kind and patterns
-        self._known: dict[tuple[Peer, Fingerprints], Listing] = {}  # least recently used first
+        # Listings that may be used again. The key is `wanted`, followed by the patterns.
+        self._listed: dict[tuple[str, ...], _Listed] = {}
+        # Lists that are known to users, least recently used first.
+        self._known: dict[tuple[Peer, Fingerprints], Listing] = {}
         # The shards of index files that are in use, by url and version.
         self._indexes: WeakValueDictionary[tuple[str, str], Shards] = WeakValueDictionary()
-        # Locks that are in use, by kind and names.
+        # Locks that are in use, by the texts that `_lock` was given.
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
     async def resolve(
@@ -103,29 +120,36 @@ class Manifests:
     ) -> Listing:
         """Return the shards of every pattern, in order, with known sample counts.
 
-        If files are wanted, they have versions and sizes, too, unless their origin does not answer.
-        Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches,
-        and origins' errors.
+        If files are wanted, they also have versions and sizes, unless their origin does not answer.
+        Raises NotAllowedError, which comes before any request to an origin; NotFoundError if no
+        shard matches; and the origins' errors.
 
         Args:
-            max_age_s: age of the oldest listing that may be used. One made while this request
-                waits is new enough.
+            patterns: the patterns.
+            peer: the user.
+            max_age_s: age in seconds of the oldest listing that may be used. A listing that is made
+                while this request waits is always new enough.
+            wanted: says which objects are meant, and whether they are read as shards, as files, or
+                by ranges.
         """
         asked_s = time.monotonic()
         await asyncio.to_thread(self._check_patterns, patterns, peer)
-        # One at a time for the same patterns: hundreds of workers start at the same moment.
+        # Hundreds of workers start at the same moment. One of them resolves the patterns, and the
+        # others wait for the lock, and then use its listing.
         async with self._lock(wanted, *patterns):
             listing = await self._current(patterns, peer, wanted, asked_s, max_age_s)
+            # Keys of a bucket that are not possible urls can be listed, for users to see. But such
+            # a list does not become known, so no plan can be made of it.
             may_have_other_keys = wanted in ("files", "entries")
             if may_have_other_keys and not await asyncio.to_thread(self._are_sound, listing, peer):
-                return listing  # for users to see; a plan with a key that is no url is refused
+                return listing
             known = await self._admit(listing, peer)
             url = listing.shards.urls[0]
-            self._origins.origin(url).expect(url)  # it prepares for the requests that follow
+            self._origins.origin(url).expect(url)  # the origin prepares for further requests
             if known.remembered == listing.remembered:
                 return known
-            # The known one is a list that a user has sent, whose counts do not come from this
-            # daemon's catalogue.
+            # The known list has the same shards, but was sent by a user, so its counts do not come
+            # from this daemon's catalogue.
             return listing
 
     async def _current(
@@ -136,7 +160,15 @@ class Manifests:
         asked_s: float,
         max_age_s: float,
     ) -> Listing:
-        """Return a listing that is new enough, with the sample counts that are known by now."""
+        """Return a listing that is new enough, with the sample counts that are known by now.
+
+        Args:
+            patterns: the patterns.
+            peer: the user.
+            wanted: says which objects are meant.
+            asked_s: time of the request, by the monotonic clock.
+            max_age_s: age of the oldest listing that may be used, at the time of the request.
+        """
         key = (wanted, *patterns)
         self._forget_stale(asked_s)
         listed = self._listed.get(key)
@@ -145,7 +177,8 @@ class Manifests:
             listed = _Listed(listed_s, await self._list_all(patterns, wanted))
             self._listed[key] = listed
 
-        # An index file gives every count; others are looked up when there is a new one.
+        # The listing of an index file has every count. Any other listing may lack some (-1). Those
+        # are looked up again after the history has stored further counts.
         changes = self._history.changes
         previous = listed.listing
         if changes != listed.filled_after and -1 in previous.shards.samples:
@@ -153,20 +186,31 @@ class Manifests:
         else:
             listing = previous
         self._listed[key] = _Listed(listed.listed_s, listing, changes)
-        if listing is not previous:  # it takes the place of the previous one
+        if listing is not previous:  # the user's list with fewer counts is no longer of use
             fingerprint = await _fingerprint(previous)
             self._known.pop((peer, (fingerprint,)), None)
         return listing
 
     async def admit(self, packed: bytes, peer: Peer) -> None:
-        """Make a user's own list known. Raises ProtocolError, NotAllowedError."""
-        # One at a time for a user: each may be large.
+        """Make a list that a user has sent known to this user.
+
+        Raises ProtocolError if it is malformed, NotAllowedError if the user may not request one of
+        the urls.
+
+        Args:
+            packed: the list, as `Shards.packed` has it.
+            peer: the user.
+        """
+        # Lists of one user are unpacked one at a time, as each may be large.
         async with self._lock(str(peer.uid)):
             listing = await asyncio.to_thread(_unpacked, packed)
             await self._admit(listing, peer)
 
     def sending_lock(self, fingerprint: str, peer: Peer) -> asyncio.Lock:
-        """Return the lock that a reader holds while it sends a list: others of its user wait."""
+        """Return the lock that a reader holds while it sends a list.
+
+        Other readers of the same user wait for the lock, and need not send the list then.
+        """
         return self._lock(str(peer.uid), fingerprint)
 
     async def known(
@@ -175,15 +219,21 @@ class Manifests:
         peer: Peer,
         wanted: Wanted = "samples",
     ) -> Listing | None:
-        """Return the shards of lists that this user was given or has sent, one after another.
+        """Return the shards of lists that are known to a user, one list after another.
 
-        None if one of them is unknown, or all are too large together.
+        None if one of the lists is unknown, or they are too large together.
+
+        Args:
+            fingerprints: fingerprints of the lists.
+            peer: the user.
+            wanted: says whether the shards are read as such, as files, or by ranges.
         """
         key = tuple(fingerprints)
         if (peer, key) in self._known:
             lock = self._lock(*key)
         else:
-            # Several lists are to be joined: one at a time for a user, as each may be large.
+            # Lists have to be joined, or one is unknown. That is done for one request of a user at
+            # a time, as the lists may be large.
             lock = self._lock(str(peer.uid))
         async with lock:
             listing = self._known.pop((peer, key), None)
@@ -197,7 +247,8 @@ class Manifests:
     async def stat(self, url: str) -> RemoteObject:
         """Return an object as its origin has it now.
 
-        If the origin fails, a cached file is returned as it is cached. Raises the origin's errors.
+        If the origin fails and the file is cached, return it as it is cached. Raises the origin's
+        errors.
         """
         cached = await self._history.cached_file(url)
         if cached is None:
@@ -206,10 +257,14 @@ class Manifests:
         return cached if present is None else present
 
     def _lock(self, *key: str) -> asyncio.Lock:
+        """Return the lock for a key of any texts; it exists as long as it is in use."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _joined(self, key: Fingerprints, peer: Peer) -> Listing | None:
-        """Return the known lists of a user as one; None if one is missing, or all are too large."""
+        """Return several lists that are known to a user as one list.
+
+        None if one of them is unknown, or they are too large together.
+        """
         lists: list[Listing] = []
         for fingerprint in key:
             listing = self._known.get((peer, (fingerprint,)))
@@ -221,15 +276,23 @@ class Manifests:
         return await asyncio.to_thread(Listing.joined, lists)
 
     async def _admit(self, listing: Listing, peer: Peer) -> Listing:
-        """Make a list known to a user; return it, or the same one that is known already."""
+        """Make a list known to a user.
+
+        Returns the list, or one with the same shards that is known already. Raises NotAllowedError.
+        """
         key = (await _fingerprint(listing),)
-        if (peer, key) not in self._known:  # an index file may name any url
+        # Permission for a pattern is not enough, as an index file may name any url.
+        if (peer, key) not in self._known:
             await asyncio.to_thread(self._allow.check_all, listing.shards.urls, peer)
         known = self._known.pop((peer, key), listing)
         return self._keep(key, peer, known)
 
     def _keep(self, key: Fingerprints, peer: Peer, listing: Listing) -> Listing:
-        """Note the latest use of a list, which users share; forget those unused for longest."""
+        """Make a list the most recently used one; forget the least recently used if necessary.
+
+        Returns the list, or the same one if it is known to another user: users share lists, to save
+        memory.
+        """
         for (_, other_key), other in self._known.items():
             if other_key == key:
                 listing = other
@@ -253,7 +316,9 @@ class Manifests:
             braced = in_braces(pattern)
             host_start = braced.find("://") + len("://")
             up_to_host = braced[: braced.find("/", host_start)]
-            if "{" in up_to_host:  # it expands to several hosts: each of them must be allowed
+            # A pattern with braces in its host expands to several hosts, each of which must be
+            # allowed.
+            if "{" in up_to_host:
                 urls += expand_braces(pattern)
             self._allow.check_all(urls, peer)
 
@@ -272,7 +337,8 @@ class Manifests:
             objects = [await self._object(url) for url in patterns]
             return await asyncio.to_thread(lambda: Listing(Shards.of(objects)))
         lists: list[Shards] = []
-        # In one thread for all of them, as there may be many.
+        # One call in a thread handles all patterns, as there may be many. None stands for a pattern
+        # that its origin has to be asked about.
         named = await asyncio.to_thread(lambda: [_named(pattern, wanted) for pattern in patterns])
         for pattern, shards in zip(patterns, named, strict=True):
             lists.append(shards or await self._list(pattern, wanted))
@@ -288,14 +354,14 @@ class Manifests:
         if wanted == "files":
             joined = await self._with_versions(joined)
         for listing in self._known.values():
-            if listing.shards is joined:  # of an index file that has not changed
+            if listing.shards is joined:  # they come from an index file that has not changed
                 return listing
         return await asyncio.to_thread(Listing, joined)
 
     async def _object(self, url: str) -> ShardRef:
-        """Return an object, or a ref without a version where a folder may be.
+        """Return an object; if there is none, return a ref without a version.
 
-        Raises the origin's errors.
+        Such a ref is for a url that may be a folder. Raises the origin's errors.
         """
         try:
             obj = await self.stat(url)
@@ -318,7 +384,7 @@ class Manifests:
         )
 
     async def _filled(self, listing: Listing) -> Listing:
-        """Return a list with the sample counts that the daemon remembers."""
+        """Return a list with the sample counts from the history filled in."""
         shards = await self._history.fill(listing.shards)
         added = listing.shards.samples.count(-1) - shards.samples.count(-1)
         if not added:
@@ -326,9 +392,13 @@ class Manifests:
         return Listing(shards, listing.names, listing.remembered + added)
 
     async def _list(self, pattern: str, wanted: Wanted) -> Shards:
-        """Return the shards that a pattern matches; its last ones if the origin is unavailable."""
+        """Return the shards that a pattern matches.
+
+        If the origin is unavailable, they are those of the last listing, from the catalogue.
+        """
 
         def request(received: Received) -> Awaitable[Shards]:
+            """Make one attempt, of which `Downloader.ask` makes several if necessary."""
             return expand(pattern, self._origins, received, self._indexes, wanted)
 
         row = (_KIND, pattern) if wanted == "samples" else (_KIND, pattern, wanted)
@@ -352,13 +422,18 @@ class Manifests:
         return shards
 
     def _forget_stale(self, now_s: float) -> None:
-        """Forget stale listings, and the oldest while they take too much memory."""
+        """Forget listings that are too old, and the oldest listings if all take too much memory.
+
+        Args:
+            now_s: the present time, by the monotonic clock.
+        """
         newest_first = reversed(list(self._listed.items()))
         total_bytes = 0
         for key, listed in newest_first:
             ttl_s = self._limits.ttl_s
             if any(map(is_index, key)):
-                # An index costs one request, and may just have been updated for the job that asks.
+                # Reading an index file again takes only one request, and the file may just have
+                # been updated for the job that asks.
                 ttl_s = min(ttl_s, _INDEX_TTL_S)
             total_bytes += listed.listing.memory_bytes
             if now_s - listed.listed_s >= ttl_s or total_bytes > self._limits.memory_bytes:
@@ -366,6 +441,7 @@ class Manifests:
 
 
 async def _fingerprint(listing: Listing) -> str:
+    """Return the fingerprint of a list, which is computed in a thread if it is not known."""
     return await asyncio.to_thread(lambda: listing.shards.fingerprint)
 
 
@@ -376,13 +452,18 @@ def _unpacked(packed: bytes) -> Listing:
 
 def _named(pattern: str, wanted: Wanted) -> Shards | None:
     """Return the shards that a pattern spells out; None if the origin has to be asked. Blocks."""
-    if wanted == "entries":
+    if wanted == "entries":  # a listing of a folder's entries always asks the origin
         return None
     return named_by_braces(pattern)
 
 
 def _with_version(ref: ShardRef, obj: RemoteObject | None) -> ShardRef:
-    """Return a ref with the version and size of its object, unless it names another version."""
+    """Return a ref with the version and size of its object.
+
+    Args:
+        ref: the ref, which stays as it is if it names another version.
+        obj: the object; None if its origin did not answer, which changes nothing.
+    """
     if obj is None or ref.version not in (None, obj.version):
         return ref
     return ref._replace(version=obj.version, size_bytes=obj.size_bytes)
@@ -402,7 +483,7 @@ def listing_of(row: object) -> Shards:
 
 
 def _row_of(pattern: str, shards: Shards) -> str | None:
-    """Return a listing for the catalogue; None if a url is secret. Blocks."""
+    """Return a listing as a row for the catalogue; None if a url contains secrets. Blocks."""
     if _is_secret(pattern) or any(map(_is_secret, shards.urls)):
         return None
     return b64encode(shards.packed).decode()

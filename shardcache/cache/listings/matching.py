@@ -1,4 +1,8 @@
-"""Patterns of users, matched against the urls of cached shards."""
+"""Patterns of users, matched against the urls of cached shards.
+
+The commands that evict and unpin find their shards by this, without asking an origin. A stored url
+is one as the cache keeps it: without secrets, such as a signature.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -12,13 +16,13 @@ from shardcache.tarindex.key_splits import key_split_in
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     """Return a predicate: does a stored url match any of the patterns, by the rules of `expand`?
 
-    Blocks: a brace pattern may expand to millions of urls. Raises ConfigError.
+    Blocks, as a pattern with braces may expand to millions of urls. Raises ConfigError.
     """
     expanded = (text for pattern in patterns for text in expand_braces(_stored(pattern)))
     texts = list(map(canonical, expanded))
     prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
     globs = [glob_regex(text) for text in texts if is_glob(text)]
-    urls = frozenset(texts)  # a url may have the characters of a glob in its name
+    urls = frozenset(texts)  # globs are among them, as a url may contain a glob's characters
 
     def matches(url: str) -> bool:
         place = canonical(_stored(url))
@@ -30,6 +34,6 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _stored(url: str) -> str:
-    """Return a url or pattern without secrets, and without the part that selects keys."""
+    """Return a url or pattern without secrets, and without its suffix that selects sample keys."""
     objects, _ = key_split_in(url)
     return stored_url(objects)

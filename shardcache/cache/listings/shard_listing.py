@@ -1,4 +1,8 @@
-"""The shards of a dataset, with the names that plans give them."""
+"""The shards of a dataset, with the names that plans give them.
+
+A plan names a shard by its key in the cache if its version is known, otherwise by its place: the
+url, or a text made of it (`place_of`). `Manifests` makes listings; readers' plans use them.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -8,16 +12,20 @@ from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache.shared.urls.url_names import is_shard, is_shard_or_file
 from shardcache.store.keys import place_of, shard_key
 
-# Memory of an empty list.
+# Memory that an empty list takes.
 _LIST_BYTES = 16_384
-# Memory of each shard's name and numbers; urls and versions are counted by the lengths of their
-# texts.
+# Memory that each shard takes besides its url and version, whose texts are counted by their
+# lengths.
 _ROW_BYTES = 168
 
 
 @lru_cache(4096)
 def name_of(ref: ShardRef) -> str:
-    """Return the name of a shard in plans, which is a hash: each range of it asks for its name."""
+    """Return the name of a shard in plans.
+
+    Names are cached: a name may be a hash, and the name of a file is asked for with each range that
+    is read of it.
+    """
     place = place_of(ref.url, is_file=ref.is_file)
     return _name(place, ref.version)
 
@@ -34,9 +42,9 @@ class Listing:
 
     Attributes:
         shards: the shards, in the order of their numbers.
-        names: the name of each in plans.
-        remembered: number of sample counts that come from this daemon's catalogue; other nodes may
-            not have them.
+        names: the name of each shard in plans.
+        remembered: number of the sample counts that come from this daemon's catalogue, and that
+            other nodes may not have.
         memory_bytes: memory that the list takes.
     """
 
@@ -50,8 +58,10 @@ class Listing:
         """Build from the shards. Blocks.
 
         Args:
-            names: names of the shards; by default, they are made from urls and versions.
-            wanted: decides which of them are read as shards, and which as files or by ranges.
+            shards: the shards.
+            names: names of the shards; if empty, they are made from urls and versions.
+            remembered: number of sample counts from this daemon's catalogue.
+            wanted: says which of the objects are read as shards, and which as files or by ranges.
         """
         self.shards = shards
         self.remembered = remembered
@@ -61,12 +71,17 @@ class Listing:
         self.memory_bytes = _LIST_BYTES + _ROW_BYTES * len(shards) + texts_bytes
 
     def _all_names(self) -> list[str]:
+        """Return the name of each shard, made from its url and version."""
         places = (place_of(url, is_file=self._is_file(url)) for url in self.shards.urls)
         versions = self.shards.versions
         return [_name(place, version) for place, version in zip(places, versions, strict=True)]
 
     def _is_file(self, url: str) -> bool:
-        """Return whether the object's own bytes are wanted, rather than the samples in it."""
+        """Return whether the bytes of an object are wanted as they are, rather than its samples.
+
+        "shards" and "either" leave this to the url: objects that are not shards by their names are
+        files.
+        """
         if self._wanted == "shards":
             return not is_shard(url)
         if self._wanted == "either":
@@ -75,11 +90,11 @@ class Listing:
 
     @property
     def is_of_ranges(self) -> bool:
-        """True if only ranges that readers ask for are fetched, and nothing ahead of need."""
+        """True if only ranges that readers request are fetched, and nothing ahead by the plan."""
         return self._wanted == "ranges"
 
     def ref(self, number: int) -> ShardRef:
-        """Return the shard, or the file, by its number."""
+        """Return a shard or a file by its number."""
         ref = self.shards[number]
         if self._is_file(ref.url):
             return ref._replace(is_file=True)
@@ -87,22 +102,22 @@ class Listing:
 
     def refs(self) -> Sequence[ShardRef]:
         """Return all shards and files. Blocks."""
-        if self._wanted == "samples":  # none of them is read as a file
+        if self._wanted == "samples":  # all are read as shards
             return self.shards
         return [self.ref(number) for number in range(len(self.shards))]
 
     def wanting(self, wanted: Wanted) -> "Listing":
-        """Return the same shards with something else wanted of them. Blocks."""
+        """Return the same shards to be read in another way, as `wanted` says. Blocks."""
         if wanted == self._wanted:
             return self
-        # Names are made again: a file's differs from a shard's.
+        # Names are made again, as the name of a file differs from that of a shard.
         return Listing(self.shards, remembered=self.remembered, wanted=wanted)
 
     @classmethod
     def joined(cls, lists: Sequence["Listing"]) -> "Listing":
-        """Return the shards of several lists, one after another, as "samples". Blocks.
+        """Return the shards of several lists, one after another, to be read for samples. Blocks.
 
-        Their `remembered` counts are left out: each list's was sent when the list was resolved.
+        `remembered` is 0, as the reader got the number of each list when that list was resolved.
         """
         shards = Shards.joined([each.shards for each in lists])
         names = [name for each in lists for name in each.names]

@@ -1,4 +1,8 @@
-"""Recent answers of origins about objects, for clients that request the same ones often."""
+"""Recent answers of origins about objects, for clients that request the same objects often.
+
+S3 clients, for example, ask for the version and size of an object before each range that they read.
+`Objects` asks here, once the rules have permitted the url.
+"""
 
 import asyncio
 import time
@@ -12,12 +16,16 @@ from shardcache.store.disk.file_operations import modified_s
 from shardcache.store.keys import place_of, shard_key
 from shardcache.store.store import Store
 
-_MAX_KNOWN = 10_000  # objects; some 300 bytes each
+_MAX_KNOWN = 10_000  # number of objects that are remembered, each of which takes some 300 bytes
 
 
 @dataclass(slots=True, eq=False)
 class KnownObjects:
-    """Objects as their origins have them, or had them at most `_ttl_s` seconds ago."""
+    """Objects as their origins have them, or had them at most `_ttl_s` seconds ago.
+
+    `_known` has the answers by url, the oldest first. `_locks` has the locks of urls whose origins
+    are being asked.
+    """
 
     _manifests: Manifests
     _store: Store
@@ -29,33 +37,34 @@ class KnownObjects:
     )
 
     async def present(self, url: str) -> RemoteObject:
-        """Return an object, from its origin if the known answer is too old.
+        """Return an object; ask its origin if there is no answer that is recent enough.
 
-        Concurrent callers share one request. If the origin fails, the object is returned as it is
-        cached. Raises the origin's errors if it is not.
+        Concurrent callers share one request. If the origin fails, a cached object is returned as it
+        is cached. Raises the origin's errors if the object is not cached.
         """
         known = self.fresh(url)
         if known is not None:
             return known
         async with self._locks.setdefault(url, asyncio.Lock()):
-            known = self.fresh(url)  # another caller may have asked in the meantime
+            known = self.fresh(url)  # another caller may have asked while this one waited
             if known is None:
                 known = await self._dated(await self._manifests.stat(url))
                 self._remember(known)
         return known
 
     def forget(self, url: str) -> None:
-        """Ask the origin again next time."""
+        """Forget the answer about an object, so that the next request asks the origin."""
         self._known.pop(url, None)
 
     def fresh(self, url: str) -> RemoteObject | None:
-        """Return an object as its origin had it lately; None if the origin has to be asked."""
+        """Return an object from a recent answer; None if the origin has to be asked."""
         known = self._known.get(url)
         if known is None or time.monotonic() - known.reported_s > self._ttl_s:
             return None
         return known
 
     def _remember(self, obj: RemoteObject) -> None:
+        """Keep an answer, and forget the oldest if there are too many."""
         self._known[obj.url] = obj
         self._known.move_to_end(obj.url)
         if len(self._known) > _MAX_KNOWN:
@@ -64,7 +73,8 @@ class KnownObjects:
     async def _dated(self, obj: RemoteObject) -> RemoteObject:
         """Return an object with its time of modification.
 
-        If the origin does not tell it, that is the time at which it was fetched, or the present.
+        If the origin does not report the time, it is the time at which the object was fetched, or
+        the present if the object is not cached.
         """
         if obj.modified_s is not None:
             return obj

@@ -1,4 +1,10 @@
-"""Bytes of objects, kept in the cache while somebody reads them."""
+"""Bytes of objects, kept in the cache while a client reads them.
+
+The S3 endpoint reads objects here, for clients without a plan. To hold bytes means to keep them
+from eviction, as a lease does. The bytes of an object may be in a published file (the whole
+object), in an arriving file (its beginning, while the rest is downloaded), or in a file of parts
+(some of its parts).
+"""
 
 import time
 from collections.abc import AsyncIterator
@@ -28,21 +34,21 @@ class HeldBytes(Protocol):
 
     @property
     def path(self) -> Path:
-        """Path of the file; open it at once, as it may be renamed later."""
+        """Path of the file, which has to be opened at once, as it may be renamed later."""
 
     async def beyond(self, have_bytes: int) -> int:
-        """Return the end of the bytes that may be read, once it is beyond `have_bytes`.
+        """Wait until the bytes that may be read end beyond `have_bytes`; return their end.
 
-        Raises the errors of fetching.
+        Offsets count from the start of the object. Raises the errors of fetching.
         """
 
     def lost(self) -> None:
-        """Note that others have removed the file: its bytes are fetched again."""
+        """Record that others have removed the file, so that its bytes are fetched again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedObject:
-    """A published object: all of its bytes."""
+    """All bytes of an object, in a published file."""
 
     path: Path
     _shard: Shard
@@ -56,7 +62,7 @@ class _CachedObject:
 
 @dataclass(frozen=True, slots=True)
 class _ArrivingObject:
-    """An object that is arriving: its beginning, which grows."""
+    """The beginning of an object that is arriving, which grows as further bytes arrive."""
 
     _arrival: Arrival
     _client: JobKey
@@ -75,12 +81,12 @@ class _ArrivingObject:
         return size_bytes if self._arrival.shard is not None else self._arrival.ready_bytes
 
     def lost(self) -> None:
-        """Nothing to note: the transfer that fills the file finds out."""
+        """Do nothing, as the transfer that fills the file notices the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Some parts of an object."""
+    """Some parts of an object. `_end` is the end of the bytes that may be read."""
 
     _residency: Residency
     _file: PartFile
@@ -99,10 +105,10 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectReads:
-    """Reads of objects in a known version, each of which holds what it reads until it ends.
+    """Reads of objects in a known version, each of which holds its bytes until it ends.
 
-    A read holds one object, or some parts of one, and waits for nothing else meanwhile: reads
-    never wait for each other's space in a circle.
+    A read holds one object, or some parts of one object, and waits for no other space during that
+    time. So reads never wait for each other's space in a circle.
     """
 
     _leasing: Leasing
@@ -111,7 +117,7 @@ class ObjectReads:
     _counters: Counters
 
     def fits(self, obj: RemoteObject) -> bool:
-        """Return whether there is space for the whole object now, beside what readers hold."""
+        """Return whether there would be space for the whole object now, without waiting."""
         return self._residency.fits_now(footprint_bytes(obj.size_bytes), NOW)
 
     def is_space_wanted(self) -> bool:
@@ -119,9 +125,13 @@ class ObjectReads:
         return any(claim.wanted_bytes for claim in self._residency.claims.values())
 
     def at_hand(self, obj: RemoteObject, span: Span) -> Path | None:
-        """Return a file that has a range of an object, to be read before the next await.
+        """Return a file that has a range of an object, which has to be read before the next await.
 
         None if the range has to be fetched or checked first, which `span` does.
+
+        Args:
+            obj: the object.
+            span: start and end of the range in bytes.
         """
         file = self._leasing.at_hand(name_of(_ref(obj)), span, obj.version)
         if file is None:
@@ -130,14 +140,19 @@ class ObjectReads:
         if isinstance(file, PartFile):
             self._residency.parts.used(file, file.parts_of(span))
             return file.partial.path
-        self._counters.hit_bytes += file.size_bytes  # bytes of parts are not counted
+        self._counters.hit_bytes += file.size_bytes  # only bytes of whole files are counted
         return _tar_of(self._layout, file.key)
 
     @asynccontextmanager
     async def whole(self, obj: RemoteObject, client: JobKey) -> AsyncIterator[HeldBytes]:
-        """Hold an object during the block, which begins once the object's first bytes are there.
+        """Hold an object during the block, which begins once its first bytes have arrived.
 
-        Raises every error of its fetching; OutdatedError if the origin has another version.
+        Raises every error that fetching can raise, and OutdatedError if the origin has another
+        version.
+
+        Args:
+            obj: the object.
+            client: the client that is charged, and shown as waiting.
         """
         wait = Wait(client, since_s=time.monotonic(), partial=True)
         acquired = await self._leasing.acquire(_ref(obj), Class.PLANNED, wait)
@@ -165,9 +180,12 @@ class ObjectReads:
         """Hold a range of an object during the block. Raises as `whole` does.
 
         Args:
-            ahead: the range that will be read next, if that is known.
-            in_order: True if the range is read in order: the block may begin once its first byte is
-                there, and holds the cached beginning of it.
+            obj: the object.
+            span: start and end of the range in bytes.
+            client: the client that is charged, and shown as waiting.
+            ahead: the range that will be read next; None if it is not known.
+            in_order: True if the range is read in order. The block may then begin once the first
+                byte of the range has arrived, and holds only the beginning that is cached by then.
         """
         wait = Wait(
             client,
@@ -199,6 +217,7 @@ class ObjectReads:
 
     @asynccontextmanager
     async def _cached(self, shard: Shard) -> AsyncIterator[HeldBytes]:
+        """Hold a published object during the block."""
         self._residency.retain(shard)
         try:
             yield _CachedObject(self._layout.tar(shard.key), shard)
@@ -206,7 +225,7 @@ class ObjectReads:
             await self._leasing.release(shard)
 
     async def _leave(self, arrival: Arrival, client: JobKey) -> None:
-        """End a read of an arriving object, which may be published by now."""
+        """End a read of an object that was arriving, and may be published by now."""
         if arrival.shard is not None:
             await self._leasing.release(arrival.shard)
         else:
@@ -223,9 +242,13 @@ class ObjectReads:
 
 @lru_cache(4096)
 def _tar_of(layout: Layout, key: str) -> Path:
-    """Return the path of a published object; small ranges are read of the same ones again."""
+    """Return the path of a published object.
+
+    Paths are cached, as clients read many small ranges of the same objects.
+    """
     return layout.tar(key)
 
 
 def _ref(obj: RemoteObject) -> ShardRef:
+    """Return an object as a plain file, as transfers name it."""
     return ShardRef(obj.url, obj.version, obj.size_bytes, is_file=True)

@@ -1,4 +1,8 @@
-"""Objects for clients that name one at a time, such as those of S3, by the rules for their user."""
+"""Objects for clients that request one at a time, such as S3 clients, as far as the rules permit.
+
+The S3 endpoint looks objects up here, lists them, and gets the reads of their bytes. A peer is the
+user who is connected; the rules say which urls that user may see and request.
+"""
 
 from dataclasses import dataclass
 
@@ -13,10 +17,10 @@ from shardcache.origin.registry import Origins
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objects:
-    """The objects that a user may see and read.
+    """The objects that users may see and read.
 
     Attributes:
-        reads: reads of the objects that `stat` or `known` returned.
+        reads: reads of the bytes of objects that `stat` or `known` returned.
     """
 
     reads: ObjectReads
@@ -26,9 +30,10 @@ class Objects:
     _allow: AllowList
 
     async def stat(self, url: str, peer: Peer) -> RemoteObject:
-        """Return an object; its origin is asked, unless it was a short time ago.
+        """Return an object; its origin is asked unless it has answered a short time ago.
 
-        Raises NotAllowedError before any request to the origin, and the origin's errors.
+        Raises NotAllowedError, which comes before any request to the origin, and the origin's
+        errors.
         """
         self._allow.check(url, peer)
         return await self._known.present(url)
@@ -42,7 +47,7 @@ class Objects:
         return self._known.fresh(url)
 
     def forget(self, url: str) -> None:
-        """Have the next `stat` ask the origin: it has another version."""
+        """Have the next `stat` ask the origin, which has another version by now."""
         self._known.forget(url)
 
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
@@ -51,7 +56,8 @@ class Objects:
         An object that was uploaded as a whole has one part. Raises the origin's errors.
 
         Args:
-            number: number of the part, counted from 1.
+            obj: the object.
+            number: number of the part, counted from 1 as S3 does.
         """
         parts = parts_of(obj) or 1
         if number > parts:
@@ -62,21 +68,28 @@ class Objects:
         return await self._downloader.ask(obj.url, lambda _: origin.part_span(obj, number))
 
     async def page(self, wanted: PageRequest, peer: Peer) -> ListedPage:
-        """Return one page of a listing, from the origin. Raises as `stat` does."""
+        """Return one page of a listing, from the origin. Raises as `stat` does.
+
+        Args:
+            wanted: the prefix, and which page of its listing.
+            peer: the user, who must be permitted the prefix.
+        """
         self._allow.check_prefix(wanted.prefix, peer)
         return await self._page(wanted)
 
     async def has_bucket(self, prefix: str, peer: Peer) -> bool:
-        """Return whether the user may read something in a bucket.
+        """Return whether the user may read anything in a bucket.
 
         Raises NotFoundError if there is no such bucket, and the origin's other errors.
 
         Args:
             prefix: the beginning of all urls in the bucket.
+            peer: the user.
         """
         if not self._allow.reaches(prefix, peer):
             return False
-        await self._page(PageRequest(prefix, max_keys=1))  # raises if there is no bucket
+        # A listing of one key is a cheap request that fails if there is no such bucket.
+        await self._page(PageRequest(prefix, max_keys=1))
         return True
 
     def prefixes(self, peer: Peer) -> list[str]:
@@ -84,6 +97,7 @@ class Objects:
         return self._allow.prefixes(peer)
 
     async def _page(self, wanted: PageRequest) -> ListedPage:
+        """Return one page of a listing, without asking the rules."""
         origin = self._origins.origin(url_in(wanted.prefix))
         return await self._downloader.ask(wanted.prefix, lambda _: origin.list_page(wanted))
 
@@ -91,7 +105,7 @@ class Objects:
 def parts_of(obj: RemoteObject) -> int | None:
     """Return the number of parts of a multipart upload; None for an object uploaded as a whole.
 
-    S3's ETags of multipart uploads end with it, after a dash.
+    The ETag that S3 gives to a multipart upload ends with a dash and this number.
     """
     _, dash, parts = obj.version.rpartition("-")
     if dash and parts.isascii() and parts.isdecimal():
