@@ -1,4 +1,9 @@
-"""Lanes: the shards that each job needs in the next minutes, and whether they are cached."""
+"""Lanes: the shards that each job needs in the next minutes, and whether they are cached.
+
+The dashboard draws a lane, a horizontal bar of the next minutes, for each job. A use is one
+reader's predicted need of one shard. A gap is a use of a shard that is not cached. `LiveView` makes
+the lanes.
+"""
 
 import enum
 import itertools
@@ -10,13 +15,13 @@ from shardcache.cache.views.visibility import Visible, shown
 from shardcache.cache.waiting.waits import JobKey
 from shardcache.shared.protocol import Json
 
-# Plans are examined so far ahead.
+# Time from now on for which plans are examined.
 HORIZON_S = 300.0
-# Equal intervals of the horizon, for each of which shards are counted.
+# Number of equal intervals of this time, for each of which shards are counted.
 BINS = 60
-# Positions of a plan that are examined: enough for one shard per second.
+# Maximum number of positions of a plan that are examined, which is enough for a shard per second.
 MAX_USES = 300
-# Uses that are shown one by one: the soonest of each job, and those of shards that are not cached.
+# Maximum numbers of uses that are shown one by one: the soonest of each job, and the soonest gaps.
 _MAX_SOONEST = 5
 _MAX_GAPS = 12
 
@@ -27,13 +32,20 @@ class Presence(enum.StrEnum):
     CACHED = "cached"
     FETCHING = "fetching"
     MISSING = "missing"
-    FAILED = "failed"  # missing, and not prefetched again
+    FAILED = "failed"  # the shard is missing, and not prefetched as its transfer failed
 
 
 class Use(NamedTuple):
-    """One job's need of one shard, at the reader's pace; compared by its time first."""
+    """The need of a job's reader for a shard, as predicted by its pace. Uses compare by `in_s`.
 
-    in_s: float  # time until the need; 0 if the reader is already waiting or reading
+    Attributes:
+        in_s: seconds until the need; 0 if the reader already waits for the shard or reads it.
+        url: url of the shard.
+        client: the job.
+        presence: state of the shard.
+    """
+
+    in_s: float
     url: str
     client: JobKey
     presence: Presence
@@ -51,6 +63,7 @@ class Use(NamedTuple):
 
 
 def _no_counts() -> dict[Presence, list[int]]:
+    """Return a count of 0 for each state and interval."""
     return {presence: [0] * BINS for presence in Presence}
 
 
@@ -60,10 +73,10 @@ class Lane:
 
     Attributes:
         client: the job.
-        counts: by presence, the number of shards needed in each interval of the horizon.
-        looked_s: seconds from now up to which the plans of all its readers were examined.
-        soonest: the first few uses.
-        gaps: the first few uses of shards that are not cached.
+        counts: by state, the number of shards needed in each interval of the horizon.
+        looked_s: seconds from now up to which the plans of all the job's readers were examined.
+        soonest: the soonest few uses.
+        gaps: the soonest few uses of shards that are not cached.
     """
 
     client: JobKey
@@ -73,10 +86,15 @@ class Lane:
     gaps: list[Use] = field(default_factory=list)
 
     def add(self, uses: Sequence[Use]) -> None:
-        """Add one reader's uses, soonest first."""
+        """Add the uses of one reader.
+
+        Args:
+            uses: the uses, the soonest first.
+        """
         for use in uses:
             number = min(int(use.in_s * BINS / HORIZON_S), BINS - 1)
             self.counts[use.presence][number] += 1
+        # A plan with this many uses was not examined up to the horizon.
         is_cut_short = len(uses) == MAX_USES
         if is_cut_short:
             self.looked_s = min(self.looked_s, uses[-1].in_s)
@@ -99,10 +117,10 @@ class Lane:
 
 
 def gaps(lanes: Iterable[Lane]) -> list[Use]:
-    """Return the soonest uses of shards that are not cached, one per shard, over all jobs.
+    """Return the soonest use of each shard that is not cached, over all jobs.
 
-    Beyond the first few, only shards that are being fetched are among them: the page shows each
-    transfer with the job that it is for.
+    After the soonest few, only shards that are being fetched are among them, as the page shows the
+    job that each transfer is for.
     """
     soonest: dict[str, Use] = {}
     for use in sorted(use for lane in lanes for use in lane.gaps):

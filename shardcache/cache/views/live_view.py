@@ -1,7 +1,8 @@
 """The live view of the dashboard: present waits, and needs of the next minutes.
 
-It is refreshed at most once a second, however many pages are open, and only while one is. On a node
-with many shards, the needs are refreshed less often, so that they take a small share of a core.
+The view is refreshed at most once a second, however many dashboard pages are open, and only while a
+page is open. On a node with many shards, the needs are refreshed less often, so that this takes a
+small share of a core. A lane shows the needs of one job.
 """
 
 import asyncio
@@ -23,18 +24,17 @@ from shardcache.cache.waiting.waits import JobKey, Wait, longest_wait
 from shardcache.shared.protocol import Json
 from shardcache.store.store import Store
 
-# A little less than the pages' interval, so that no page gets the same state twice.
+# Minimum interval between refreshes. Pages ask at a slightly longer interval, so no page gets the
+# same state twice.
 _PERIOD_S = 0.9
 _LANES_SHARE = 0.04  # maximum share of the time that is spent on refreshing the lanes
 
 
 class LiveView:
-    """Data that open dashboard pages show beyond the status page.
-
-    A lane shows what one job needs in the next minutes.
+    """Data that open dashboard pages show in addition to the status page.
 
     Attributes:
-        refreshes: the number of refreshes.
+        refreshes: the number of refreshes so far.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class LiveView:
         self._turns = turns
         self._lanes: list[Lane] = []
         self._refreshing = asyncio.Lock()
-        self._refreshed_s = -math.inf  # time of the last refresh
-        self._lanes_due_s = -math.inf  # time of the next refresh that includes the lanes
+        # Times by the monotonic clock: of the last refresh, and from which on the next refresh
+        # includes the lanes.
+        self._refreshed_s = -math.inf
+        self._lanes_due_s = -math.inf
 
     async def refresh(self) -> None:
-        """Refresh the view, and its lanes if they are due; no-op just after another refresh."""
+        """Refresh the view, and its lanes if they are due; no-op soon after another refresh."""
         async with self._refreshing:
             begun_s = time.monotonic()
             if begun_s - self._refreshed_s < _PERIOD_S:
@@ -80,12 +82,13 @@ class LiveView:
         }
 
     def _waits(self, visible: Visible) -> Iterator[Json]:
-        """Yield, for each shard or listing and job, how many readers wait for it, and why."""
+        """Yield, for each job and each shard or listing, how many readers wait for it, and why."""
         yield from self._waits_for_listings(visible)
         for transfer in self._transfers.all():
             yield from self._waits_for_transfer(transfer, visible)
 
     def _waits_for_listings(self, visible: Visible) -> Iterator[Json]:
+        """Yield the waits of readers whose patterns are being resolved, by job and pattern."""
         waiting: defaultdict[tuple[JobKey, str], list[Reader]] = defaultdict(list)
         for reader in self._readers:
             if reader.resolving:
@@ -106,6 +109,7 @@ class LiveView:
             }
 
     def _waits_for_transfer(self, transfer: Transfer, visible: Visible) -> Iterator[Json]:
+        """Yield the waits for a shard of readers that have nothing else to read, by job."""
         by_client: defaultdict[JobKey | None, list[Wait]] = defaultdict(list)
         for wait in transfer.waits:
             if wait.since_s is not None:
@@ -130,7 +134,10 @@ class LiveView:
             }
 
     async def _present_lanes(self) -> list[Lane]:
-        """Return a lane for each job with readers, sharing the event loop between readers."""
+        """Return a lane for each job with readers.
+
+        Other tasks get the event loop between the readers.
+        """
         lanes: dict[JobKey, Lane] = {}
         for reader in self._readers:
             await self._turns.wait()
@@ -150,7 +157,11 @@ class LiveView:
         return uses
 
     def _presence(self, name: str) -> Presence:
-        """Return whether the shard that a plan names is cached, or will be."""
+        """Return the state of a shard: whether it is cached, or will be.
+
+        Args:
+            name: the shard's name in plans.
+        """
         if self._planner.key(name) in self._store.shards:
             return Presence.CACHED
         if name in self._transfers:

@@ -1,4 +1,8 @@
-"""Reasons in words why readers wait: the stage of a transfer, and the limit that holds it back."""
+"""Reasons in words for which readers wait: the stage of a transfer, and the limit that slows it.
+
+The status page, the dashboard and the errors of readers that waited too long have their texts from
+here. A limit holds if transfers would be faster without it.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,12 +22,12 @@ from shardcache.shared.units import size, user_name
 from shardcache.store.shard import Shard
 from shardcache.store.space import Space
 
-_MAX_HOLDERS = 3  # jobs named as holding space
-_MAX_PATTERNS = 256  # patterns of a reader among which `awaited_pattern` searches
+_MAX_HOLDERS = 3  # maximum number of jobs that are named as holding space
+_MAX_PATTERNS = 256  # number of a reader's patterns among which `awaited_pattern` searches
 
 
 class Reasons:
-    """Reasons why shards have not arrived, and patterns are not resolved, in words for users."""
+    """Reasons in words for which shards have not arrived, or patterns are not resolved."""
 
     def __init__(
         self,
@@ -40,12 +44,13 @@ class Reasons:
         self._downloader = downloader
 
     def of_wait(self, wait: Wait | None, transfer: Transfer) -> str:
-        """Return why a reader still waits: for its range of an object, or for all of it.
+        """Return the reason for which a reader still waits, for a range of an object or for all.
 
         Args:
-            wait: the reader's wait; None if it is for more of an arriving shard.
+            wait: the reader's wait; None if the reader waits for more of an arriving shard.
             transfer: the transfer of the shard or object.
         """
+        # A range may be in another stage than its transfer: it has stages of its own then.
         if wait is None or wait.stages is None or not wait.has_own_stages:
             return self.of_transfer(transfer)
         stage = wait.stages.present
@@ -58,7 +63,7 @@ class Reasons:
         return self._of_network(stage, transfer)
 
     def of_transfer(self, transfer: Transfer) -> str:
-        """Return why a transfer has not finished yet."""
+        """Return the reason for which a transfer has not finished yet."""
         stage = transfer.stages.present
         if stage is Stage.SPACE and transfer.ref.is_file:
             return f"{stage.value} for a whole file: {self.space_in_words()} ({self._space.remedy})"
@@ -68,21 +73,30 @@ class Reasons:
         return self._of_network(stage, transfer)
 
     def _of_network(self, stage: Stage, transfer: Transfer) -> str:
-        """Return a stage with the last failed request, or else the limit that holds it back."""
+        """Return a stage, with the last failed request or, without one, the limit that holds."""
         failure = self._downloader.failing.get(transfer.ref.url)
         if failure:
             return f"{stage.value}; {failure}"
         return self.of_stage(stage, transfer.ref.url)
 
     def of_stage(self, stage: str, url: str | None = None) -> str:
-        """Return a stage with the limit that holds its transfers back, if one does."""
+        """Return a stage with the limit that holds its transfers back, if there is one.
+
+        Args:
+            stage: the stage in words.
+            url: url of the transfer; None for transfers in general.
+        """
         holding = [limit.text for limit in self._downloader.limits(url) if limit.holds]
         if holding and stage == Stage.NETWORK:
             return f"{stage}, limited by {holding[0]}"
         return str(stage)
 
     def of_listing(self, patterns: Sequence[str]) -> str:
-        """Return why patterns are not resolved yet: the object store, and its latest error."""
+        """Return the reason for which patterns are not resolved: the object store, its last error.
+
+        Args:
+            patterns: the patterns of one reader.
+        """
         pattern = self.awaited_pattern(patterns)
         failure = self._downloader.failing.get(pattern)
         reason = f"{LISTING} of {store_of(pattern)}"
@@ -91,14 +105,14 @@ class Reasons:
         return reason
 
     def awaited_pattern(self, patterns: Sequence[str]) -> str:
-        """Return the pattern that its origin is being asked about; the first if unknown."""
+        """Return the pattern about which its origin is being asked; the first one if unknown."""
         for pattern in patterns[:_MAX_PATTERNS]:
             if pattern in self._downloader.asking:
                 return pattern
         return patterns[0]
 
     def limits(self, visible: Visible) -> Iterator[Limit]:
-        """Yield what may hold readers back: the configured limits, and present causes.
+        """Yield everything that may hold readers back: configured limits, and present causes.
 
         Args:
             visible: returns whether the user may see a url.
@@ -121,7 +135,7 @@ class Reasons:
             yield Limit("errors", text, holds=True)
 
     def space_in_words(self) -> str:
-        """Return the capacity, and the jobs that hold most of it."""
+        """Return the capacity in words, with the jobs that hold most of it."""
         leased = f"{size(self.leased_bytes())} of it leased"
         holders = self._largest_holders()
         if holders:
@@ -136,7 +150,7 @@ class Reasons:
         return sum(shard.kept_bytes for shard in self._residency.leased)
 
     def _largest_holders(self) -> list[str]:
-        """Return the jobs that hold the most space, largest first."""
+        """Return the jobs that hold the most space in words, the largest first."""
         held: defaultdict[JobKey, set[Shard]] = defaultdict(set)
         for reader in self._readers:
             held[reader.client].update(reader.retained())

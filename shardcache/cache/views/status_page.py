@@ -1,4 +1,7 @@
-"""The status page: contents and present activity of the cache, as `status` and `top` show them."""
+"""The status page: contents and present activity of the cache, as `status` and `top` show them.
+
+`Cache.status` returns it as JSON. Urls that the user may not see are hidden in it.
+"""
 
 import math
 from collections import defaultdict
@@ -28,7 +31,7 @@ from shardcache.telemetry.metrics import Counters
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StatusPage:
-    """A read-only view of the whole cache; urls that the user may not see are hidden."""
+    """A read-only view of the whole cache."""
 
     _store: Store
     _planner: Planner
@@ -42,7 +45,7 @@ class StatusPage:
     _reasons: Reasons
 
     def page(self, visible: Visible) -> Json:
-        """Return cache, counters, transfers and jobs.
+        """Return the page: cache, counters, limits, transfers and jobs.
 
         Args:
             visible: returns whether the user may see a url.
@@ -62,13 +65,17 @@ class StatusPage:
         }
 
     def refused(self, visible: Visible) -> list[ShardError]:
-        """Return the errors of the `visible` shards that were refused when they last arrived.
+        """Return the errors of shards that were refused when they last arrived.
 
-        The latest is last.
+        The latest error is last.
+
+        Args:
+            visible: returns whether the user may see a url; other shards are left out.
         """
         return [exn for url, exn in self._transfers.refusals.items() if visible(url)]
 
     def _cache(self) -> Json:
+        """Return the cache folder and its space."""
         store = self._store
         return {
             "dir": str(store.layout.root),
@@ -83,12 +90,14 @@ class StatusPage:
         }
 
     def _free_bytes(self) -> int | None:
+        """Return the free bytes of the filesystem; None if the disk fails."""
         try:
             return free_bytes(self._store.layout.root)
-        except CacheError:  # reported under `disk`
+        except CacheError:  # the error is reported under `disk`
             return None
 
     def _transfer(self, transfer: Transfer, visible: Visible) -> Json:
+        """Return a transfer, with its last error and the time until its shard is needed."""
         url = transfer.ref.url
         failure = self._downloader.failing.get(url) if visible(url) else None
         schedule = self._planner.now
@@ -101,15 +110,22 @@ class StatusPage:
         }
 
     def _jobs(self, visible: Visible) -> list[Json]:
-        """Return the jobs, those without readers last."""
+        """Return the jobs, with jobs without readers at the end."""
         readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)
         for reader in self._readers:
-            reader.clock.charge()  # the present wait counts up to now
+            reader.clock.charge()  # so that the present wait counts up to now
             readers[reader.client].append(reader)
         jobs = sorted(self._readers.jobs(), key=lambda job: job.sessions == 0)
         return [self._job(job, readers[job.key], visible) for job in jobs]
 
     def _job(self, job: Job, readers: list[Reader], visible: Visible) -> Json:
+        """Return a job, with its pace and its waits.
+
+        Args:
+            job: the job.
+            readers: the job's connected readers.
+            visible: returns whether the user may see a url.
+        """
         schedule = self._planner.now
         waiting = [reader for reader in readers if reader.waiting_for is not None]
         waiting_share = 0.0
@@ -127,9 +143,12 @@ class StatusPage:
         }
 
     def _ahead_s(self, readers: list[Reader]) -> float | None:
-        """Return the time until a reader needs a missing shard; None if all are cached."""
+        """Return the time until one of the readers needs a missing shard.
+
+        None if all shards that they plan to read are cached.
+        """
         if any(reader.resolving for reader in readers):
-            return 0.0  # it waits for a listing, and has no shard yet
+            return 0.0  # the reader waits for its listing, and has no shard yet
         schedule = self._planner.now
         coming = [transfer.name for transfer in self._transfers.all()]
         is_cared_for = self._prefetcher.is_cared_for
@@ -138,7 +157,12 @@ class StatusPage:
         return _time_until_s(soonest_s, schedule.now_s)
 
     def _waiting_for(self, waiting: list[Reader], visible: Visible) -> str | None:
-        """Return the stage that most of the waiting readers wait for; None if there are none."""
+        """Return the stage that most of these readers wait for, with the reason.
+
+        Args:
+            waiting: readers that wait; without any, this returns None.
+            visible: returns whether the user may see a url.
+        """
         if not waiting:
             return None
         stages = [reader.waiting_for or "" for reader in waiting]
@@ -152,7 +176,12 @@ class StatusPage:
 
 
 def _time_until_s(moment_s: float, now_s: float) -> float | None:
-    """Return the time until a moment, 0 if it has passed; None for a moment that never comes."""
+    """Return the time until a moment; 0 if it has passed, None if it never comes.
+
+    Args:
+        moment_s: the moment, by the monotonic clock; infinite if it never comes.
+        now_s: the present time.
+    """
     if moment_s == math.inf:
         return None
     return round(max(0.0, moment_s - now_s), 3)

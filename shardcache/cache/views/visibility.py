@@ -1,4 +1,4 @@
-"""Urls as a user may see them."""
+"""Urls as a user may see them: without secrets, and hidden if the rules do not permit them."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ Visible = Callable[[str], bool]
 
 
 def shown(url: str, visible: Visible) -> str:
-    """Return a url without its secrets, hidden unless it is `visible`."""
+    """Return a url without its secrets; if it is not `visible`, return a text in its place."""
     if visible(url):
         return redact(url)
     return HIDDEN
