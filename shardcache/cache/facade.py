@@ -212,7 +212,8 @@ class Cache:
             shard = published.shard
             pin = self._pins.get(url)
             if pin is None or peer.uid not in pin.uids:
-                # The shard was not pinned below, as its version or size was unknown.
+                # The shard was not pinned before it was fetched, as its version or size was
+                # unknown.
                 await self._pins.add([Pin(url, shard.key, shard.kept_bytes, uids)])
             self._pins.arrived(shard)
 

@@ -267,6 +267,7 @@ class PartReplay:
     def _reserve(self, size_bytes: int) -> bool:
         """Evict parts and objects until there is space; return False if there cannot be."""
         shortfall_bytes = self.used_bytes + size_bytes - self._rules.capacity_bytes
+        # A reader waits for the bytes, and transfers take no time here.
         victims = self._schedule.victims(shortfall_bytes, _NOW, lead_s=0.0)
         if victims is None:
             return False

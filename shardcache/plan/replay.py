@@ -193,6 +193,7 @@ class Replay:
         """
         reserved_bytes = self._sizes.reserved(shard)
         shortfall_bytes = self.used_bytes + reserved_bytes - self._capacity_bytes
+        # There is no lead time, as transfers take no time here.
         victims = self._schedule.victims(shortfall_bytes, needed_at_s, lead_s=0.0)
         if victims is None:
             return False
@@ -214,8 +215,8 @@ class Replay:
 def furthest_next(reads: Sequence[Read]) -> Sequence[int]:
     """Return, for each read, the number of the next read of the same shard.
 
-    If there is none, it is the number of all reads. These numbers are ranks for `misses`, by which
-    it decides as MIN does (Belady 1966): it evicts the shard that is read next the latest.
+    If there is none, it is the number of all reads. With these numbers as ranks, `misses` decides
+    as MIN does (Belady 1966): it evicts the shard whose next read comes last.
     """
     following: dict[str, int] = {}  # by shard, the number of its next read
     ranks: list[int] = []  # the rank of the last read comes first

@@ -132,7 +132,7 @@ class Counting:
         return await self._history.fill(Shards.of(present.values()))
 
     async def _count_samples(self, ref: ShardRef) -> _Counted:
-        """Return a shard with its count, which is known, in its cached copy, or takes a fetch."""
+        """Return a shard with its count. The shard is fetched only if the count is not known."""
         if ref.version is None:
             origin = self._origins.origin(ref.url)
             ref = _ref_of(await self._downloader.stat(origin, ref.url))

@@ -214,7 +214,7 @@ class Fetcher:
         0 if the shard is not needed now, or its first part may not be what is missing.
         """
         if self._store.leftovers.by_key:
-            return 0  # a leftover may have the first part: its key is not known before the version
+            return 0  # a leftover may have the first part, which only the version will show
         if transfer.ref.is_file:
             return 0  # another part than the first may be needed first
         file_key = self._planner.key(name_of(transfer.ref._replace(is_file=True)))
@@ -283,7 +283,7 @@ class Fetcher:
                 self._changed.notify()
 
     async def _fill_from_cache(self, partial: Partial) -> None:
-        """Copy the object's bytes from the cache, if it is cached as a plain file, too.
+        """Copy the object's bytes from the cache, if the object is also cached as a plain file.
 
         A shard that is cached in another form, such as decompressed, and the object's own bytes
         have different keys. The copy saves a download.
@@ -399,15 +399,15 @@ class Fetcher:
 
         Early readers of a shard that was not published get an error.
         """
-        # The parts are in a file of parts, which accounts for them itself.
+        # If the object's parts are in a file of parts, their space is counted there.
         if key in self._store.parts:
             reservation.close()
             return
         try:
             parts = Leftover.of(self._store.layout.in_progress(key, PART))
         except OSError:
-            # The disk is failing. Leftovers are counted once it has recovered; until then there is
-            # none of this key, which is one without paths, of 0 bytes.
+            # The disk is failing. Leftovers are counted again once it has recovered. Until then,
+            # this key counts as having none: an empty leftover, without paths and of 0 bytes.
             parts = Leftover(key, (), 0)
 
         arriving = transfer.arriving

@@ -254,7 +254,7 @@ class Leasing:
         None if it is damaged, or has no index and samples are wanted.
 
         Args:
-            shard: the shard, if one is cached; None leads to None.
+            shard: the cached shard; if it is None, so is the result.
             ref: the shard as the caller requests it.
             hit: whether the shard was cached when it was requested.
         """

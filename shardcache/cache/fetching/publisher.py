@@ -75,8 +75,8 @@ class Publisher:
             if claim.wants_samples and not partial.is_file:
                 facts = await self._write_index(tar, sidecar, facts, partial.obj, claim)
         except ShardError as exn:
-            # A plain file can be published although it is not a sound shard, if somebody wants it.
-            # An inflated file is not the object's own bytes: nobody has asked for those of it.
+            # If somebody wants the plain file, it is published although it is not a sound shard.
+            # But an inflated file does not have the object's own bytes, so nobody wants that one.
             if not claim.wants_file or partial.may_be_copied:
                 raise
             refused = exn

@@ -49,7 +49,7 @@ async def reserve_for_transfer(
 class WholeSpace:
     """Space for a whole object; until there is enough, readers are served ranges of the object.
 
-    The caller calls `try_reserve` and `wait` by turns, and does other work between them.
+    The caller calls `try_reserve` and `wait` in turn, and serves ranges between the calls.
 
     Args:
         residency: the cached shards, of which some may be evicted.
@@ -99,7 +99,7 @@ class WholeSpace:
         return True
 
     async def reserve_at_once(self) -> bool:
-        """Reserve the space of all missing parts, if that takes no waiting; return whether it was.
+        """Reserve the space of all missing parts if that takes no waiting; return False if it does.
 
         This is for an object that nobody needs as a whole. Waiting for its space could deadlock
         with other objects of which some parts are cached, and which wait as well.
@@ -135,9 +135,9 @@ class WholeSpace:
         self._waiting.close()
 
     def _wanted_bytes(self) -> int:
-        """Return how much space the whole object needs besides what is cached or reserved for it.
+        """Return how much space the whole object needs in addition to what it has already.
 
-        A file of parts that are cached counts with all that it takes.
+        It has the space of its file of parts, and the claim's reservation.
         """
         file = self._residency.parts.get(self._key)
         kept_bytes = 0 if file is None else file.kept_bytes

@@ -333,6 +333,7 @@ class Transfers:
 
     def _measure(self, transfer: Transfer) -> None:
         """Record the time that a successful transfer spent in each stage."""
+        # All stages count, from the beginning of the transfer until now.
         took_s = transfer.stages.spent_s(-math.inf, time.monotonic())
         if Stage.DISK not in took_s:
             return  # nothing was checked or indexed, so this was no transfer of a whole shard

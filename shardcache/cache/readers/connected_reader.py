@@ -431,7 +431,7 @@ class Reader:
         """Count the reader as waiting during the block, in which its patterns are resolved."""
         self.resolving = patterns
         wait = Wait(self.job.key, holder=self)
-        self._begin_wait(wait, None)
+        self._begin_wait(wait, None)  # there is no transfer yet
         try:
             yield
         finally:

@@ -66,7 +66,7 @@ class LeaseTable:
         return [shard for shard in shards if shard is not None]
 
     def note_damage(self, lease: Lease) -> None:
-        """Keep the damage found in a lease's shard to be reported; no-op if it was before."""
+        """Keep the damage found in a lease's shard to be reported; each is reported once."""
         if not lease.damage_seen and lease.damage is not None:
             lease.damage_seen = True
             self._damage.append(lease.damage)

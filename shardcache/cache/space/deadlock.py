@@ -40,7 +40,7 @@ def check_progress(
     """
     blocked = [each for each in claims if each.is_blocked]
     # 1. If no reader is stuck, there is no deadlock: each reader reads and releases the shards that
-    #    it has.
+    #    it has. And a claim that is not blocked has nothing to give up.
     is_anyone_stuck = any(each.stuck_waits for each in blocked)
     if not is_anyone_stuck or not claim.is_blocked:
         return

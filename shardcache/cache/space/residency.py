@@ -105,7 +105,7 @@ class Residency:
             self.parts.restored(file)
         pins.watch(self._pin_changed)
 
-    # What is cached, and what keeps it
+    # The cached shards, and their leases and pins
 
     def arrived(self, shard: Shard) -> None:
         """Add a newly cached shard."""
@@ -156,7 +156,7 @@ class Residency:
             self.release(shard)
 
     def _pin_changed(self, key: str) -> None:
-        """Keep the cached shard for `key`, if there is one, or let it go, as its pin now says."""
+        """Keep the cached shard for `key` if it is pinned now; otherwise, let it be evicted."""
         if not self._pins.has_version(key):
             self._unpin(key)
             return
@@ -350,7 +350,7 @@ class Residency:
         return victims is not None
 
     def planned_need_s(self, key: str) -> float:
-        """Return when a shard is needed: by the plans, or whatever they say, if that is sooner."""
+        """Return when a shard is needed: by a plan, or as an unplanned shard, if that is sooner."""
         return min(self._planner.now.next_use_s(key), self.unplanned_need_s(key))
 
     def unplanned_need_s(self, key: str) -> float:
@@ -370,7 +370,7 @@ class Residency:
         shards do not, nor do shards with a hard link outside the cache.
         """
         space = self._store.space
-        # 1. It fits with the shards still cached that could not be removed.
+        # 1. It fits although the shards that could not be removed stay for now.
         still_open = [shard for shard in self._still_open if not shard.stays]
         open_bytes = sum(shard.kept_bytes for shard in still_open)
         if self.may_fit(size_bytes + open_bytes):

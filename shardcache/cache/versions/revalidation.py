@@ -84,7 +84,7 @@ class Revalidation:
         if not self._is_stale(name):
             return
         if origin in self._silent and self._under_way[origin]:
-            return  # a silent origin gets one request at a time
+            return  # an origin that does not answer in time gets one request at a time
 
         # 1. There is one request for all readers of the shard.
         question = self.questions.get(name)

@@ -30,7 +30,7 @@ class Arrival:
 
     Attributes:
         partial: the file that is being filled.
-        readers: the job of each reader that has the file open, once for each of its readers.
+        readers: for each reader that has the file open, its job.
         is_file: True once a reader reads the object's own bytes, which need not be a valid shard.
         files: the files of the whole shard, once they have passed every check; None before, and if
             the transfer fails.

@@ -186,8 +186,8 @@ class KeyClaim:
         readers = [client for arrival in self._arrivals for client in arrival.readers]
         longest = longest_wait(self.waits)
 
-        # 1. If readers have nothing else to read, the longest wait counts. The download may have
-        #    connections for its readers alone (`alone`) if they can read what arrives.
+        # 1. If readers have nothing else to read, the longest wait counts. `alone` is True if
+        #    a reader reads the shard as it arrives: its parts should then arrive in order.
         if longest is not None:
             return Priority(
                 Class.WAITING,
@@ -218,10 +218,13 @@ class KeyClaim:
         *,
         serves_ranges: bool = False,
     ) -> Iterator[None]:
-        """Mark the claim as waiting for space, which its transfers show as their stage.
+        """Mark the claim as waiting for space during the block.
+
+        Its transfers show this as their stage. After the block, all is marked as before.
 
         Args:
-            serves_ranges: whether only the whole object waits for it.
+            wanted_bytes: the space, in addition to the claim's reservation.
+            serves_ranges: True if only the whole object waits, while ranges of it are served.
         """
         before = (self.wanted_bytes, self.serves_ranges, self.waits_since_s)
         stages = {transfer: transfer.stages.present for transfer in self.transfers}
@@ -234,13 +237,14 @@ class KeyClaim:
             yield
         finally:
             self.wanted_bytes, self.serves_ranges, self.waits_since_s = before
-            # A transfer that has joined since was asking for the object's version.
+            # A transfer that joined the claim during the block was asking for the object's version
+            # before that.
             for transfer in self.transfers:
                 transfer.stages.enter(stages.get(transfer, Stage.ASKING))
 
     @contextlib.contextmanager
     def waiting_behind(self, other: "KeyClaim") -> Iterator[None]:
-        """Mark the claim as waiting for another claim's turn to end."""
+        """Mark the claim as waiting for another claim's turn to end, during the block."""
         self.claim_ahead = other
         self.waits_since_s = time.monotonic()
         try:
