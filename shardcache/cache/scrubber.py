@@ -231,6 +231,7 @@ class Scrubber:
             await asyncio.sleep(max(0.0, due_s - spent_s))
 
     async def _save(self, progress: ScrubProgress) -> None:
+        """Save the progress in the catalogue, for the next start of the daemon."""
         self._saved_s = time.monotonic()
         row = [progress.key, progress.begun_s, progress.ended_s]
         await self._store.catalogue.put(row, _ROW_KIND)

@@ -82,6 +82,7 @@ class Counting:
         total_samples = 0
 
         async def visit(ref: ShardRef) -> ShardOutcome:
+            """Count one shard, and add its samples to the total."""
             nonlocal total_samples
             if member is None:
                 counted = await self._count_samples(ref)

@@ -268,8 +268,9 @@ class Fetcher:
                 await self._fill_from_cache(partial)
             return await self._download(claim, transfer, origin, partial)
         except PostponedError:
-            # An inflated shard needed more space, for which it may not wait. If bytes were reserved
-            # beyond the leftover's, others can use that space: give it back, but keep the parts.
+            # The transfer needed more space, for example for the inflated shard, and no reader
+            # waits for it. If it has reserved more bytes than those of the leftover, others can use
+            # that space: give it back, but keep the parts.
             gave_way = reservation.size_bytes > adopted_bytes
             if gave_way:
                 await asyncio.to_thread(discard, self._store.layout, key, keep_parts=True)

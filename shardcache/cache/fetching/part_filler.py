@@ -143,6 +143,7 @@ class _FillRun:
 
     @property
     def _file(self) -> PartFile:
+        """The file of parts, once it is open."""
         assert self._opened is not None  # `_fill_ranges` opens it before it requests a part
         return self._opened
 
@@ -299,10 +300,15 @@ class _FillRun:
         missing: list[int],
         group: asyncio.TaskGroup,
     ) -> None:
-        """Request the first part of each wait in order by itself, and remove it from `missing`.
+        """Request the first parts of waits whose ranges are read in order, each part by itself.
 
-        A wait in order ends with the first byte of its range. Requested together with others, the
-        first part would count as arrived no sooner than the last.
+        Such a wait ends with the first byte of its range. If the first part was requested together
+        with others, it would count as arrived no sooner than the last of them.
+
+        Args:
+            waits: the waits.
+            missing: the missing parts, from which the requested ones are removed.
+            group: runs the requests.
         """
         for wait in waits:
             first = next(iter(self._parts_of(wait)), None)
@@ -382,6 +388,7 @@ class _FillRun:
             group.create_task(self._fetch(run))
 
     def _max_parts_per_request(self) -> int:
+        """Return the maximum number of consecutive parts that one request fetches."""
         if self._origin.tier is not None:
             # One node of the tier caches a part, under the range of the request for it. So all
             # nodes must request the part by the same range, which is the part alone.
@@ -405,6 +412,7 @@ class _FillRun:
         return is_worth_the_whole(parts, partial.count, self._max_share, may_fit=may_fit)
 
     def _size_of(self, parts: Iterable[int]) -> int:
+        """Return the size of parts together, in bytes."""
         return sum(map(self._file.partial.size_of, parts))
 
     async def _try_reserve(self, parts: Sequence[int]) -> bool:

@@ -151,6 +151,7 @@ class Publisher:
         """
 
         async def grow(size_bytes: int) -> None:
+            """Reserve more space for a large index."""
             await self._grow(claim, size_bytes)
 
         samples = await self._indexing.index(tar, sidecar, facts, obj, grow)

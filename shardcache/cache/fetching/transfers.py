@@ -230,6 +230,7 @@ class Transfers:
             transfer = Transfer(name, ref, wanted, is_whole=is_whole)
             self._by_name[name] = transfer
             transfer.outcome.add_done_callback(_retrieve_error)
+            # All log lines of the task name the shard.
             with about(shard=ref.url):
                 transfer.task = self._group.create_task(
                     self._run(transfer, client),
@@ -253,6 +254,7 @@ class Transfers:
             asyncio.get_running_loop().call_soon(self._hurry)
 
     def _hurry(self) -> None:
+        """Have priorities re-evaluated now."""
         self._is_hurrying = False
         self._reconsider()
 
@@ -285,13 +287,14 @@ class Transfers:
         except ShardcacheError as exn:
             self._fail(transfer, exn)
         except Exception as exn:
-            # The daemon's top-level guard: one bad shard must not end all jobs.
+            # This is a top-level guard of the daemon: one bad shard must not end all jobs.
             log.exception("unexpected error in a transfer")
             self._fail(transfer, internal_error(exn, transfer.ref.url))
         finally:
             del self._by_name[transfer.name]
             if not transfer.outcome.done():
-                # Postponed, or the daemon is stopping: waiters still get an answer.
+                # The transfer was postponed, or the daemon is stopping. Callers that wait still get
+                # an answer.
                 transfer.outcome.set_exception(
                     OriginUnavailableError("the transfer was cancelled", url=transfer.ref.url),
                 )
@@ -316,6 +319,7 @@ class Transfers:
     def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
         """End a transfer with an error."""
         self._note_failure(transfer, exn)
+        # A corrupt shard may arrive intact the next time, so it does not count as refused.
         if isinstance(exn, ShardError) and not isinstance(exn, CorruptShardError):
             self._refuse(transfer.ref.url, exn)
         if not transfer.waits:

@@ -35,8 +35,8 @@ LISTING = "listing the shards"
 
 _OF_A_PREVIOUS_PLAN = -1  # `Lease.position` once the reader has declared another plan
 
-# While a loader waits for one worker, it requests fewer batches than this of another. The number is
-# torch's `prefetch_factor`, whose default is 2.
+# While a loader waits for one worker, it requests fewer batches than this of another: as many as
+# torch's `prefetch_factor` says, whose default is 2.
 _BATCHES_AHEAD = 4
 _STILL_S = 3.0  # a worker that has neither taken nor released a shard for this long counts as idle
 
@@ -331,8 +331,7 @@ class Reader:
             await self._index(lease, wait)
             lease.files = lease.files or arrival.files_for(wait)
         except ShardcacheError:
-            # During the wait, the lease may have been released, and its number used for another.
-            if self._leases.get(number) is lease:
+            if self._leases.get(number) is lease:  # it may have been released during the wait
                 self._drop(number)
                 await self._let_go(lease)
             raise
@@ -371,6 +370,7 @@ class Reader:
                 lease.task.cancel()
             return
 
+        # A retained shard counts as done. An arriving one that was reached has to be read for that.
         was_reached = lease.state is not LeaseState.GRANTED
         is_done = lease.retained is not None or (read and was_reached)
         if is_done:

@@ -148,6 +148,7 @@ class HeldRanges:
         return self._run(position).advance(span, max_bytes)
 
     def _run(self, position: int) -> SequentialRun:
+        """Return the run in the file at a position of the plan; a new one if there is none yet."""
         return self._runs.setdefault(position, SequentialRun())
 
     def forget_order(self) -> None:

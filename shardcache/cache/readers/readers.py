@@ -86,6 +86,7 @@ class Readers:
         return job
 
     def _forget_past_jobs(self) -> None:
+        """Forget the jobs without readers, and their bills, except the most recent ones."""
         past = [key for key, job in self._jobs.items() if not job.sessions]
         surplus = max(0, len(past) - _PAST_JOBS)
         for key in past[:surplus]:

@@ -101,6 +101,7 @@ class AheadSpace:
         return self._taken_bytes + place.size_bytes <= self._limit_bytes()
 
     def _let_in(self, place: RangePlace) -> None:
+        """Let a range into the share."""
         place.is_in_share = True
         self._taken_bytes += place.size_bytes
         place.entered.set()

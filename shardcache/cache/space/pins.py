@@ -192,6 +192,7 @@ class Pins:
         previous: dict[str, Pin | None] = {}
 
         def replace_each(piece: Sequence[Pin]) -> None:
+            """Replace some of the pins, and remember the previous ones."""
             for pin in piece:
                 previous.setdefault(pin.url, self._by_url.get(pin.url))
                 self._put(pin.url, replacement(pin))

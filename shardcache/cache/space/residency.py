@@ -186,6 +186,7 @@ class Residency:
             self._planner.now.freed(shard.key)
 
     def _is_cached(self, shard: Shard) -> bool:
+        """Return whether this very shard is in the cache."""
         # Compare by identity, not by key: a corrupt shard may be quarantined while it is leased,
         # and then fetched again as another shard with the same key.
         return self._store.shards.get(shard.key) is shard

@@ -129,6 +129,7 @@ class KeyClaim:
 
     @property
     def _is_divisible(self) -> bool:
+        """True if ranges of the object can be fetched by themselves, as far as is known."""
         return all(transfer.is_divisible for transfer in self.transfers)
 
     @property
