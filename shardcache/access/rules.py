@@ -1,4 +1,10 @@
-"""Rules of the urls that a user may request: those of the `allow` setting, or the defaults."""
+"""Rules of the urls that a user may request: those of the `allow` setting, or the defaults.
+
+The daemon reads with its own permissions for users who may have fewer. Its caches, listings and
+endpoints therefore check each url with an `AllowList`. A peer is the user whose process sent a
+request. A near host is this node itself or its cloud's metadata service; a far host is any other. A
+url is compared in its canonical form, as one object may have several spellings of its url.
+"""
 
 import grp
 import os
@@ -44,8 +50,9 @@ class AllowRule:
 
     Attributes:
         prefix: beginning of the urls.
-        uids: ids of users who may request them.
-        gids: ids of groups whose members may, too; if both are empty, everyone may.
+        uids: ids of users who may request the urls.
+        gids: ids of groups whose members may request the urls, too. If `uids` and `gids` are both
+            empty, every user may.
     """
 
     prefix: str
@@ -54,16 +61,17 @@ class AllowRule:
 
     @classmethod
     def parse(cls, entry: object) -> "AllowRule":
-        """Parse a prefix, or a table of `prefix`, `users` and `groups`, by name or number.
+        """Parse an entry: a prefix, or a table with `prefix`, `users` and `groups`.
 
-        Raises ValueError for anything else, and for a user or group unknown to this system.
+        Users and groups are names or numbers. Raises ValueError for any other entry, and for a user
+        or group that this system does not know.
         """
         match entry:
             case AllowRule():
                 return entry
             case str(prefix) if prefix:
                 return cls(prefix)
-            case {**table}:  # any mapping
+            case {**table}:  # matches any mapping
                 return cls._of_table(table)
         raise ValueError(_NO_RULE)
 
@@ -86,15 +94,23 @@ class AllowRule:
 
 
 def _ids(names: object, kind: str) -> frozenset[int]:
-    """Return the ids of users or groups, as `kind` says. Raises ValueError."""
+    """Return the ids of users or groups. Raises ValueError.
+
+    Args:
+        kind: "users" or "groups".
+    """
     if not isinstance(names, (list, tuple)):
-        # Not a TypeError, which pydantic ignores.
+        # This is not a TypeError, because pydantic does not report a TypeError as invalid input.
         raise ValueError(f"{kind} must be a list of names or numbers")  # noqa: TRY004
     return frozenset(_id(name, kind) for name in names)
 
 
 def _id(name: object, kind: str) -> int:
-    """Return the id of a user or group, given by name or number. Raises ValueError."""
+    """Return the id of a user or group, given by name or number. Raises ValueError.
+
+    Args:
+        kind: "users" or "groups".
+    """
     if type(name) is int and name >= 0:
         return name
     try:
@@ -114,8 +130,8 @@ class _Rule:
         self.gids = rule.gids
         self.is_for_all = not (rule.uids or rule.gids)
         self.prefixes = tuple({prefix, _real(prefix)})
-        # `s3://data` must not allow `s3://data-private`; a prefix that does not end with the host
-        # may be any string.
+        # A prefix that ends with the host or bucket must match the whole name: `s3://data` must not
+        # allow `s3://data-private`. Any other prefix may end anywhere in the url.
         _, _, place = prefix.partition("://")
         self._is_host = bool(place) and "/" not in place
 
@@ -149,12 +165,12 @@ class _Rule:
 
 
 class AllowList:
-    """Rules, at least one of which must allow a url.
+    """Rules for urls: at least one of them must allow a url.
 
     Without rules, everything is allowed except resources that only the daemon can reach, through
-    its permissions or its place on the network: local files, the node and its cloud's metadata
-    service (`is_near`), and filesystems that are not object stores. The daemon's own user and root
-    may fetch these too.
+    its permissions or its place on the network. These are local files, the node and its cloud's
+    metadata service (`is_near`), and filesystems that are not object stores. The daemon's own user
+    and root may fetch these resources too.
     """
 
     def __init__(self, rules: Sequence[AllowRule]) -> None:
@@ -165,7 +181,7 @@ class AllowList:
 
     @property
     def far_only(self) -> bool:
-        """True if names of near hosts (`is_near`) are refused: only rules can allow them."""
+        """True if hosts that resolve to near addresses are refused: only rules can allow them."""
         return not self._rules
 
     def check(self, url: str, peer: Peer) -> None:
@@ -184,7 +200,11 @@ class AllowList:
         self._check_rules(prefix, peer)
 
     def _check_rules(self, url: str, peer: Peer) -> None:
-        """Raise NotAllowedError if the rules do not let a user request a sound url."""
+        """Raise NotAllowedError if the rules do not let a user request a url.
+
+        Args:
+            url: a url or prefix that `checked` has accepted.
+        """
         if not self._rules:
             _check_default(url, peer)
             return
@@ -197,6 +217,7 @@ class AllowList:
 
     def check_all(self, urls: Iterable[str], peer: Peer) -> None:
         """Check every url as `check` does."""
+        # Without rules, trusted users may request anything: only the form of the urls is checked.
         may_request_all = not self._rules and peer.is_trusted
         for url in urls:
             if may_request_all:
@@ -207,7 +228,7 @@ class AllowList:
     def shows(self, url: str, peer: Peer) -> bool:
         """Return whether the user may see that `url` is cached, and evict it.
 
-        Users who may request it may do so, and trusted users.
+        Trusted users may do so, and users who may request the url.
         """
         if peer.is_trusted:
             return True
@@ -228,14 +249,23 @@ class AllowList:
         return [prefix for rule in self._rules if rule.is_for(peer) for prefix in rule.prefixes]
 
     def check_hop(self, source: str, target: str) -> None:
-        """Check that everyone who may request `source` may also request where it leads, `target`.
+        """Check that everyone who may request a url may also request the url that it leads to.
 
-        Raises NotAllowedError if not, and ConfigError if `target` is malformed or deceptive.
+        The result of the request is cached for all users, so the check does not depend on the user
+        who made it.
+
+        Args:
+            source: the url that was requested.
+            target: the target of a redirect or of a symbolic link.
+
+        Raises NotAllowedError if a user may request only the source, and ConfigError if `target` is
+        malformed or deceptive.
         """
         checked(target)
         if self._rules:
             allowed = self._rules_allow_hop(source, target)
         else:
+            # A host may redirect to itself, even a near host: its user was allowed to request it.
             is_far = protocol_of(target) not in WEB or not is_near(host_of(target))
             allowed = is_far or host_of(target) == host_of(source)
         if not allowed:
@@ -245,7 +275,11 @@ class AllowList:
             )
 
     def _rules_allow_hop(self, source: str, target: str) -> bool:
-        """Return whether the rules allow a target to everyone to whom they allow its source."""
+        """Return whether the rules allow a target to everyone to whom they allow its source.
+
+        For each rule that covers the source, some rule that covers the target must apply to all of
+        the same users.
+        """
         of_source = self._covering(canonical(source))
         of_target = self._covering(canonical(target))
         if not of_source:
@@ -261,7 +295,10 @@ class AllowList:
 
 
 def _check_default(url: str, peer: Peer) -> None:
-    """Raise NotAllowedError if only the daemon can reach a url, unless the peer is trusted."""
+    """Raise NotAllowedError if only the daemon can reach a url and the peer is not trusted.
+
+    These are the rules that apply if the `allow` setting is empty.
+    """
     protocol = protocol_of(url)
     if protocol in STORES or peer.is_trusted:
         return
@@ -278,13 +315,17 @@ def _check_default(url: str, peer: Peer) -> None:
 
 
 def _real(prefix: str) -> str:
-    """Return a local prefix with its symbolic links resolved, as `check_hop` gets link targets."""
+    """Return a local prefix with its symbolic links resolved.
+
+    `check_hop` gets the targets of links in this form. Prefixes of other protocols are returned as
+    they are.
+    """
     protocol, _, path = prefix.partition("://")
     if protocol not in LOCAL:
         return prefix
     if not path.endswith("/") and Path(path).is_dir():
         return f"{protocol}://{_real_folder(path)}"
-    # A prefix may end in the middle of a name.
+    # A prefix may end in the middle of a name: only the folder before that name is resolved.
     folder, slash, beginning = path.rpartition("/")
     return f"{protocol}://{_real_folder(folder)}{slash}{beginning}"
 

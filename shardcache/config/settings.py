@@ -1,7 +1,8 @@
 """`Settings`: the single definition of the daemon's options.
 
 Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_SIZE`) and a key of
-the TOML file (`part_size`), in this order of precedence.
+the TOML file (`part_size`), in this order of precedence. The command line loads the settings, and
+the composition root (`daemon.running`) passes them to the daemon's components.
 """
 
 import difflib
@@ -24,14 +25,14 @@ from shardcache.shared.socket_paths import CONFIG_ENV, DEFAULT_CONFIG, SOCKET_EN
 from shardcache.shared.units import size
 from shardcache.suggestions import did_you_mean
 
-# Known variables that are not options: the client and the command line read them.
+# Variables that are not options of the daemon: the client and the command line read them.
 _OTHER_VARIABLES = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_TUNE_MALLOC"}
 # Kubernetes sets these in every pod if there is a service named shardcache.
 _SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
 
 def _tables(value: object) -> object:
-    """Return the tables of a config file as they are; parse those of the environment."""
+    """Return the tables of a config file as they are; parse the text of a variable as JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -42,7 +43,7 @@ def _tables(value: object) -> object:
 
 
 def config_file(path: Path | None = None) -> Path:
-    """Return `path`, else the config file that `$SHARDCACHE_CONFIG` names, else the node's."""
+    """Return `path`, else the file that `$SHARDCACHE_CONFIG` names, else the node's config file."""
     return path or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
 
 
@@ -225,20 +226,24 @@ class Settings(pydantic.BaseModel):
     @pydantic.field_validator("allow", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
-        """Return a list of prefixes as it is; split one of the environment at its commas."""
+        """Return a list of prefixes as it is; split the text of a variable at its commas."""
         if not isinstance(value, str):
             return value
         return tuple(prefix for prefix in value.split(",") if prefix)
 
     @classmethod
     def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> "Settings":
-        """Build from flags (only those given), environment and file.
+        """Build from flags, environment and file.
+
+        Args:
+            flags: only the flags that the user has given.
+            config: the config file; None for the one that `config_file` finds.
 
         Raises ConfigError naming every invalid option, or a config file that cannot be read.
         """
         path = config_file(config)
         is_named = config is not None or bool(os.environ.get(CONFIG_ENV))
-        if is_named:  # the node's is optional
+        if is_named:  # without a name, it is the node's config file, which may be missing
             _must_be_file(path)
         return _from_sources(Sources(flags, os.environ, path))
 
@@ -246,14 +251,14 @@ class Settings(pydantic.BaseModel):
     def read(cls, file: Path) -> "Settings":
         """Build from a config file alone.
 
-        Raises ConfigError naming every invalid option, or that it cannot be read.
+        Raises ConfigError naming every invalid option, or if the file cannot be read.
         """
         _must_be_file(file)
         return _from_sources(Sources({}, {}, file))
 
 
 def unknown_variables() -> Iterator[tuple[str, str | None]]:
-    """Yield each unknown SHARDCACHE_ variable with the closest known name, or None."""
+    """Yield each unknown SHARDCACHE_ variable, with the closest known name or None."""
     known = {VARIABLE_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
     for name in sorted(os.environ):
         if not name.startswith(VARIABLE_PREFIX) or _SERVICE_LINK.match(name):
@@ -276,6 +281,7 @@ def _from_sources(sources: Sources) -> Settings:
 
 
 def _must_be_file(path: Path) -> None:
+    """Raise ConfigError unless there is a file at a path."""
     try:
         is_file = path.is_file()
     except OSError as exn:
@@ -293,7 +299,9 @@ def _reason(error: Mapping[str, Any]) -> str:
     Args:
         error: one of `ValidationError.errors()`.
     """
-    *tables, name = error["loc"]  # of an option of a table: "origin", the table's number, the name
+    # For an option of a table, `loc` is "origin", the table's number and the option's name. For
+    # other options, it is only the name.
+    *tables, name = error["loc"]
     if error["type"] == "extra_forbidden":
         known = OriginTable.model_fields if tables else Settings.model_fields
         return f"unknown option{did_you_mean(str(name), known)}"

@@ -1,4 +1,10 @@
-"""Composition root of the daemon: build the components, serve until a stop signal, drain."""
+"""Composition root of the daemon: build the components, serve until a stop signal, drain.
+
+`shardcache serve` calls `serve`, and so does a private daemon: one that a reader has started for
+its own user. To drain is to end sessions and requests in order before the daemon exits. The service
+manager is systemd or another program that speaks sd_notify, if one started the daemon. Activated
+sockets are listening sockets that it has handed over.
+"""
 
 import asyncio
 import contextlib
@@ -51,7 +57,7 @@ log = structlog.get_logger()
 # Hard limit for shutdown, even if a task hangs. Service managers usually allow 90 s, Kubernetes
 # 30 s.
 _STOP_LIMIT_S = 20.0
-# The service manager is asked for this much more than the hard limit.
+# The daemon asks the service manager for the hard limit plus this time.
 _STOP_MARGIN_S = 5.0
 # Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink,
 # inflating.
@@ -59,7 +65,7 @@ _THREADS = 32
 # The interpreter's switch interval. After each system call, the event loop may have to wait up to
 # this long for a thread that computes, such as one that parses an index.
 _SWITCH_S = 0.001
-_INDEXERS = 2  # processes
+_INDEXERS = 2  # number of processes that index shards
 
 
 def serve(
@@ -71,13 +77,15 @@ def serve(
 ) -> None:
     """Run the daemon until SIGTERM or SIGINT.
 
-    With `idle_exit_s`, also until it was idle for that time, or lost its folder.
+    With the option `idle_exit_s`, the daemon also stops once it was idle for that time, or once its
+    cache folder or socket is gone.
 
     Args:
         settings: all options.
         on_ready: called once the daemon serves.
         is_private: True for a user's private daemon, which reads with its sessions' credentials.
-        second_socket: path of another socket, such as one in the cache folder, if there is one.
+        second_socket: path of a second socket to listen at, such as one in the cache folder; None
+            for only one socket.
 
     Raises:
         SocketInUseError, CacheDirError, ConfigError: always before `on_ready` is called.
@@ -103,7 +111,7 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class DaemonRun:
-    """One run of the daemon."""
+    """One run of the daemon. Its fields are the arguments of `serve` and the service manager."""
 
     _settings: Settings
     _manager: ServiceNotifier
@@ -113,6 +121,9 @@ class DaemonRun:
 
     async def serve(self, activated: ActivatedSockets) -> tuple[float, Store]:
         """Serve until the daemon is to stop.
+
+        A service manager's socket is used as it is. For a socket of the daemon's own, a previous
+        daemon at the same path, which may still be stopping, has to be gone first.
 
         Returns:
             The time of the stop signal by the monotonic clock, and the closed store.
@@ -151,16 +162,16 @@ class DaemonRun:
                 "Scanning the cache folder.",
                 self._open_store,
             )
-        # The server closes last: until the folder is free, a new daemon must see that this one is
-        # stopping.
+        # The server closes after the store: until the cache folder is free, a new daemon must see
+        # that this one is still stopping.
         async with contextlib.AsyncExitStack() as server_stack:
             with contextlib.closing(store):
                 loop = asyncio.get_running_loop()
                 loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
 
                 async def serve_cache(cache: Cache) -> Drain:
-                    # Computed for each connection: an operator may raise the number of open files
-                    # of a running daemon (prlimit).
+                    # A function, because the limits are computed for each connection: an operator
+                    # may raise the limit of open files of a running daemon (prlimit).
                     limits = partial(Limits.of_socket, self._settings)
                     server = serving(cache, socks, limits, listener, s3)
                     return await server_stack.enter_async_context(server)
@@ -168,7 +179,7 @@ class DaemonRun:
                 try:
                     stopping_s = await self._run(store, serve_cache)
                 finally:
-                    # No thread may still write when the next daemon does.
+                    # No thread may still write to the cache folder when the next daemon does.
                     await loop.shutdown_default_executor()
         return stopping_s, store
 
@@ -177,7 +188,13 @@ class DaemonRun:
         return Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group)
 
     async def _run(self, store: Store, serve_cache: Callable[[Cache], Awaitable[Drain]]) -> float:
-        """Serve until the daemon is to stop; return the time of that by the monotonic clock."""
+        """Build the components, and serve until the daemon is to stop.
+
+        Returns the time of the stop signal by the monotonic clock.
+
+        Args:
+            serve_cache: starts the server for a cache, and returns the server's drain.
+        """
         settings = self._settings
         counters = Counters(bills=self._bills())
         origins = Origins(
@@ -192,9 +209,9 @@ class DaemonRun:
         try:
             async with asyncio.TaskGroup() as group:
                 cache = Cache(settings, store, origins, downloader, indexers, group)
-                # This comes before the first connection is handled: the reader that started a
-                # private daemon has connected by now, and would otherwise wait for the preparation
-                # in its first batch.
+                # The preparation starts before the first connection is handled. The reader that
+                # started a private daemon has connected by now, and would otherwise wait for the
+                # preparation in its first batch.
                 tasks = await start_preparing(group, origins, indexers)
                 drain = await serve_cache(cache)
                 tasks.append(group.create_task(prepare_later(origins)))
@@ -215,13 +232,13 @@ class DaemonRun:
         return stopping_s
 
     def _bills(self) -> Bills:
-        """Return empty bills, in money if an origin has a price."""
+        """Return empty bills, which include costs if any origin has a price."""
         if any(table.cost(0, 0) is not None for table in self._settings.origin):
             return Bills(self._cost)
         return Bills()
 
     def _cost(self, url: str, size_bytes: int, requests: int) -> float | None:
-        """Return the price of requests to a url's origin; None if it has none."""
+        """Return the cost of bytes and requests from a url; None if its origin has no price."""
         return table_of(self._settings.origin, url).cost(size_bytes, requests)
 
     def _log_ready(self, store: Store) -> None:
@@ -258,7 +275,10 @@ class DaemonRun:
         return tasks
 
     async def _stop(self, tasks: list[asyncio.Task[None]], drain: Drain) -> None:
-        """End the tasks and the server's sessions and requests, by force if that takes too long."""
+        """End the tasks and the server's sessions and requests.
+
+        If that takes longer than the hard limit, a timer ends the process by force.
+        """
         log.info("stopping")
         end_by_force(_STOP_LIMIT_S)
         for task in tasks:
@@ -269,8 +289,9 @@ class DaemonRun:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory of event loops; None, for asyncio's own, if it is not installed."""
-    with contextlib.suppress(ImportError):  # not on Linux, or not yet built for this Python
+    """Return uvloop's factory of event loops; None, for asyncio's own loop, without uvloop."""
+    # uvloop may be missing where it is not built for the system or this Python.
+    with contextlib.suppress(ImportError):
         import uvloop
 
         return uvloop.new_event_loop

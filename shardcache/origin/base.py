@@ -1,4 +1,10 @@
-"""Interface between the cache and its origins."""
+"""Interface between the cache and its origins.
+
+An origin is a place that shards are fetched from: an object store, a web server or a filesystem.
+`registry` creates one `Origin` per protocol and table of options, and `fetch` calls its methods. A
+part is the unit in which an object is requested, checksummed and recorded. The tier is an optional
+cache that the nodes of a cluster share; requests to the tier go through this node's nginx.
+"""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -32,11 +38,15 @@ class Setup:
         table: options for its urls.
         max_connections: limit on the connections that the origin opens itself; the caller limits
             those of `workers`.
-        redirect_guard: None for a process that reads with its own user's rights.
-        workers: send requests, and write bodies to files.
-        handed: credentials of this user's sessions, which go before those of the environment.
+
+        redirect_guard: rules that the target of a redirect must satisfy; None for a process that
+            reads with its own user's rights, which needs no such rules.
+        workers: processes that send requests and write bodies to files.
+        handed: credentials that this user's sessions have handed over; an origin prefers them to
+            the credentials of the daemon's environment.
         signatures: signed urls that were accepted lately.
-        credentials: a session's, the only ones to read with; None for the daemon's own.
+        credentials: credentials of one session, and the only ones that the origin reads with; None
+            for the daemon's own.
     """
 
     protocol: str
@@ -52,11 +62,11 @@ class Setup:
 class Origin(Protocol):
     """Remote place that shards come from.
 
-    Every method raises only the errors of `shardcache.errors`. Retries and timeouts are up to the
-    caller, which is told of all bytes as they arrive.
+    Every method raises only the errors of `shardcache.errors`. No method retries or sets a timeout:
+    the caller does both, and every method reports bytes to the caller as they arrive.
 
     Attributes:
-        tier: the cluster's shared cache in front of it, if any.
+        tier: state of the cluster's shared cache in front of the origin; None if there is none.
     """
 
     tier: TierState | None = None
@@ -65,8 +75,8 @@ class Origin(Protocol):
         """Return the object's current version.
 
         Args:
-            first_bytes: number of the object's first bytes that are to be fetched next: they may be
-                requested at the same time.
+            first_bytes: number of the object's first bytes that the caller fetches next; an origin
+                may request these bytes at the same time. 0 if the caller fetches none.
 
         Raises NotFoundError, AccessDeniedError, OriginUnavailableError.
         """
@@ -81,12 +91,16 @@ class Origin(Protocol):
         """Write bytes of exactly this version into their file; return each part's checksums.
 
         Args:
-            parts: one part; several if the object is `joinable`; all of them if it has no `ranges`.
+            parts: the parts to fetch: one part, or several if the object is `joinable`, or all
+                parts of the object if it does not support `ranges`.
+            flow: counts the bytes as they arrive, and pauses the read.
             commit: called when all bytes have arrived, before any is written; if it returns False,
-                nothing is written, and the result is None.
+                nothing is written, and the result is None. Without it, bytes are written as they
+                arrive.
 
         Raises ShardChangedError when the origin now holds another version; OriginUnavailableError
-        when a retry may help, including after short or mislabelled answers; PartFileError.
+        when a retry may help, including after short or mislabelled answers; PartFileError when the
+        file cannot be written.
         """
 
     async def list_prefix(
@@ -101,9 +115,9 @@ class Origin(Protocol):
         The list may be empty.
 
         Args:
-            received: called with numbers of objects, not bytes.
-            flat: True for only those up to the next "/", and folders: urls that end in "/", of no
-                version and size.
+            received: called with the number of objects that each page lists, not with bytes.
+            flat: True to list only the objects without another "/" after the prefix, and the
+                folders. A folder's url ends in "/"; its version is empty and its size is 0.
         """
 
     async def list_page(self, wanted: PageRequest) -> ListedPage:
@@ -121,8 +135,11 @@ class Origin(Protocol):
     async def part_span(self, obj: RemoteObject, number: int) -> tuple[int, int] | None:
         """Return start and end of a part that an object was uploaded in; None if there is none.
 
+        An object that was not uploaded in parts has one part, which is the whole object. The parts
+        of an upload are not the parts that the cache fetches.
+
         Args:
-            number: 1 for the first part.
+            number: number of the part; 1 for the first.
 
         Raises the errors of `stat`.
         """
@@ -138,19 +155,24 @@ class Origin(Protocol):
         parts: Parts,
         flow: Flow | None,
     ) -> Answer | None:
-        """Return the tier's answer to a request for parts, which are then in their file.
+        """Return the tier's answer to a request for parts.
 
-        None, and nothing requested, if this object's parts must bypass the tier.
+        If the answer is as expected, the parts are in their file when this returns. Returns None,
+        without a request, if this object's parts must bypass the tier.
 
         Args:
-            flow: None if no part is expected.
+            route: address of the tier, and the headers by which it handles the request.
+            flow: counts and pauses the bytes, as for `fetch`; None if the request is a question to
+                the tier, whose answer has no body to write.
 
         Raises what `fetch` raises when the connection fails.
         """
         return None
 
     async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
-        """Return the version that the tier was permitted to serve lately; None if it knows none.
+        """Return the version that the store lately permitted the tier to serve.
+
+        None if the tier knows no such version, or must not be asked about this url.
 
         Raises what `fetch` raises when the connection fails.
         """
@@ -164,7 +186,9 @@ class Origin(Protocol):
         return ""
 
     async def prepare(self, url: str) -> None:
-        """Obtain what the first requests need: credentials, and connections for a HEAD and a GET.
+        """Obtain the credentials and the connections that the first requests need.
+
+        Two requests at the same time open two connections: one for a HEAD, one for a GET.
 
         Raises the errors of `stat`.
         """
@@ -173,11 +197,12 @@ class Origin(Protocol):
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """Store a file under `url`, whole or not at all, and return the object.
 
-        The file may be moved there.
+        An origin on the same filesystem may move the file instead of copying it.
 
         Args:
-            replaced: the version that the upload replaces, or "" if there must be no object: S3
-                checks it. None for no check.
+            path: the local file.
+            replaced: the version that the upload replaces, or "" if there must be no object under
+                `url`; S3 checks this as it stores the file. None for no check.
 
         Raises the errors of `stat`, ShardChangedError for another version than `replaced`, and
         ConfigError if urls of this kind can only be read. After OriginUnavailableError, a retry may
@@ -187,7 +212,14 @@ class Origin(Protocol):
 
 
 async def commit_parts(parts: Parts, body: Data, commit: Commit | None) -> list[PartSums] | None:
-    """Write bytes that are in memory, as `Origin.fetch` does with those that arrive."""
+    """Write the bytes of parts that are in memory; return each part's checksums.
+
+    This is the last step of `Origin.fetch` for an origin that reads a whole body into memory.
+
+    Args:
+        body: all bytes of the parts.
+        commit: as in `Origin.fetch`; the result is None if it returns False.
+    """
     if commit is not None and not await commit():
         return None
     return await asyncio.to_thread(write_parts, parts, body)

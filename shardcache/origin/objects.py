@@ -1,4 +1,8 @@
-"""Objects as their origins state them: versions, sizes and checksums."""
+"""Objects as their origins state them: versions, sizes and checksums.
+
+Every origin returns these types, and the cache, the listings and the S3 endpoint use them. A
+version is an object's ETag, or another text that changes whenever the object's bytes change.
+"""
 
 import base64
 import hashlib
@@ -9,6 +13,7 @@ from pathlib import Path
 
 from shardcache.errors import CorruptShardError, OriginUnavailableError
 
+# Names of algorithms. A git blob's checksum is the SHA-1 of a header and the file's bytes.
 MD5 = "md5"
 SHA256 = "sha256"
 GIT_BLOB = "git blob"
@@ -22,8 +27,8 @@ class Checksum:
     """Checksum of a whole object, as reported by its origin.
 
     Attributes:
-        algorithm: one of `checksums.ALGORITHMS` or `DIGESTS`; or `MD5`, which is only presumed, as
-            an ETag does not say that it is one.
+        algorithm: one of `checksums.ALGORITHMS` or `DIGESTS`; or `MD5`. An MD5 may be only
+            presumed: an ETag does not say whether it is one.
         value: the checksum as an unsigned integer.
     """
 
@@ -41,11 +46,16 @@ class Checksum:
 def checksum_in(algorithm: str, stated: str, url: str) -> Checksum:
     """Return the checksum that a header states in Base64.
 
-    Raises OriginUnavailableError for anything else.
+    Args:
+        algorithm: name of the checksum's algorithm.
+        stated: the header's value.
+        url: the object's url, for the error.
+
+    Raises OriginUnavailableError for a value that is not Base64.
     """
     try:
         value = base64.b64decode(stated, validate=True)
-    except ValueError as exn:  # also of characters beyond ASCII
+    except ValueError as exn:  # also raised for characters beyond ASCII
         raise OriginUnavailableError(
             f"the origin states {stated!r} as {algorithm}, which is not Base64",
             url=url,
@@ -58,20 +68,25 @@ def digest_of(path: Path, algorithm: str) -> int:
     with path.open("rb", buffering=0) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         digest = _new_digest(algorithm, size_bytes)
-        hashlib.file_digest(file, lambda: digest)  # updates it with the file's bytes
+        # `file_digest` takes a function that returns the digest to update with the file's bytes.
+        hashlib.file_digest(file, lambda: digest)
     return int.from_bytes(digest.digest(), "big")
 
 
 def digest_of_bytes(data: bytes, algorithm: str) -> int:
-    """As `digest_of`, of bytes in memory."""
+    """Return the checksum of bytes in memory, as `digest_of` does for a file."""
     digest = _new_digest(algorithm, len(data))
     digest.update(data)
     return int.from_bytes(digest.digest(), "big")
 
 
 def _new_digest(algorithm: str, size_bytes: int) -> "hashlib._Hash":
-    """Return a digest for an object of a size, to be updated with all of its bytes."""
-    if algorithm == GIT_BLOB:  # git hashes a header before the bytes
+    """Return a new digest, which the caller updates with all bytes of the object.
+
+    Args:
+        size_bytes: size of the object.
+    """
+    if algorithm == GIT_BLOB:  # git hashes a header with the size before the bytes
         return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
     return hashlib.new(algorithm, usedforsecurity=False)
 
@@ -82,14 +97,16 @@ class RemoteObject:
 
     Attributes:
         version: ETag or its substitute; two reads of one version return the same bytes.
-        ranges: True if the origin answers ranged reads of one version; otherwise the object comes
-            as one stream.
+        checksum: checksum of the whole object; None if the origin states none.
+        ranges: True if the origin answers ranged reads of one version; otherwise the whole object
+            is fetched as one stream.
         guarded: True if every read detects that the origin holds another version; otherwise the
             version has to be checked again after the last read.
-        joinable: True if one read may fetch several parts, because its bytes are written as they
-            arrive; otherwise all of them are in memory at once.
+        joinable: True if one read may fetch several parts, because their bytes are written as they
+            arrive. Otherwise all bytes of a read are in memory at once, so a read is one part.
         reported_s: time by the monotonic clock at which the origin reported this version.
-        modified_s: when it was stored, in seconds since the Unix epoch; None if that is not known.
+        modified_s: time at which the object was stored, in seconds since the Unix epoch; None if
+            the origin does not state it.
     """
 
     url: str
@@ -108,8 +125,8 @@ class ListedPage:
     """One page of a listing, in the order of the keys.
 
     Attributes:
-        objects: the objects.
-        folders: common beginnings of urls, up to the delimiter.
+        objects: the page's objects.
+        folders: the page's folders: what several urls have in common, up to the delimiter.
         next_token: token of the request for the next page; empty if this is the last one.
     """
 
@@ -123,11 +140,12 @@ class PageRequest:
     """Request for a page of a listing.
 
     Attributes:
-        prefix: of the urls.
-        delimiter: urls that have it after the prefix are shown as their folder; empty for none.
-        after: key after which the first page begins; empty for the first key.
-        token: of the page before; empty for the first page.
-        max_keys: maximum number of objects and folders.
+        prefix: beginning of the urls to list.
+        delimiter: urls with this text after the prefix are listed as one folder; empty to list
+            every url.
+        after: key after which the first page begins; empty to begin with the first key.
+        token: `next_token` of the previous page; empty for the first page.
+        max_keys: maximum number of objects and folders on the page.
     """
 
     prefix: str

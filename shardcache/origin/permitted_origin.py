@@ -1,4 +1,9 @@
-"""Object stores that are read with whichever of a user's credentials has the permission."""
+"""Object stores that are read with whichever of a user's credentials has the permission.
+
+A private daemon serves several jobs of one user, and their sessions may hand over different
+credentials. `PermittedOrigin` tries one set after another until the store permits a request. A
+candidate is the store as opened with one set of credentials.
+"""
 
 import asyncio
 import time
@@ -24,31 +29,33 @@ from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
 
-_MAX_BUCKETS = 10_000  # for which the credentials that read them are remembered
-_MAX_FOLDERS = 1_000  # for which a refusal of some credentials is remembered
+_MAX_BUCKETS = 10_000  # number of buckets whose last successful candidate is remembered
+_MAX_FOLDERS = 1_000  # number of folders in which a candidate's refusals are remembered
 # Credentials that were refused in a folder are tried last for this time, as a refused `stat` costs
-# three requests to S3. A permission that is granted meanwhile is used once this time is over, or
-# earlier if no other credentials have it.
+# three requests to S3. If they get the permission within this time, they are used only after it, or
+# when all other credentials are refused as well.
 _REFUSED_S = 300.0
-_EVERYWHERE = ""  # stands for all folders
+_EVERYWHERE = ""  # the folder that stands for all folders
 _Result = TypeVar("_Result")
 
 
 class CredentialedOrigin(Origin):
     """An object store that is read with one set of credentials.
 
-    Those of its `Setup`; else the table's; else what the store's package finds.
+    These are the credentials of its `Setup`. If it has none, they are the table's; if the table has
+    none either, they are what the store's package finds.
 
     Attributes:
-        handed: kind of the credentials that sessions hand over.
-        secrets: options of a table for credentials. With one of them, sessions' are not used.
+        handed: kind of the credentials that sessions hand over for this store.
+        secrets: names of a table's options for credentials. If a table has one of these options,
+            the credentials of sessions are not used.
     """
 
     handed: ClassVar[type[Credentials]]
     secrets: ClassVar[frozenset[str]] = frozenset({"token"})
 
     def __init__(self, setup: Setup) -> None:
-        """Raises ImportError; AccessDeniedError or ConfigError for credentials without use."""
+        """Raises ImportError; AccessDeniedError or ConfigError for unusable credentials."""
 
     @staticmethod
     def bucket(url: str) -> str:
@@ -68,27 +75,32 @@ class _Candidate:
     """A store as one set of credentials reads it, opened when it is first used.
 
     Args:
-        open_: opens it, and blocks.
+        open_: opens the store. It blocks, so it is called in a thread.
 
     Attributes:
-        is_retired: True once its credentials are no longer kept.
+        is_retired: True once the daemon no longer keeps these credentials.
     """
 
     def __init__(self, open_: Callable[[], _Opened]) -> None:
         self._open = open_
         self._opened: _Opened | None = None
         self._opening = asyncio.Lock()
-        self._users = 0  # requests that use it at present
+        self._users = 0  # number of requests that use the origin at present
         self.is_retired = False
-        self._refused: dict[str, float] = {}  # by folder: when the store refused a request in it
+        # By folder: the time by the monotonic clock at which the store refused a request there.
+        self._refused: dict[str, float] = {}
 
     @asynccontextmanager
     async def use(self, url: str) -> AsyncIterator[CredentialedOrigin]:
-        """Provide the origin for a request. Raises the error of one that could not be opened."""
+        """Provide the origin for a request to a url.
+
+        Raises AccessDeniedError or ConfigError if the origin could not be opened.
+        """
         self._users += 1
         try:
             if self._opened is None:
                 async with self._opening:
+                    # Another request may have opened the origin while this one waited.
                     if self._opened is None:
                         self._opened = await asyncio.to_thread(self._open)
             opened = self._opened
@@ -101,7 +113,7 @@ class _Candidate:
                 await self.close()
 
     async def retire(self) -> None:
-        """Close the origin after its last request."""
+        """Close the origin, after the last of the requests that use it."""
         self.is_retired = True
         if not self._users:
             await self.close()
@@ -131,11 +143,11 @@ class _Candidate:
 
 
 class PermittedOrigin(Origin):
-    """A store, read with the daemon's own credentials and with those that sessions hand over.
+    """A store that is read with the daemon's own credentials and with those of sessions.
 
-    There is one origin for each of them. A refusal must not reach the job whose credentials have
-    the permission, so it is raised only after all have been refused. If the table has credentials,
-    or sets `anon`, those of sessions are not used.
+    There is one origin for each set of credentials. One job must not get a refusal while another
+    job's credentials have the permission, so an error is raised only after all sets have been
+    refused. If the table has credentials, or sets `anon`, the sessions' credentials are not used.
 
     Attributes:
         store: class of the origins.
@@ -149,10 +161,13 @@ class PermittedOrigin(Origin):
         table = setup.table
         has_own = not self.store.secrets.isdisjoint(table.storage_options)
         self._uses_handed = not (table.anon or table.profile or has_own)
+        # None: the daemon's own credentials.
         opened = self._open(None)
         self._own = _Candidate(lambda: opened)
-        self._others: dict[Credentials, _Candidate] = {}  # newest first
-        self._successful: dict[str, _Candidate] = {}  # by bucket: the last one that has read it
+        # Candidates for the sessions' credentials, the newest credentials first.
+        self._others: dict[Credentials, _Candidate] = {}
+        # By bucket: the candidate that has last read from the bucket.
+        self._successful: dict[str, _Candidate] = {}
         self._changes = 0  # value of `Handed.changes` when `_others` was updated
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
@@ -200,27 +215,27 @@ class PermittedOrigin(Origin):
         parts: Parts,
         flow: Flow | None,
     ) -> Answer | None:
-        """As `Origin.ask_tier`; with the credentials that are tried first."""
+        """As `Origin.ask_tier`, but only with the credentials that are tried first."""
         async with self._first_origin(obj.url) as origin:
             return await origin.ask_tier(route, obj, parts, flow)
 
     async def permitted_lately(self, route: Route, url: str) -> RemoteObject | None:
-        """As `Origin.permitted_lately`; with the credentials that are tried first."""
+        """As `Origin.permitted_lately`, but only with the credentials that are tried first."""
         async with self._first_origin(url) as origin:
             return await origin.permitted_lately(route, url)
 
     async def credentials(self, url: str) -> str:
-        """As `Origin.credentials`; of those that are tried first."""
+        """As `Origin.credentials`, for the credentials that are tried first."""
         async with self._first_origin(url) as origin:
             return await origin.credentials(url)
 
     async def prepare(self, url: str) -> None:
-        """As `Origin.prepare`; with the credentials that are tried first."""
+        """As `Origin.prepare`, but only with the credentials that are tried first."""
         async with self._first_origin(url) as origin:
             await origin.prepare(url)
 
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
-        """As `Origin.upload`; with the own credentials alone."""
+        """As `Origin.upload`, but only with the daemon's own credentials."""
         async with self._own.use(url) as origin:
             return await origin.upload(path, url, replaced)
 
@@ -236,11 +251,13 @@ class PermittedOrigin(Origin):
     ) -> _Result:
         """Make a request with one set of credentials after another, until the store permits it.
 
-        Raises the error that the credentials with access to the folder get; without any such, that
-        of the first.
+        Credentials with access to the folder decide about a missing object: their NotFoundError is
+        raised. If every set of credentials was refused, the first error is raised.
         """
         await self._update_candidates()
-        if not self._others:  # in nearly all daemons; every part of a file passes here
+        # Nearly all daemons have no other candidates. This shortcut is for speed: each request for
+        # parts of a file goes through this method.
+        if not self._others:
             async with self._own.use(url) as origin:
                 return await request(origin)
         refused: list[tuple[_Candidate, OriginError | ConfigError]] = []
@@ -267,7 +284,7 @@ class PermittedOrigin(Origin):
         raise first_error
 
     async def _update_candidates(self) -> None:
-        """Have a candidate for each of the credentials that are kept now, and for no others."""
+        """Create and retire candidates, so that each set of credentials kept now has one."""
         handed = self._setup.handed
         if not self._uses_handed or self._changes == handed.changes:
             return
@@ -297,7 +314,11 @@ class PermittedOrigin(Origin):
         yield from sorted(without_duplicates, key=lambda each: each.is_refused(folder))
 
     def _likeliest(self, url: str) -> _Candidate:
-        """Return the candidate that is tried first: not one refused lately, if there is another."""
+        """Return the candidate that is tried first.
+
+        It is the first in the order of preference that was not refused in the folder lately; if all
+        were refused, it is the first.
+        """
         folder = _folder(url)
         for candidate in self._by_preference(url):
             if not candidate.is_refused(folder):
@@ -305,12 +326,12 @@ class PermittedOrigin(Origin):
         return next(self._by_preference(url))
 
     def _by_preference(self, url: str) -> Iterator[_Candidate]:
-        """Yield all candidates, the best first, some of them twice.
+        """Yield all candidates, the best first. Some candidates are yielded twice.
 
         1. The candidate of the session that asks: it probably has the permission, and the store's
            log then names the right user.
-        2. The last one that has read from the bucket.
-        3. The others, from the newest credentials to the daemon's own.
+        2. The candidate that has last read from the bucket.
+        3. All candidates, from the newest credentials to the daemon's own.
         """
         handed = self._setup.handed
         asking = handed.of_this_task(self.store.handed)
@@ -337,13 +358,19 @@ class PermittedOrigin(Origin):
         refused: list[tuple[_Candidate, OriginError | ConfigError]],
         url: str,
     ) -> None:
-        """Note which candidate may read an object, and which ones may not.
+        """Record which candidate may read an object, and which ones may not.
 
-        Without one that may, refusals say nothing: S3 also refuses what is missing.
+        This is called only if one candidate may. If all are refused, nothing is recorded, because
+        S3 refuses a missing object with the same status as one without permission.
+
+        Args:
+            permitted: the candidate whose request the store permitted.
+            refused: the candidates that were tried before, and their errors.
         """
         folder = _folder(url)
         permitted.permit(folder)
         for candidate, exn in refused:
+            # Expired credentials are the only OriginUnavailableError here: they fail in any folder.
             is_expired = isinstance(exn, OriginUnavailableError)
             candidate.refuse(_EVERYWHERE if is_expired else folder)
         if permitted.is_retired:
@@ -353,7 +380,10 @@ class PermittedOrigin(Origin):
         self._successful[self.store.bucket(url)] = permitted
 
     def _open(self, credentials: Credentials | None) -> _Opened:
-        """Open the origin with credentials; None for the daemon's own. Blocks.
+        """Open the origin with credentials, or return the error for unusable ones. Blocks.
+
+        Args:
+            credentials: one session's credentials; None for the daemon's own.
 
         Raises ImportError.
         """

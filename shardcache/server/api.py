@@ -1,4 +1,9 @@
-"""The admin API: JSON over HTTP, for the command line and for `curl --unix-socket`."""
+"""The admin API: JSON over HTTP, for the command line and for `curl --unix-socket`.
+
+`app` serves these routes at the Unix socket. A handler calls a method of the `Cache` with the user
+who sent the request (`peer_of`). A request that takes long answers with a stream of events, one
+JSON object a line.
+"""
 
 import asyncio
 import json
@@ -21,7 +26,8 @@ from shardcache.tarindex.named_members import TokenMember
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Send = Callable[[Json], Awaitable[None]]
 
-# HTTP statuses by class of error; the first row that fits is used. Other errors are the origin's.
+# HTTP statuses by class of error; the first row that fits is used. All other errors come from the
+# origin.
 _STATUS: dict[type[ShardcacheError], int] = {
     errors.NotFoundError: 404,
     errors.AccessDeniedError: 403,
@@ -33,7 +39,7 @@ _STATUS: dict[type[ShardcacheError], int] = {
     errors.CacheError: 507,
 }
 _STATUS_OF_ORIGIN_ERRORS = 502
-# A request with a slower body is refused: its client would occupy a connection.
+# Time within which the body of a request has to arrive. A slower client would occupy a connection.
 _BODY_S = 10.0
 
 log = structlog.get_logger()
@@ -43,7 +49,7 @@ routes = web.RouteTableDef()
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn a ShardcacheError or an HTTP error into its JSON, with the best matching HTTP status."""
+    """Answer with the JSON of an error that a handler raises, and the HTTP status that fits."""
     try:
         return await handler(request)
     except ShardcacheError as exn:
@@ -57,13 +63,14 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return answer
     except ConnectionError:
         return web.Response()  # the client disconnected midway and receives no response
-    except OSError as exn:  # of this process, as when it has run out of descriptors
+    except OSError as exn:  # an error of this process, such as too many open files
         exhausted = errors.ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})")
         return _failure(exhausted, 503)
     except web.HTTPException:
         raise
     except Exception as exn:  # a top-level guard, as in sessions: the client gets the error
-        if request.writer.output_size:  # a response has begun, which can only be cut off
+        # Once a response has begun, the connection can only be closed.
+        if request.writer.output_size:
             raise
         log.exception("unexpected error in a request", path=request.path)
         return _failure(errors.internal_error(exn), 500)
@@ -118,9 +125,9 @@ async def verify(request: web.Request) -> web.StreamResponse:
 
 @routes.post("/v1/index")
 async def index(request: web.Request) -> web.StreamResponse:
-    """Count the samples of the shards that `urls` name, and the tokens in the member `tokens`.
+    """Count the samples of the shards that the body's `urls` name; stream events, one per line.
 
-    Stream events.
+    If the body has `tokens`, it names a member of the samples, whose tokens are counted as well.
     """
     body = await _body(request)
     member = TokenMember.parse(take(body, "tokens", str)) if "tokens" in body else None
@@ -129,7 +136,10 @@ async def index(request: web.Request) -> web.StreamResponse:
 
 @routes.post("/v1/warm")
 async def warm(request: web.Request) -> web.StreamResponse:
-    """Fetch the shards that the body's `urls` name, or the files, if its `wanted` says so."""
+    """Fetch the objects that the body's `urls` name; stream events, one per line.
+
+    They are shards, or files if the body's `wanted` says so.
+    """
     body = await _body(request)
     urls = take(body, "urls", list[str])
     wanted = wanted_of({"wanted": "shards"} | body)
@@ -165,7 +175,7 @@ routes.post("/v1/unpin")(partial(_with_answer, do=Cache.unpin))
 
 
 async def no_endpoint(request: web.Request) -> web.StreamResponse:
-    """Answer requests for S3 keys, by an error, if the daemon has no S3 endpoint."""
+    """Refuse a request for a key to the S3 endpoint: this handler is for daemons without one."""
     raise errors.ConfigError(
         "the daemon has no S3 endpoint",
         remedy="start it with --s3 127.0.0.1:9099",
@@ -188,11 +198,11 @@ async def _stream(
 ) -> web.StreamResponse:
     """Stream events as JSON lines.
 
-    The response starts with the first event, so that an earlier error gets its HTTP status; a later
-    error is the last line.
+    The response starts with the first event, so that an error before it gets its HTTP status. A
+    later error is the last line of the response.
 
     Args:
-        run: sends the events by the function that it is called with.
+        run: produces the events; it is called with the function that sends one event.
     """
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
 
@@ -209,17 +219,18 @@ async def _stream(
             if not response.prepared:
                 raise
             await send({"event": "failed", "error": exn.to_json()})
-    except* ConnectionError:  # in a group, if several tasks were sending
-        pass  # the client disconnected: running transfers finish, no others are started
+    except* ConnectionError:  # several tasks may have been sending, so there may be a group
+        pass  # the client disconnected: running transfers finish, and no others are started
     return response
 
 
 async def _urls(request: web.Request) -> list[str]:
+    """Return the body's `urls`. Raises ProtocolError."""
     return take(await _body(request), "urls", list[str])
 
 
 async def _body(request: web.Request) -> Json:
-    """Return the request's body, a JSON object, and keep the credentials that it hands over.
+    """Return the request's body, a JSON object, and store the credentials that it hands over.
 
     Raises ProtocolError.
     """

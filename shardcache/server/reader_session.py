@@ -1,4 +1,10 @@
-"""A reader's session over a WebSocket: requests in, answers out."""
+"""A reader's session over a WebSocket: requests in, answers out.
+
+`session_start` accepts the WebSocket and runs one `ReaderSession` for each connected reader. A
+reader is one process that iterates over a dataset, such as a worker of a DataLoader. Its plan is
+the order in which it reads shards. A lease is a reader's right to read one shard of the plan. A
+grant is the answer that gives the reader a lease. `shared.protocol` documents all messages.
+"""
 
 import asyncio
 import math
@@ -25,19 +31,25 @@ from shardcache.store.shard import Facts
 
 log = structlog.get_logger()
 
-# Requests of one session that are handled concurrently, apart from those that wait for a shard.
+# Number of requests of one session that are handled concurrently. Requests that wait for a shard
+# are not among them: they have a limit of their own.
 _MAX_AT_ONCE = 32
 _MAX_AWAITED = 8192
 # Parsing a longer message blocks the event loop noticeably: such messages take turns.
 _LONG_CHARS = 16 * 1024
-# A reader waits this long for another one to send a list of shards; then it is to send it itself.
+# A reader waits this long for another reader to send a list of shards. After that, the daemon has
+# the waiting reader send the list as well.
 _SENDING_S = 10.0
 
 
 class ReaderSession:
     """Answers one reader's requests.
 
-    Leases are waited for concurrently, so that `explain` is answered in the meantime.
+    Requests for leases wait concurrently, so that `explain` is answered while they wait.
+
+    Args:
+        peer: the user whose process is at the other end of the connection.
+        hello: the session's first message, which has been checked and answered.
     """
 
     def __init__(
@@ -54,12 +66,14 @@ class ReaderSession:
         self._reader = reader
         self._peer = peer
         self._hello = hello
-        self._awaited: dict[int, int] = {}  # by request id, the position that is waited for
+        # By request id: the position in the plan whose shard the request waits for.
+        self._awaited: dict[int, int] = {}
         self._has_planned = False
-        self._epoch: int | None = None  # the latest plan's
+        self._epoch: int | None = None  # epoch of the latest plan, if the client has named it
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
-        # Holds a list's lock while this reader, and no other of its user, is to send the list.
+        # Holds the lock of a list of shards while this reader is to send the list. No other reader
+        # of the same user then sends it, too.
         self._list_lock = AsyncExitStack()
         self._running: set[asyncio.Task[None]] = set()
         self._tasks: asyncio.TaskGroup
@@ -69,7 +83,7 @@ class ReaderSession:
         self._outbox = Outbox(socket, bundles=hello.get("bundles", False))
 
     async def run(self) -> None:
-        """Handle messages until the connection ends; requests still waiting are cancelled."""
+        """Handle messages until the connection ends, then cancel the requests that still wait."""
         async with self._list_lock, asyncio.TaskGroup() as self._tasks:
             async for text in self._texts():
                 # Backpressure: a client with too many unanswered requests is not read any further.
@@ -110,7 +124,8 @@ class ReaderSession:
             else:
                 await self._handle_bundle(messages)
         finally:
-            # After the answer is sent: those that the client does not read must not pile up.
+            # The slot is released only after the answer is sent: a client that reads no answers
+            # must not make them pile up here.
             self._slots.release()
 
     async def _handle_bundle(self, messages: Sequence[Json]) -> None:
@@ -129,7 +144,7 @@ class ReaderSession:
             await self._outbox.send(granted)
 
     async def _handle_in_slot(self, message: Json) -> None:
-        """Answer a message of a bundle once it has a slot: `run` has taken one for them all."""
+        """Answer one message of a bundle in a slot: `run` has taken one slot for the bundle."""
         async with self._slots:
             await self._handle_one(message)
 
@@ -145,14 +160,21 @@ class ReaderSession:
         except ShardcacheError as exn:
             answer = {"type": "error", "error": exn.to_json()}
         except Exception as exn:
-            # A top-level guard, as of transfers: without an answer, the reader would wait for ever.
+            # A top-level guard, as for transfers: without an answer, the reader would never stop
+            # waiting.
             log.exception("unexpected error in a reader's request")
             answer = {"type": "error", "error": internal_error(exn).to_json()}
         if answer is not None:
             await self._outbox.send([{**answer, "id": request_id}])
 
     async def _answer_in_order(self, message: Json, request_id: int) -> Json | None:
-        """Answer plans one after the other, and every other request after the plans before it."""
+        """Answer plans one after another, and any other request after all earlier plans.
+
+        A later request refers to the plan: for example, a lease names a position in it.
+
+        Args:
+            request_id: id of the message; 0 if it has none.
+        """
         is_plan = message.get("type") in ("shards", "plan", "extend")
         async with self._planning:
             if is_plan:
@@ -163,7 +185,8 @@ class ReaderSession:
         """Return the answer to a checked message; None if this kind of message gets none."""
         match message.get("type"):
             case "resolve":
-                async with self._resolving:  # one at a time: each may be millions of shards
+                # One at a time: each manifest may have millions of shards.
+                async with self._resolving:
                     return await self._resolve(request_id, message)
             case "shards":
                 is_known = await self._take_list(message["fingerprint"], message.get("packed"))
@@ -185,8 +208,10 @@ class ReaderSession:
         return None
 
     async def _resolve(self, request_id: int, message: Json) -> Json:
+        """Return the manifest of a dataset: the shards that its urls and patterns stand for."""
         urls: list[str] = message["urls"]
         wanted = protocol.wanted_of(message)
+        # Without a maximum age, a listing of any age that the cache still has is used.
         max_age_s = message["max_age_ms"] / 1000 if "max_age_ms" in message else math.inf
         self._resolving_id = request_id
         self._resolving_urls = urls
@@ -207,14 +232,14 @@ class ReaderSession:
     # Plans
 
     async def _take_list(self, fingerprint: str, packed: bytes | None) -> bool:
-        """Take a list of shards, if it is sent along; return whether it is known now.
+        """Take a list of shards, if it is sent along; return whether the daemon now has the list.
 
-        If it is not, this reader is to send it. Other readers of the same user that need the list
-        wait until this one has sent it or disconnects.
+        If the daemon does not have the list, this reader is to send it. Other readers of the same
+        user that need the list wait until this reader has sent it or disconnects.
 
         Args:
-            fingerprint: the list's.
-            packed: the list; None if the reader asks whether it is known.
+            fingerprint: the list's fingerprint.
+            packed: the list; None if the reader asks whether the daemon has it.
         """
         manifests = self._cache.manifests
         if packed is None:
@@ -225,13 +250,18 @@ class ReaderSession:
                     await self._list_lock.enter_async_context(lock)
             if await manifests.known([fingerprint], self._peer) is None:
                 return False
-        async with self._list_lock:  # released at the end
+        # The lock is released at the end of the block: the daemon now has the list.
+        async with self._list_lock:
             if packed is not None:
                 await manifests.admit(packed, self._peer)
         return True
 
     async def _plan(self, message: Json, *, new: bool) -> Json:
-        """Declare a new plan, or extend the present one."""
+        """Declare a new plan, or extend the present one.
+
+        Args:
+            new: True for a message of type `plan`, False for `extend`.
+        """
         reader = self._reader
         if not new and reader.listing is None:
             raise ProtocolError("'extend' without a plan to extend")
@@ -252,7 +282,10 @@ class ReaderSession:
         return {"type": "ok"}
 
     def _note_epoch(self, epoch: int | None) -> None:
-        """Note a plan's epoch in the audit log, once: readers that skip samples plan it again."""
+        """Write a plan's epoch to the audit log, once per epoch.
+
+        A reader that skips samples declares another plan for the same epoch.
+        """
         if not self._has_planned or epoch != self._epoch:
             hello = self._hello
             sizes = {name: hello[name] for name in ("world_size", "workers") if name in hello}
@@ -264,7 +297,11 @@ class ReaderSession:
     # Leases
 
     def _grant_at_hand(self, message: Json) -> Json | None:
-        """Return the grant of a range that is cached; None for anything else, and for an error."""
+        """Return the grant of a range that is cached.
+
+        Returns None for any other message, and for one that is invalid: `_handle_one` then answers
+        it, with an error if necessary.
+        """
         if message.get("type") != "lease" or self._planning.locked():
             return None
         try:
@@ -285,6 +322,7 @@ class ReaderSession:
         return self._granted(lease, message) | {"id": message["id"]}
 
     async def _lease(self, request_id: int, message: Json) -> Json:
+        """Wait for a shard, or a range of one, and return its grant."""
         position = message["position"]
         async with self._waiting(request_id, position):
             lease = await self._reader.lease(
@@ -300,13 +338,17 @@ class ReaderSession:
             return self._granted(lease, message) | named_path
 
     async def _more(self, request_id: int, message: Json) -> Json:
-        """Grant a lease on an arriving shard again, once more of its bytes can be read."""
+        """Wait until more bytes of an arriving shard can be read, and grant its lease again.
+
+        A shard is arriving while the daemon fetches it.
+        """
         number = message["lease"]
         async with self._waiting(request_id, self._reader.position(number)):
             lease = await self._reader.more(number, message["beyond"])
             return self._granted(lease, message)
 
     async def _release(self, message: Json) -> None:
+        """End a lease, and report the damage that the reader found in its shard, if any."""
         self._reader.job.samples_unmatched += message.get("unmatched", 0)
         await self._reader.release(
             message["lease"],
@@ -316,7 +358,11 @@ class ReaderSession:
 
     @asynccontextmanager
     async def _waiting(self, request_id: int, position: int) -> AsyncIterator[None]:
-        """Free the request's slot while it waits for a shard, for messages such as `release`."""
+        """Free the request's slot while the request waits for a shard.
+
+        Otherwise waiting requests could take all slots, and the messages that end their waits, such
+        as `release`, would get none.
+        """
         if request_id in self._awaited:
             raise ProtocolError(f"request {request_id} has not been answered yet")
         if len(self._awaited) >= _MAX_AWAITED:
@@ -330,13 +376,19 @@ class ReaderSession:
             await self._slots.acquire()
 
     async def _named_path(self, lease: Lease) -> Json:
-        """Return the field with a cached shard's path that ends with its object's name."""
+        """Return the field `named_path`: a path of a cached shard that ends with its object's name.
+
+        Returns no field if the shard is not published yet.
+        """
         if lease.shard is None or lease.shard.facts is None:
             return {}
         return {"named_path": str(await self._cache.named_path(lease.shard, lease.shard.facts))}
 
     def _granted(self, lease: Lease, request: Json) -> Json:
-        """Return the answer that grants a lease, with the damage found in other leased shards."""
+        """Return the answer that grants a lease.
+
+        It also reports damage that was found in other shards that this reader has leased.
+        """
         damaged = [damage.to_json() for damage in self._reader.take_damage()]
         answer: Json = {"lease": lease.number}
         if damaged:
@@ -347,14 +399,15 @@ class ReaderSession:
         granted = lease.granted
         if isinstance(granted, HeldRange):
             ready_bytes = 0
-            # Ranges that are not needed yet share a part of the cache's space: they do not hold the
-            # cached bytes behind them as well.
+            # Only a range that is needed now also holds the cached bytes that follow it. Ranges
+            # that are not needed yet share a limited part of the cache's space.
             if request.get("needed"):
                 ready_bytes = granted.hold_ahead(request.get("ahead_to", 0))
             fields = self._arriving_fields(granted.file.partial, ready_bytes)
             return {"type": "arriving"} | answer | fields
 
-        assert isinstance(granted, Arrival)  # a lease is for a published or an arriving shard
+        # A granted lease is for a published shard, a range or an arriving shard.
+        assert isinstance(granted, Arrival)
         fields = self._arriving_fields(granted.partial, granted.ready_bytes)
         return {"type": "arriving"} | answer | fields
 
@@ -369,18 +422,28 @@ class ReaderSession:
         }
 
     def _paths(self, lease: Lease) -> Json:
-        """Return the paths of a whole shard's files; of unpublished ones also the inode."""
+        """Return the paths of a whole shard's files.
+
+        If the files are not published yet, the inode is returned as well: the paths may soon be
+        other files'.
+        """
         if lease.shard is not None:
             layout = self._cache.layout
             key = lease.shard.key
             return {"path": str(layout.tar(key)), "index_path": str(layout.sidecar(key))}
-        assert lease.files is not None  # the lease is for the whole shard
+        # A lease on a whole shard without a published shard has the unpublished files.
+        assert lease.files is not None
         files = lease.files
         return {"path": str(files.tar), "index_path": str(files.sidecar), "inode": files.inode}
 
     @staticmethod
     def _arriving_fields(partial: Partial, ready_bytes: int) -> Json:
-        """Return the fields of an answer that grants a file of which bytes are missing."""
+        """Return the fields of an answer that grants an incomplete file.
+
+        Args:
+            ready_bytes: number of bytes at the file's beginning that may be read; for a range, the
+                end of the bytes that may be read, or 0 for no more than the requested bytes.
+        """
         obj = partial.obj
         return {
             "url": redact(obj.url),
@@ -412,7 +475,10 @@ class ReaderSession:
 
 
 def _range_in(message: Json) -> tuple[int, int] | None:
-    """Return start and end of the range that a reader wants; None if it wants the whole shard."""
+    """Return start and end of the range that a reader wants; None if it wants the whole shard.
+
+    In messages, `beyond` is the offset of the range's last byte; the end returned is one more.
+    """
     if "start" not in message or "beyond" not in message:
         return None
     return message["start"], message["beyond"] + 1

@@ -1,11 +1,14 @@
 """This user's private daemons: whether this node needs one, its place, and its credentials.
 
-Where nobody set up a daemon for the node, a reader starts one for its user. All its files are in a
-folder that only this user may enter. A daemon uses the credentials and the Python of the
-environment that started it. The name of its socket is a hash of both, so a process with other
-credentials or another Python finds no such socket, and gets another daemon. So does a process that
-does not see the daemon's cache. Secrets of AWS, Azure, Google and the Hub are left out of the hash:
-the daemon gets them from its sessions (`credentials`). Uses the standard library alone.
+Where nobody set up a daemon for the node, a reader starts a private daemon for its user. All files
+of such daemons are in a folder that only this user may enter. A private daemon uses the credentials
+and the Python of the environment that started it. The name of its socket is a hash of both, so a
+process with other credentials or another Python finds no such socket, and gets another daemon. A
+process that does not see the daemon's cache gets another daemon as well.
+
+Secrets of AWS, Azure, Google and the Hub are left out of the hash: the daemon gets them from its
+sessions (see `shared.credentials`). A place is the set of files, named by that hash, of one private
+daemon. The client and the command line import this module, so it uses the standard library alone.
 """
 
 import errno
@@ -37,8 +40,9 @@ from shardcache.shared.socket_paths import (
 )
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES, connected, credentials
 
-_KEY_BYTES = 32  # of the key with which names are hashed
-_MAX_PLACES = 16  # for daemons of one environment that do not see each other's caches
+_KEY_BYTES = 32  # length of the key with which names are hashed
+# Number of places for one environment: its daemons may not see each other's caches.
+_MAX_PLACES = 16
 _NAME_CHARS = 16
 _SOCKET_NAME_BYTES = len("/.NN.sock") + _NAME_CHARS
 _LOCK_POLL_S = 0.02
@@ -55,7 +59,9 @@ def node_has_daemon() -> bool:
         return True
     if may_exist(DEFAULT_CONFIG) or may_exist(SYSTEM_SOCKET.parent):
         return True
-    with suppress(DaemonError):  # a folder in which another user's daemon might listen
+    # The error is for a folder in which another user's daemon might listen. Such a daemon is not
+    # counted.
+    with suppress(DaemonError):
         return is_listening(socket_path())
     return False
 
@@ -63,13 +69,13 @@ def node_has_daemon() -> bool:
 def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool = False) -> Path:
     """Return the socket for a command: a private daemon's where nobody set up one for the node.
 
-    A command of the admin API starts no daemon. It uses the one with the credentials of its
-    environment. A command that fetches nothing needs no credentials: if the user has only one
-    daemon, it uses that.
+    A command of the admin API does not start a daemon: it uses the daemon with the credentials of
+    the command's environment. A command that fetches nothing needs no credentials, so if the user
+    has only one daemon, the command uses that daemon.
 
     Args:
-        explicit: the socket that the user named, if any.
-        fetches: True if the command has the daemon use its credentials.
+        explicit: the socket that the user named; None if the user named none.
+        fetches: True if the command makes the daemon use its credentials.
     """
     if explicit is not None or node_has_daemon() or not _folder().exists():
         return socket_path(explicit)
@@ -85,8 +91,8 @@ def tool_socket(explicit: str | os.PathLike[str] | None = None, *, fetches: bool
 class PrivatePlace:
     """The files of the private daemon that has one environment's credentials and Python.
 
-    Their name is the hash of these. Daemons that do not see each other's caches, as in containers,
-    have numbers after that name.
+    The name of the files is the hash of these. Daemons that do not see each other's caches, such as
+    those in different containers, have numbers after that name.
 
     Attributes:
         folder: the folder of all private daemons of this user; nobody else may enter it.
@@ -102,17 +108,18 @@ class PrivatePlace:
         self.log = folder / f"{name}.log"
         self.lock = folder / f"{name}.lock"
         self.turn = folder / "turn.lock"
-        self._record = folder / f"{name}.cache"  # names its cache folder
+        self._record = folder / f"{name}.cache"  # a file that names the daemon's cache folder
 
     @classmethod
     def in_cache(cls, folder: Path, base: Path) -> "PrivatePlace":
         """Return the second place of a daemon, in its cache folder.
 
-        It stays when a logout removes the first, and every process that sees the cache finds it.
+        A logout may remove the folder of the first place. The second place stays, and every process
+        that sees the cache finds it.
 
         Args:
             folder: the daemon's cache folder.
-            base: the folder of all private caches, with the key by which the names here are hashed.
+            base: the folder of all private caches, with the key by which the names are hashed.
         """
         return cls(folder, digest(base, _python()))
 
@@ -132,7 +139,8 @@ class PrivatePlace:
             if place.shows_cache():
                 return place
 
-        # The daemon of an earlier number may have ended since a later one was started.
+        # A place without a daemon is free. It may have a lower number than places that are in use:
+        # its daemon may have ended since theirs were started.
         for place in places:
             if place not in listening:
                 return place
@@ -147,7 +155,10 @@ class PrivatePlace:
         return len(os.fsencode(self.socket)) <= MAX_SOCKET_BYTES
 
     def lead_to(self, other: "PrivatePlace") -> None:
-        """Have the daemon at another place found here, too. Raises DaemonError."""
+        """Link this place's socket to another place's, so that its daemon is found here, too.
+
+        Raises DaemonError.
+        """
         try:
             self.socket.unlink(missing_ok=True)
             self.socket.symlink_to(other.socket)
@@ -190,7 +201,7 @@ class PrivatePlace:
 def is_listening(path: Path) -> bool:
     """Return True if a process of this user accepts connections at the socket.
 
-    A frozen daemon still does.
+    A frozen daemon counts as listening: the kernel still accepts connections for it.
     """
     try:
         with connected(path, _CONNECT_S) as sock:
@@ -199,17 +210,18 @@ def is_listening(path: Path) -> bool:
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     except OSError:
-        return True  # whoever connects next gets the error
+        # Another error does not show that nobody listens. The caller gets it as it connects.
+        return True
 
 
 def secured(folder: Path, denied: int = _GROUP_AND_OTHERS) -> Path:
     """Return a folder that belongs to this user, created if it is missing.
 
-    Raises DaemonError if it is a link, another user's, or open to others: in a folder such as /tmp,
-    anyone could have created it.
+    Raises DaemonError if the folder is a link, another user's, or open to others: in a parent
+    folder such as /tmp, anyone could have created it.
 
     Args:
-        denied: bits of a mode: rights that others must not have on the folder.
+        denied: bits of a mode, for the rights that other users must not have on the folder.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -250,12 +262,12 @@ def is_file_limit(exn: BaseException | None) -> bool:
 def digest(folder: Path, python: str = "") -> str:
     """Return the hash of the environment's credentials.
 
-    Without the hash's key, the name of a socket or a cache folder says nothing about the
-    credentials.
+    The hash has a secret key: without the key, the name of a socket or a cache folder says nothing
+    about the credentials.
 
     Args:
         folder: a folder of this user's, in which the key is kept.
-        python: the daemon's Python, to be hashed as well; empty to leave it out.
+        python: identity of the daemon's Python, which is hashed as well; empty to leave it out.
 
     Raises DaemonError if the key can be neither read nor created, as on a full disk.
     """
@@ -265,7 +277,8 @@ def digest(folder: Path, python: str = "") -> str:
         raise _unusable(folder, exn) from exn
     names = {name for name in os.environ if _is_credential(name)}
     facts = []
-    # Sessions hand over the values of these variables: only their kind is hashed.
+    # Sessions hand over the values of these variables to the daemon, so a daemon may serve several
+    # values. Only the kind of the credentials, such as AWS keys, is hashed.
     for kind, variables in handed_kinds(os.environ).items():
         names.difference_update(variables)
         facts.append(kind)
@@ -283,9 +296,10 @@ def _is_credential(variable: str) -> bool:
 
 
 def _python() -> str:
-    """Return the identity of this process's Python environment, which its daemon runs in, too.
+    """Return the identity of this process's Python environment, in which its daemon runs, too.
 
-    An environment that was created again at the same path is another one.
+    It includes the folder's inode: an environment that was deleted and created again at the same
+    path has another identity.
     """
     prefix = os.path.realpath(sys.prefix)
     try:
@@ -295,7 +309,10 @@ def _python() -> str:
 
 
 def is_digest(name: str) -> bool:
-    """Return True if a name has the form of a digest; other files in a folder are never touched."""
+    """Return True if a name has the form of a digest.
+
+    Files in a cache folder whose names have another form are never touched.
+    """
     return re.fullmatch(rf"[0-9a-f]{{{_NAME_CHARS}}}", name) is not None
 
 
@@ -317,15 +334,18 @@ def _key(folder: Path) -> bytes:
 def locked(path: Path, limit_s: float = 60.0, *, is_inherited: bool = False) -> Iterator[int]:
     """Hold the lock of a file, which is created, or of a folder; yield its descriptor.
 
-    Lock a folder for moments only: the folder of sockets and that of caches may be the same.
+    A folder must be locked only for moments, because the folder of sockets and the folder of caches
+    may be the same.
 
     The lock ends with the block, even if another thread has forked a process that has the
     descriptor as well, such as a worker of a DataLoader. Raises DaemonError if another process
-    holds it for `limit_s`, or the file cannot be created.
+    holds the lock for longer than `limit_s`, or the file cannot be created.
 
     Args:
-        limit_s: of the wait for the lock.
-        is_inherited: True to keep the lock until the last process with the descriptor closes it.
+        path: the file or folder to lock.
+        limit_s: maximum time to wait for the lock.
+        is_inherited: True to keep the lock after the block, until the last process with the
+            descriptor closes it.
     """
     flags = os.O_DIRECTORY if path.is_dir() else os.O_CREAT | os.O_NOFOLLOW
     try:
@@ -362,7 +382,7 @@ def try_lock(fd: int) -> bool:
 def _folder() -> Path:
     """Return the folder of the sockets.
 
-    It is the same for all jobs of a user, so it is not in a job's temporary directory.
+    All jobs of a user share the folder, so it is not in the temporary directory of one job.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and _is_own(Path(runtime)):

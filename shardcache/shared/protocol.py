@@ -1,74 +1,83 @@
 """The protocol between daemon and client: the messages of a session.
 
+A reader is one process that iterates over a dataset. Its plan is the order in which it reads
+shards. A lease is its right to read one shard of the plan, and a grant is the answer that gives it
+the lease. A shard is published once it is complete, checked, indexed and synced to disk. A manifest
+is the list of a dataset's shards.
+
 Control is JSON over a Unix socket. Each reader has a WebSocket at `SESSION_PATH`; its plan and
 leases end with this connection. Tools use plain HTTP. The messages of a session are `REQUESTS` and
 `ANSWERS`. An answer repeats the `id` of its request, and so does an `error` in its place. A request
 without an `id` gets no answer, except `hello`.
 
-A dataset's shards are sent once: `manifest` has them `packed` (`shard_columns`), in a binary frame,
-behind its JSON and a newline. A plan's `shards` are the fingerprints of such lists; its `order`
-numbers the shards of all of them, in reading order: first the `reads` positions of this epoch, then
-those of later epochs as far as they are determined. `extend` appends to the order, so that a plan
-of any length can be sent in pieces. A lease's `position` counts through the whole order. The answer
-to a plan is `unknown` if the daemon no longer has the lists, never sent them to this user, or would
-need too much memory for them. The client then sends the shards itself, in lists of a limited size,
-and the plan again. `shards` without `packed` asks for a list whether this client has to send it:
-only one of a user's clients has to.
+A dataset's shards are sent once. The answer `manifest` has them `packed` (see `shard_columns`) in a
+binary frame, after its JSON and a newline. A plan's `shards` are the fingerprints of such lists.
+The shards of all these lists are numbered consecutively, and the plan's `order` has their numbers
+in reading order. The first `reads` positions are this epoch's; later epochs follow as far as their
+order is determined. `extend` appends to the order, so that a plan of any length can be sent in
+pieces. A lease's `position` counts through the whole order.
 
-A reader may have thousands of leases: on the shards it is reading, and on others that it requested
-ahead. Requesting a lease does not protect a shard: until it is needed, a `leased` shard may be
-evicted in favour of a reader that has nothing to read. `need` says that the reader has reached the
-shard of the request `of`, and has nothing to read until it arrives. From then on, or from its grant
-if that comes later, the shard is in use and stays in place until `release`. A reader that finds no
-file, because the shard was evicted before it was needed, releases the lease with `read` false and
-requests it again. A release states how many of the shard's samples were `unmatched`: they could not
-be joined with those of other shards. A reader that finds a published file damaged releases the
-lease with `damage`, the error's message, and requests it again: before the daemon grants that shard
-to anybody, it checks the shard, and indexes or fetches it again if necessary. If a shard has been
-replaced in the object store, a reader that may read another version than the plan's requests the
-`latest`. With `named`, the grant of a cached shard also has a `named_path`, which ends with the
-object's own name.
+The answer to a plan is `unknown` if the daemon no longer has the lists, never sent them to this
+user, or would need too much memory for them. The client then sends the shards itself, in lists of a
+limited size, and the plan again. A `shards` message without `packed` asks whether this client has
+to send the list: only one of a user's clients has to.
+
+A reader may have thousands of leases: on the shards that it is reading, and on others that it
+requested ahead. A request for a lease does not protect a shard: until the reader needs the shard,
+it may be evicted in favour of a reader that has nothing to read. `need` says that the reader has
+reached the shard of the request `of`, and has nothing to read until the shard arrives. From then
+on, or from its grant if that comes later, the shard is in use and stays in place until `release`. A
+reader that finds no file, because the shard was evicted before it was needed, releases the lease
+with `read` false and requests the shard again. A release states how many of the shard's samples
+were `unmatched`: they could not be joined with the samples of other shards.
+
+A reader that finds a published file damaged releases the lease with `damage`, which is the error's
+message, and requests the shard again. Before the daemon grants that shard to any reader, it checks
+the shard, and indexes or fetches it again if necessary. If a shard has been replaced in the object
+store, a reader that may read another version than the plan's requests the `latest`. With `named`,
+the grant of a cached shard also has a `named_path`, which ends with the object's own name.
 
 With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its
-final size, and its first `ready_bytes` are valid, each part verified. `more` waits until there are
-more than `beyond` bytes, or the shard is complete and indexed; then the answer is `leased`, with
-the same lease number. An error ends the lease.
+final size, and its first `ready_bytes` are valid, because each part of them has been verified.
+`more` waits until more than `beyond` bytes are valid, or the shard is complete and indexed; then
+the answer is `leased`, with the same lease number. An error ends the lease.
 
 With `unpublished`, a shard that is needed may be `leased` once it has passed every check, before
 its files are synced to disk and get their names: such a grant has the tar's `inode`. The files move
-when they are published, so a reader opens them and keeps them open; no other process may be told
-their paths. A reader that does not find them, or finds another inode, asks for `more`, which then
-waits until the shard is published.
+when they are published, so a reader opens them and keeps them open, and must not pass their paths
+to another process. A reader that does not find them, or finds another inode, asks for `more`, which
+then waits until the shard is published.
 
-A lease that is not granted yet is released by the id of its request, which then gets no answer.
-`need` and `release` of a lease that has ended are ignored: an error may have crossed them on the
-wire.
+A lease that is not granted yet is released by the id of its request, and the request then gets no
+answer. `need` and `release` of a lease that has ended are ignored: an error, which ends the lease,
+may still have been on its way to the client.
 
-Cached shards are scrubbed. When a shard that a reader has in use turns out to be damaged, the next
-`leased` or `arriving` has a list `damaged` of errors, each naming a shard: samples read from it may
-be wrong.
+The daemon scrubs cached shards: it reads them again to find damage. When a shard that a reader has
+in use turns out to be damaged, the next `leased` or `arriving` answer has a list `damaged` of
+errors. Each error names a shard, and samples read from that shard may be wrong.
 
-A plan's `wanted` says what is read of its shards: `samples`, which is the default, or `files`, any
-objects' own bytes. With `either`, an object with a shard's name is a shard, and any other a file.
-A file has no samples, and a file of any format may be granted while it is `arriving`.
+A plan's `wanted` says what the reader reads: `samples`, which is the default, or `files`, which are
+the own bytes of any objects. With `either`, an object with a shard's name is a shard, and any other
+object is a file. A file has no samples, and a file of any format may be granted while it is
+`arriving`.
 
-`resolve` has the same field, and finds only shards, or all files, accordingly. With `objects`, or
-`entries` for those of a folder, its urls are not patterns. `max_age_ms` limits the age of listings
-and versions that the daemon may answer from.
+`resolve` has the same field: it finds only shards, or all files, accordingly. With `objects`, its
+urls are not patterns but objects; with `entries`, its url is a folder, whose entries are listed.
+`max_age_ms` limits the age of listings and versions that the daemon may answer from.
 
 With a plan of `ranges`, only the bytes from `start` to `beyond` of each `lease` are fetched. The
 grant is `arriving`: the requested bytes may be read from then on until `release`, whether or not
-they are `needed`, and whatever `ready_bytes` is. It is `leased` if the whole file is cached anyway.
-With `ahead_to`, a `needed` lease also covers the bytes that follow its range, up to there, as far
-as they are cached: `ready_bytes` is then the end of the bytes that may be read. The grant does not
-wait for them.
+the lease is `needed`, and whatever `ready_bytes` is. The grant is `leased` if the whole file is
+cached anyway. With `ahead_to`, a `needed` lease also covers the cached bytes that follow its range,
+up to the offset `ahead_to`: `ready_bytes` is then the end of the bytes that may be read. The grant
+does not wait for these bytes.
 
 Readers of many small ranges would spend most of their time on messages. If `hello` and `welcome`
-have `bundles`, a `bundle` in either direction stands for all of its `messages`, in their order; and
+have `bundles`, a `bundle` in either direction stands for all of its `messages`, in their order, and
 a `lease` that is `needed` implies its `need`.
 
-`remembered` is the number of sample counts in the manifest that only this daemon knows; the others
-come from an index file.
+`remembered` is the number of sample counts in the manifest that only this daemon knows; the other
+counts come from an index file.
 
 To a private daemon, `hello` hands over the `credentials` of the reader's environment: the values of
 variables, by their names.
@@ -110,34 +119,35 @@ from shardcache.errors import ProtocolError
 T = TypeVar("T")
 Json = dict[str, Any]
 Wanted: TypeAlias = Literal["samples", "shards", "either", "files", "ranges", "objects", "entries"]
-Fields = Mapping[str, Any]  # types of a message's fields, by name
+Fields = Mapping[str, Any]  # the types of a message's fields, by field name
 
 SESSION_PATH = "/v1/session"
 
-# A manifest of a million shards is 20 to 100 MB; clients send theirs, and their plans, in pieces.
+# The daemon sends a manifest in one message, which is 20 to 100 MB for a million shards. Clients
+# send lists of shards and plans in pieces, so their messages have a lower limit.
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
-_MAX_BUNDLED = 4096  # each may take a task
+_MAX_BUNDLED = 4096  # number of messages in a bundle: each may take a task of the daemon
 MAX_JOB_CHARS = 255  # a longer name would crowd everything else off the status page
-_SHOWN_CHARS = 100  # of a wrong value, in an error
+_SHOWN_CHARS = 100  # number of characters of a wrong value that an error shows
 
-# The largest integer that SQLite and the kernel accept; JSON can hold sums of such numbers.
+# The largest integer that SQLite and the kernel accept. JSON can also hold sums of such numbers.
 _MAX_INT = 2**63 - 1
-# An inode number: overlayfs uses the highest bit.
+# An inode number, which may be larger than `_MAX_INT`: overlayfs uses the highest bit.
 _Inode = Annotated[int, "unsigned"]
 
 
-# A dataclass would take five times as long to make, and there may be millions.
+# This is not a dataclass: one would take five times as long to create, and there may be millions.
 class ShardRef(NamedTuple):
-    """One shard in a manifest; what is not known of it is None.
+    """One shard in a manifest. A field is None if its value is not known.
 
     Attributes:
-        url: the original one, as in the samples' `__url__`.
-        version: in the object store (ETag).
-        size_bytes: in the object store.
-        samples: number of them, known once the shard has been indexed.
-        tokens: number of them as `tarindex.contents` counts them, if an index file says so.
-        is_file: True if the object's own bytes are wanted, and no samples.
+        url: the original url, as in the samples' `__url__`.
+        version: version in the object store (ETag).
+        size_bytes: size in the object store.
+        samples: number of samples, known once the shard has been indexed.
+        tokens: number of tokens as `tarindex.contents` counts them, if an index file states it.
+        is_file: True if the object's own bytes are wanted, rather than samples.
     """
 
     url: str
@@ -169,7 +179,8 @@ class _Granted(TypedDict):
 class Arriving(_Granted):
     """A shard that is being fetched: only its first `ready_bytes` can be read at `path`.
 
-    If `path` has another `inode`, the download was restarted: do not read any bytes of that file.
+    If the file at `path` has another `inode`, the download was restarted: a reader must not read
+    any bytes of that file.
     """
 
     inode: _Inode
@@ -186,15 +197,17 @@ class _Whole(_Granted):
 class Leased(_Whole, total=False):
     """A cached shard, which stays in place from its `need` until `release` or disconnection.
 
-    With an `inode`, its files are not published yet: do not read a tar of another inode.
+    If there is an `inode`, the shard's files are not published yet: a reader must not read a tar
+    with another inode.
     """
 
     inode: _Inode
 
 
 def parse(text: str | bytes) -> Json:
-    """Parse a JSON object; bytes are UTF-8, and what comes after a newline is `packed`.
+    """Parse a message, which is a JSON object.
 
+    Bytes are JSON in UTF-8; if a newline follows, the bytes after it become the field `packed`.
     Raises ProtocolError.
     """
     newline = b""
@@ -213,11 +226,11 @@ def parse(text: str | bytes) -> Json:
 
 
 def written(message: Json) -> bytes:
-    """Return a message as it is sent; with `packed`, it goes into a binary frame."""
+    """Return the bytes of a message; a message with `packed` has to be sent as a binary frame."""
     if "packed" not in message:
         return _json(message)
     packed: bytes = message["packed"]
-    # In the JSON, None stands for the bytes behind it.
+    # In the JSON, the value of `packed` is null: the bytes themselves follow after the newline.
     return _json({**message, "packed": None}) + b"\n" + packed
 
 
@@ -226,7 +239,7 @@ def _json(message: Json) -> bytes:
 
 
 def unbundled(message: Json) -> list[Json]:
-    """Return the messages that a message stands for: itself, unless it is a `bundle`.
+    """Return the messages of a `bundle`, or a list of only the message if it is another.
 
     Raises ProtocolError.
     """
@@ -257,7 +270,11 @@ def wanted_of(message: Json) -> Wanted:
 
 
 def _unsound(message: Json, name: str, kind: object) -> ProtocolError:
-    """Return the error for a field that is missing or has a wrong value; `kind` is its type."""
+    """Return the error for a field that is missing or has a wrong value.
+
+    Args:
+        kind: type of the field, as in `Fields`.
+    """
     message_type = str(message.get("type", "message"))[:_SHOWN_CHARS]
     expected = "list of strings" if kind == list[str] else formatannotation(kind)
     return ProtocolError(f"{message_type!r} needs {name!r}: {expected}")
@@ -311,9 +328,9 @@ class MessageKind:
         self._checks = [(name, _IS_SOUND[kind]) for name, kind in kinds.items()]
 
     def check(self, message: Json) -> None:
-        """Raise ProtocolError unless the message has these fields.
+        """Raise ProtocolError unless the message has these fields, with values of their types.
 
-        Others are ignored: a newer release added them.
+        Unknown fields are ignored: a newer release has added them.
         """
         for name, is_sound in self._checks:
             if is_sound(message.get(name)):
@@ -323,7 +340,8 @@ class MessageKind:
 
 
 _GRANTS = ("leased", "arriving")
-_PIECE = {"id": int, "order": list}  # of a plan's order
+_PIECE = {"id": int, "order": list}  # fields of a message with a piece of a plan's order
+# Fields of `hello` that describe the reader's process and its place among the job's processes.
 _READER = dict.fromkeys(("rank", "world_size", "worker", "workers", "pid", "batch_size"), int)
 
 REQUESTS = {
@@ -375,7 +393,8 @@ REQUESTS = {
 }
 """Messages of the client.
 
-The numbers in an `order` are checked by `check_indices`, in pieces: there may be millions.
+The numbers in an `order` are not checked with the other fields but by `check_indices`, in pieces:
+there may be millions of them.
 """
 
 ANSWERS = {
@@ -397,4 +416,4 @@ ANSWERS = {
 """Messages of the daemon."""
 
 UNKNOWN = MessageKind({"id": int | None})
-"""A message of a newer release."""
+"""A message of a type that only a newer release knows."""

@@ -1,6 +1,8 @@
 """Counters and histograms of the daemon since its start.
 
-Plain numbers, written only from the event loop.
+They are plain numbers, written only from the event loop, so they need no locks. The status page and
+`/metrics` show them. A bill is the bytes and requests that were fetched and read, with their cost
+if the config sets prices. The tier is a cache that the nodes of a cluster share.
 """
 
 import itertools
@@ -13,18 +15,27 @@ from typing import Any, Literal
 
 from shardcache.shared.units import size
 
-# A site has a few origins. The metrics page must not grow without bound if a client requests ever
-# new ones.
+# Maximum number of labels of a histogram. A site has a few origins, but the metrics page must not
+# grow without bound if a client requests urls from more and more hosts.
 _MAX_LABELS = 64
-OTHERS = "others"
+OTHERS = "others"  # label of all further origins
 
-# Bounds of histograms: times of requests, and of transfers of whole shards or waits for them.
+# Bounds of histograms, in seconds. The first are for requests, the second for transfers of whole
+# shards and for waits for shards.
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 _SHARD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 
 
 class Histogram:
-    """Counts of observed values by upper bound, inclusive, and their `total`."""
+    """Counts of observed values by upper bound.
+
+    Args:
+        bounds: the upper bounds, in ascending order; a value equal to a bound counts below it.
+
+    Attributes:
+        bounds: the upper bounds.
+        total: sum of all observed values.
+    """
 
     __slots__ = ("_counts", "bounds", "total")
 
@@ -39,7 +50,7 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[int]:
-        """Return the number of values at or below each bound and, last, that of all values."""
+        """Return the number of values at or below each bound, and last the number of all values."""
         return list(itertools.accumulate(self._counts))
 
 
@@ -71,14 +82,19 @@ class Histograms:
 class Measures:
     """Histograms, in seconds, and labelled counters: see server/metrics/prometheus.py.
 
+    A transfer is everything that is done to get a shard into the cache: its requests, its checks
+    and its publication.
+
     Attributes:
-        first_byte: from a request for parts to its first byte, without pauses; by origin or tier.
-        part: from a request for parts to its last byte, without pauses; by origin or tier.
-        stage: time of a transfer in each stage; by stage.
-        transfer: from a transfer's first request to publication.
-        wait: each wait of a reader for data.
-        given_up: requests to origins that failed permanently; by code of the error.
-        failed: shards that could not be fetched; by code of the error.
+        first_byte: times from a request for parts to its first byte, without pauses; labelled by
+            origin or tier.
+        part: times from a request for parts to its last byte, without pauses; labelled by origin or
+            tier.
+        stage: times of transfers in each stage; labelled by stage.
+        transfer: times from a transfer's first request to the shard's publication.
+        wait: times for which readers waited for data.
+        given_up: number of requests to origins that failed permanently, by code of the error.
+        failed: number of shards that could not be fetched, by code of the error.
     """
 
     first_byte: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
@@ -91,16 +107,17 @@ class Measures:
 
 
 ChargeKind = Literal["fetched", "read"]
+"""The amount of a bill to which a charge belongs: see `Bill`."""
 
 
 @dataclass(slots=True)
 class Charge:
-    """Bytes, requests and their cost: a part of a bill.
+    """Bytes, requests and their cost: one amount of a bill.
 
     Attributes:
-        size_bytes: as stored at the origin.
+        size_bytes: number of bytes, as stored at the origin.
         requests: number of requests to the origin.
-        cost: in the currency of the prices; None without a price.
+        cost: cost in the currency of the prices; None if the origin has no price.
     """
 
     size_bytes: int = 0
@@ -108,7 +125,7 @@ class Charge:
     cost: float | None = None
 
     def add(self, size_bytes: int, requests: int, cost: float | None) -> None:
-        """Add to the amount."""
+        """Add bytes, requests and their cost; a cost of None adds none."""
         self.size_bytes += size_bytes
         self.requests += requests
         if cost is not None:
@@ -134,9 +151,13 @@ class Charge:
         }
 
     def in_words(self, kind: str) -> str:
-        """Return bytes, requests, and the cost if there is one, in one line."""
-        # Of an amount saved, this may be negative: reading a shard counts as one request, fetching
-        # it may take several.
+        """Return bytes, requests, and the cost if there is one, in one line.
+
+        Args:
+            kind: first word of the line, such as "fetched".
+        """
+        # The number of requests that the cache saved may be negative: to read a shard counts as one
+        # request, but to fetch it may take several.
         requests = max(0, self.requests)
         text = f"{kind} {size(self.size_bytes)} in {requests:,} requests"
         if self.cost is not None:
@@ -149,23 +170,24 @@ class Bill:
     """Bytes and requests fetched from origins, and bytes read.
 
     Attributes:
-        fetched: by the daemon.
-        read: by readers; each shard is one request, as a process without a cache would send.
+        fetched: what the daemon has fetched from origins.
+        read: what readers have read. Each shard counts as one request, as a process without a cache
+            would send it.
     """
 
     fetched: Charge = field(default_factory=Charge)
     read: Charge = field(default_factory=Charge)
 
     def add(self, kind: ChargeKind, size_bytes: int, requests: int, cost: float | None) -> None:
-        """Add to what was fetched or read."""
+        """Add to the amount that was fetched, or to the one that was read."""
         amount = self.fetched if kind == "fetched" else self.read
         amount.add(size_bytes, requests, cost)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the amounts, what the cache saved, and all of them in words.
+        """Return the amounts fetched and read, the amount saved, and a text that states them.
 
-        Costs are None without a price. While shards are fetched that were not read yet,
-        `saved_bytes` may be negative; the words leave it out then.
+        Costs are None without a price. `saved_bytes` may be negative while shards are fetched that
+        no reader has read yet; the text then leaves out what was saved.
         """
         fetched = self.fetched
         read = self.read
@@ -189,13 +211,17 @@ class Bill:
 class Bills:
     """The bill of the node, and one for each client.
 
+    A client is whoever the daemon reads for: a job, or a user of the S3 endpoint.
+
     Attributes:
-        cost: returns the price of bytes and requests from a url; None without a price.
+        cost: returns the cost of a number of bytes and of requests from a url; None if the url's
+            origin has no price.
     """
 
     cost: Callable[[str, int, int], float | None] = lambda _url, _bytes, _requests: None
-    _payers: dict[str, Hashable] = field(default_factory=dict, init=False)  # by url
-    # By client; that of the node by None.
+    # By url: the client to whom fetches from the url are charged at present.
+    _payers: dict[str, Hashable] = field(default_factory=dict, init=False)
+    # The bills by client; the node's bill is at None.
     _by_client: defaultdict[Hashable, Bill] = field(
         default_factory=lambda: defaultdict(Bill),
         init=False,
@@ -203,7 +229,7 @@ class Bills:
 
     @contextmanager
     def charged(self, url: str, client: Hashable) -> Iterator[None]:
-        """Charge to a client what is fetched from a url during the block."""
+        """Charge all fetches from a url during the block to a client."""
         self._payers[url] = client
         try:
             yield
@@ -211,11 +237,11 @@ class Bills:
             self._payers.pop(url, None)
 
     def add_fetched(self, url: str, size_bytes: int, requests: int) -> None:
-        """Add to the bills of the node and of the client that pays for the url."""
+        """Add a fetch to the bills of the node and of the client that is charged for the url."""
         self._add("fetched", url, size_bytes, requests, self._payers.get(url))
 
     def add_read(self, url: str, size_bytes: int, client: Hashable) -> None:
-        """Add one shard to the bills of the node and of its reader's client."""
+        """Add a shard that was read to the bills of the node and of its reader's client."""
         self._add("read", url, size_bytes, 1, client)
 
     def forget(self, client: Hashable) -> None:
@@ -223,7 +249,7 @@ class Bills:
         self._by_client.pop(client, None)
 
     def to_json(self, client: Hashable = None) -> dict[str, Any]:
-        """Return the bill of a client, by default the node's; see `Bill.to_json`."""
+        """Return the bill of a client, or of the node for None; see `Bill.to_json`."""
         return self._by_client[client].to_json()
 
     def _add(
@@ -234,7 +260,7 @@ class Bills:
         requests: int,
         client: Hashable,
     ) -> None:
-        """Add to the bills of the node and, unless it is None, of a client."""
+        """Add to the bills of the node and of a client; a client of None means the node alone."""
         cost = self.cost(url, size_bytes, requests)
         for payer in {None, client}:  # None stands for the node
             self._by_client[payer].add(kind, size_bytes, requests, cost)
@@ -242,14 +268,15 @@ class Bills:
 
 @dataclass(slots=True)
 class Counters:
-    """Plain counters, and the histograms in `measures`: see server/metrics/metric_rows.py."""
+    """Plain counters, histograms and bills; server/metrics/metric_rows.py explains the counters."""
 
     origin_bytes: int = 0
     origin_requests: int = 0
     tier_bytes: int = 0
     tier_requests: int = 0
     tier_failures: int = 0
-    past_tier_bytes: int = 0  # of origins behind a tier; included in `origin_bytes`
+    # Bytes from origins that have a tier, fetched without it; included in `origin_bytes`.
+    past_tier_bytes: int = 0
     hits: int = 0
     hit_bytes: int = 0
     misses: int = 0
@@ -266,16 +293,16 @@ class Counters:
     bills: Bills = field(default_factory=Bills, repr=False, compare=False)
 
     def to_json(self) -> dict[str, int]:
-        """Return the plain counters by name: the fields that are compared."""
+        """Return the plain counters by name: those fields that the dataclass compares."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
     def fetched_past_tier(self, url: str, size_bytes: int) -> None:
-        """Count bytes from an origin that has a tier in front of it."""
+        """Count bytes that were fetched directly from an origin with a tier in front."""
         self.past_tier_bytes += size_bytes
         self.fetched(url, size_bytes)
 
     def fetched(self, url: str, size_bytes: int, requests: int = 0) -> None:
-        """Count bytes from an origin, or requests."""
+        """Count bytes received from an origin, or requests sent to it."""
         self.origin_bytes += size_bytes
         self.origin_requests += requests
         self.bills.add_fetched(url, size_bytes, requests)

@@ -1,4 +1,8 @@
-"""The Hugging Face Hub."""
+"""The Hugging Face Hub.
+
+The place of a file is the url of its bytes: the Hub's own, or a signed url of another server, to
+which the Hub redirects. A file is located when its place is known.
+"""
 
 import asyncio
 import re
@@ -21,11 +25,11 @@ from shardcache.transport.between.flow import Received
 from shardcache.transport.between.messages import Answer
 
 _BUCKETS = "hf://buckets/"
-# Time for which a file's place is used, and for which the token is not looked up again.
+# Time for which a file's place is used. For the same time, the token is not looked up again.
 _LOCATED_S = 600
 _MAX_LOCATED = 10_000
 _MAX_READABLE = 10_000
-# The Hub's codes for a 404 within a repository that the token may read.
+# The Hub's codes for a missing file or revision in a repository that the token may read.
 _WITHIN_REPOSITORY = ("EntryNotFound", "RevisionNotFound")
 _NOT_PERMITTED = (401, 403, 404)
 # Algorithms by the number of hexadecimal digits of their checksums.
@@ -35,9 +39,10 @@ _ALGORITHMS = {64: SHA256, 40: GIT_BLOB}
 class HubOrigin(StoreOrigin):
     """Repositories of the Hugging Face Hub.
 
-    For files of git LFS, it redirects to signed urls of other servers. The version is the SHA-256
-    of such a file, and git's SHA-1 of any other: both are checksums as well. A mirror of the Hub
-    may have neither. Parts could then be of several versions, so the file comes in one answer.
+    For files of git LFS, the Hub redirects to signed urls of other servers. The version of such a
+    file is its SHA-256, and the version of any other file is git's SHA-1: both are checksums as
+    well. A mirror of the Hub may have neither. Parts could then be of several versions, so the file
+    is fetched in one answer.
     """
 
     listed_version = "blob_id"
@@ -49,7 +54,8 @@ class HubOrigin(StoreOrigin):
         super().__init__(setup)
         self._home = URL(self._fs.endpoint)
         self._is_far = not is_near(self._home.host or "")
-        self._located: dict[str, tuple[RemoteObject, URL]] = {}  # files and their places, by url
+        # By url: the file and its place.
+        self._located: dict[str, tuple[RemoteObject, URL]] = {}
         self._readable: set[str] = set()  # repositories that the token may read
 
     @classmethod
@@ -58,7 +64,7 @@ class HubOrigin(StoreOrigin):
         return {"token": credentials.value}
 
     async def stat(self, url: str, _first_bytes: int = 0) -> RemoteObject:
-        """As `Origin.stat`; a HEAD, and one more for each redirect within the Hub."""
+        """As `Origin.stat`; one HEAD, and another for each redirect within the Hub."""
         answer, place = await self._find(url)
         if self._is_far and is_near(place.host or ""):
             raise NotAllowedError(
@@ -68,7 +74,7 @@ class HubOrigin(StoreOrigin):
         if len(self._located) >= _MAX_LOCATED:
             self._located.clear()
         obj = self._object(url, answer)
-        if obj.checksum is None:  # a mirror's: its parts may be of several versions
+        if obj.checksum is None:  # the file of a mirror, whose parts may be of several versions
             obj = replace(obj, ranges=False, guarded=False)
         self._located[url] = (obj, place)
         return obj
@@ -81,7 +87,7 @@ class HubOrigin(StoreOrigin):
     def not_found_is_final(self, url: str) -> bool:
         """As `CredentialedOrigin.not_found_is_final`: True if the token may read the repository.
 
-        If it may not, the Hub answers as if there were no such repository.
+        If the token may not, the Hub answers as if there were no such repository.
         """
         return _repository(url) in self._readable
 
@@ -97,15 +103,15 @@ class HubOrigin(StoreOrigin):
         return await super().list_prefix(prefix, received, flat=flat)
 
     async def prepare(self, url: str) -> None:
-        """As `Origin.prepare`; the credentials alone.
+        """As `Origin.prepare`, but only for the credentials.
 
-        For each HEAD, the Hub signs another url, and a server may then refuse those that were
-        signed before, even one that a reader's GET is using.
+        The Hub signs a new url for each HEAD. A server may then refuse urls that were signed
+        before, even a url that a reader's GET is using.
         """
         await self.credentials(url)
 
     async def _find(self, url: str) -> tuple[Answer | None, URL]:
-        """Return the answer that describes a file, and the url at which it lies."""
+        """Return the answer to a HEAD that describes a file, and the file's place."""
         place = URL(self._target(url), encoded=True)
         for _ in range(MAX_REDIRECTS):
             at_hub = Location(str(place), is_away=False)
@@ -116,14 +122,16 @@ class HubOrigin(StoreOrigin):
             if not redirect:
                 break
             place = following(url, place, redirect)
-            if place.origin() != self._home.origin():  # the token must not be sent there
+            # Another server has the bytes. The token must not be sent to that server.
+            if place.origin() != self._home.origin():
                 break
         self._note_permission(url, answer)
         return answer, place
 
     def _note_permission(self, url: str, answer: Answer | None) -> None:
         """Record whether an answer shows that the token may read the repository."""
-        assert answer is not None  # only a read that `commit` refuses has no answer
+        # There is no answer only if the `commit` of a reading drops the body; a HEAD has none.
+        assert answer is not None
         is_within = answer.headers.get("x-error-code") in _WITHIN_REPOSITORY
         if answer.status < 400 or is_within:
             if len(self._readable) >= _MAX_READABLE:
@@ -152,6 +160,7 @@ class HubOrigin(StoreOrigin):
         return time.monotonic() - obj.reported_s > _LOCATED_S
 
     def _target(self, url: str) -> str:
+        """As `StoreOrigin._target`. Raises NotFoundError if a url is not that of a file."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import parse_hf_uri
 
@@ -171,7 +180,7 @@ class HubOrigin(StoreOrigin):
         return str(target)
 
     def _version(self, info: Mapping[str, Any], url: str) -> str:
-        """As `StoreOrigin._version`; of a file of git LFS, its SHA-256."""
+        """As `StoreOrigin._version`; the SHA-256 for a file of git LFS."""
         lfs_version = info.get("x-linked-etag")  # in an answer
         if info.get("lfs"):  # in a listing
             lfs_version = info["lfs"]["sha256"]
@@ -180,7 +189,7 @@ class HubOrigin(StoreOrigin):
         return super()._version(info, url)
 
     def _checksum(self, headers: Mapping[str, str], url: str) -> Checksum | None:
-        """As `StoreOrigin._checksum`: the version, if it has the form of one."""
+        """As `StoreOrigin._checksum`: the version, if it has the form of a checksum."""
         version = self._version(headers, url)
         algorithm = _ALGORITHMS.get(len(version))
         if algorithm is None or not re.fullmatch("[0-9a-f]+", version):
@@ -188,6 +197,7 @@ class HubOrigin(StoreOrigin):
         return Checksum(algorithm, int(version, 16))
 
     async def _prove(self, _was_refused: bool) -> Proof:
+        """As `StoreOrigin._prove`: the token that the environment or the user's login has now."""
         from huggingface_hub.utils import build_hf_headers
 
         headers = await asyncio.to_thread(build_hf_headers, token=self._fs.token)

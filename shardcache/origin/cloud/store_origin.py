@@ -1,4 +1,9 @@
-"""Buckets of an object store, read by HTTP as documented."""
+"""Buckets of an object store, read by HTTP as the store documents it.
+
+This is the base of the origins for Google, Azure and the Hugging Face Hub. Transport workers send
+the requests; the store's fsspec filesystem lists, uploads and finds credentials. A proof is the
+form in which credentials go into a request: headers, or a signed query.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -29,7 +34,7 @@ from shardcache.transport.between.messages import Answer, Body
 from shardcache.transport.between.parts import Parts, PartSums
 from shardcache.transport.http.http_heads import ECHOED
 
-# Statuses of a signed url that has expired.
+# Statuses with which a server answers a request to a signed url that has expired.
 _EXPIRED = (400, 401, 403)
 
 
@@ -37,8 +42,9 @@ class Location(NamedTuple):
     """Place from which an object's bytes are requested.
 
     Attributes:
-        url: url of the request; empty for the object's own at the store.
-        is_away: True if it is on another server: that gets no credentials, and states no version.
+        url: url of the request; empty for the object's own url at the store.
+        is_away: True if the place is on another server, which gets no credentials and states no
+            version.
     """
 
     url: str
@@ -46,18 +52,20 @@ class Location(NamedTuple):
 
 
 AT_STORE = Location("", is_away=False)
+"""The object's own url at the store."""
 
 
 class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     """Buckets with one set of options.
 
-    Redirects are not followed, so that credentials reach no other server.
+    The workers follow no redirects, so that credentials reach no other server. A subclass whose
+    store redirects returns the other server's url from `_locate`.
 
     Attributes:
         condition: header that requests a version, and the version's form in it.
         version_header: header of answers that states the version.
         listed_version: field of the filesystem's listings that states the version.
-        endpoint: name of the filesystem's option for another endpoint; empty if it has none.
+        endpoint: name of the filesystem's option for another endpoint; empty if there is none.
         anonymous: the filesystem's options for requests without credentials.
         defaults: the filesystem's options that are always set, unless the table has others.
     """
@@ -68,7 +76,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     endpoint: ClassVar[str] = "endpoint_url"
     anonymous: ClassVar[dict[str, Any]]
     defaults: ClassVar[dict[str, Any]] = {}
-    # True if a server that the store redirects to must not be near: see `Request.far_only`.
+    # True to refuse a redirect to this node or its cloud's metadata service (`Request.far_only`).
     _is_far = True
 
     def __init__(self, setup: Setup) -> None:
@@ -98,7 +106,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         flow: Flow,
         commit: Commit | None = None,
     ) -> list[PartSums] | None:
-        """As `Origin.fetch`; one GET of this version, and another if a signed url has expired."""
+        """As `Origin.fetch`; one GET of this version, and a second if a signed url has expired."""
         for is_last in (False, True):
             location = await self._locate(obj, again=is_last)
             away = location.is_away
@@ -122,13 +130,17 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
     async def close(self) -> None:
         """As `Origin.close`."""
         await super().close()
-        for name in ("_session", "service_client", "credential"):  # of gcsfs, and of adlfs
+        for name in ("_session", "service_client", "credential"):  # clients of gcsfs and of adlfs
             client = getattr(self._fs, name, None)
             if client is not None:
                 await client.close()
 
     def _with_options(self, setup: Setup) -> Setup:
-        """Return the setup with the table's settings as options of the filesystem."""
+        """Return the setup with the table's settings as options of the filesystem.
+
+        Later options override earlier ones: the endpoint, the defaults, those for requests without
+        credentials, those of the table, and finally the session's credentials.
+        """
         table = setup.table
         options: dict[str, Any] = {}
         if table.endpoint_url and self.endpoint:
@@ -146,9 +158,11 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
 
         Raises the error for any other answer.
         """
-        assert answer is not None  # only a read that `commit` refuses has no answer
+        # There is no answer only if the `commit` of a reading drops the body; a HEAD has none.
+        assert answer is not None
         headers = answer.headers
-        # The Hub states what a file of git LFS is, and redirects to where it lies.
+        # For a file of git LFS, the Hub states version and size itself, and redirects to the server
+        # that has the bytes.
         is_linked = "x-linked-etag" in headers
         is_redirect = answer.status in REDIRECTS and is_linked
         if answer.status >= 300 and not is_redirect:
@@ -165,10 +179,10 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         )
 
     def _version_sent(self, answer: Answer, obj: RemoteObject, *, away: bool) -> str:
-        """Return the version of an answer.
+        """Return the version of the bytes in an answer.
 
         Args:
-            away: True if another server sent it, by a url that is for this version.
+            away: True if another server sent the answer: its url is for this version only.
         """
         if away:
             return obj.version
@@ -185,8 +199,8 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """Return the headers that request parts, and the expected body.
 
         Args:
-            away: True if another server has them.
-            held: True if the body waits for `commit` before it is written.
+            away: True if the request goes to another server.
+            held: True if the body stays in memory until `commit` permits it to be written.
         """
         headers: dict[str, str] = {}
         expected: dict[str, Sequence[str | None]] = {}
@@ -215,12 +229,12 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         """Return the answer to a request.
 
         If the store does not accept a proof that expires, the request is repeated once, with a new
-        one.
+        proof. Returns None if the `commit` of `reading` drops the body.
 
         Args:
-            reading: how to read the body; None to read none.
+            reading: the expected body and its destination; None to read no body.
             location: place to which the request is sent.
-            first_bytes: number of the object's first bytes to request ahead.
+            first_bytes: number of the object's first bytes to request at the same time.
         """
         # Another server gets no proof that could be renewed: the first attempt is the last one.
         away = location.is_away
@@ -247,7 +261,7 @@ class StoreOrigin(FsspecOrigin, CredentialedOrigin):
         Here the store itself has all objects; subclasses may know other servers.
 
         Args:
-            again: True if the url of the last place has expired.
+            again: True if the url of the last place has expired, so that a new one is needed.
         """
         return AT_STORE
 
@@ -290,7 +304,7 @@ def plain_etag(etag: str) -> str:
 
 
 def quoted_bucket_and_key(url: str) -> tuple[str, str]:
-    """Return bucket and key of a url, quoted. Raises NotFoundError without a key."""
+    """Return bucket and key of a url, percent-encoded. Raises NotFoundError without a key."""
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket or not key:
         raise NotFoundError(

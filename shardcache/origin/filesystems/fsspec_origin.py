@@ -1,4 +1,9 @@
-"""Origins that are fsspec filesystems."""
+"""Origins that are fsspec filesystems.
+
+This is the origin for every protocol without an origin of its own, and the base of the origins for
+local files and for cloud stores. An info is fsspec's description of a file: a dict whose fields
+differ between filesystems.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -27,8 +32,8 @@ from shardcache.suggestions import did_you_mean
 from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.parts import Parts, PartSums
 
-# Fields that identify the content, most specific first. Without any, a field with a date is
-# combined with the size.
+# Fields of an info that identify the content, the most specific first. If an info has none of them,
+# the size and a date make up the version.
 _IDENTITIES = ("ETag", "etag", "e_tag", "sha", "checksum")
 _DATES = (
     "mtime",
@@ -40,7 +45,8 @@ _DATES = (
     "modificationTime",
     "created",
 )
-# Similarity of protocols, which are short, from which one may be another's misspelling.
+# Similarity from which an unknown protocol may be a misspelling of a known one. It is low because
+# the names of protocols are short.
 _ALIKE = 0.5
 
 
@@ -62,18 +68,19 @@ def _unknown_protocol(protocol: str) -> ConfigError:
 
 
 class FsspecOrigin(Origin):
-    """One fsspec filesystem: on this event loop if it is asynchronous, else in its own threads.
+    """One fsspec filesystem.
 
+    An asynchronous filesystem runs on the daemon's event loop, any other in threads of this origin.
     fsspec has no conditional reads, so its objects are not `guarded`. A blocking read can be
-    neither cancelled nor paused midway: a stalled thread is abandoned.
+    neither cancelled nor paused midway, so a stalled thread is abandoned.
     """
 
     def __init__(self, setup: Setup) -> None:
         """Open the filesystem. Raises ImportError, ConfigError."""
         check_protocol(f"{setup.protocol}://")
         self._setup = setup
-        # True if a file appears whole: it does in object stores, and elsewhere grows as it is
-        # written.
+        # True if a file appears only when all of it is written, as in object stores. In other
+        # filesystems, a file grows as it is written.
         self._is_atomic = setup.protocol in STORES
         self._fs = self._open()
         self._pool = ThreadPoolExecutor(
@@ -137,7 +144,8 @@ class FsspecOrigin(Origin):
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`.
 
-        Where files grow as they are written, the file has another name until it is complete.
+        In a filesystem where files grow as they are written, the file has another name until it is
+        complete.
         """
         target = self._path(url)
         try:
@@ -190,8 +198,8 @@ class FsspecOrigin(Origin):
     async def _check(self, url: str) -> None:
         """Raise the error for a url that must not be read.
 
-        Here any may be; a subclass may refuse some, such as local paths with links that lead out of
-        the permitted folders.
+        Here every url may be read. A subclass may refuse some urls, such as local paths with links
+        that lead out of the permitted folders.
         """
 
     def _path(self, url: str) -> str:
@@ -216,7 +224,11 @@ class FsspecOrigin(Origin):
         return {info["name"].rstrip("/"): info for info in infos}
 
     def _listed_object(self, url: str, info: Mapping[str, Any], *, flat: bool) -> RemoteObject:
-        """Return an object of a listing; folders are listed if it is `flat`."""
+        """Return an object of a listing. Raises the error for a folder, unless `flat`.
+
+        Args:
+            flat: True if folders are listed as well.
+        """
         if info["type"] != "directory":
             return self._remote_object(url, info)
         if flat:
@@ -227,12 +239,13 @@ class FsspecOrigin(Origin):
         """Return the object that the filesystem describes."""
         version = self._version(info, url)
         size_bytes = size_of(info.get("size"), url)
-        # Where only the size tells versions apart, two reads of parts may be of two versions.
+        # If only the size tells versions apart, reads of two parts may be of two versions. Such a
+        # file is read as a whole.
         has_version = version != str(size_bytes)
         return RemoteObject(url, version, size_bytes, ranges=has_version, guarded=False)
 
     def _version(self, info: Mapping[str, Any], _url: str) -> str:
-        """Return the version of an object that the filesystem describes."""
+        """Return an object's version: a field that identifies it, else its size, date and inode."""
         for name in _IDENTITIES:
             if info.get(name):
                 return str(info[name]).strip('"')
@@ -251,6 +264,7 @@ class FsspecOrigin(Origin):
         return "-".join(parts)
 
     async def _upload_and_rename(self, path: Path, target: str) -> None:
+        """Upload a file under a hidden name in the target's folder, then rename it."""
         folder, _, name = target.rpartition("/")
         draft = f"{folder}/.{name}.part"
         await self._call("makedirs", folder, exist_ok=True)
@@ -262,6 +276,8 @@ def _check_length(received_bytes: int, wanted_bytes: int, obj: RemoteObject) -> 
     """Raise the error for a read that returned another number of bytes than wanted."""
     if received_bytes == wanted_bytes:
         return
+    # A file that is read as a whole has changed if its size has. A short read of a range may
+    # succeed at the next attempt.
     if not obj.ranges:
         raise ShardChangedError(
             f"the file has {received_bytes} bytes, not {wanted_bytes}",

@@ -1,4 +1,8 @@
-"""HTTP as object stores and web servers share it: requests, ranges, versions, proxies."""
+"""HTTP as object stores and web servers share it: requests, ranges, versions, proxies.
+
+The origins of S3, of cloud stores and of web servers use these functions. A commit is a function
+that is called when a body has arrived, and may still drop the body.
+"""
 
 import os
 import re
@@ -22,20 +26,21 @@ from shardcache.transport.between.parts import Parts
 from shardcache.transport.http.http_heads import number_in
 from shardcache.transport.worker_pool import Workers
 
-# Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to
-# fill.
+# Maximum size of one read of a body. Larger reads save wake-ups. A read returns the bytes that are
+# available, so it does not wait for more.
 _READ_BYTES = 256 * 1024
 
-_MAX_SERVERS = 256  # whose proxies are remembered
+_MAX_SERVERS = 256  # number of servers whose proxies are remembered
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-# First and last byte, or none for a refused range, and the size of the object.
+# Groups: the first byte, the last byte, and the size of the object. A refused range has a `*` in
+# place of the first and last byte.
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
 
 
 class Environment:
     """CA file and proxies that the environment names for programs other than the S3 SDK.
 
-    Each is looked up once.
+    The CA file is looked up once, and the proxy once for each server.
     """
 
     def __init__(self) -> None:
@@ -51,7 +56,12 @@ class Environment:
         proxy: str | None = None,
         far_only: bool = False,
     ) -> Request:
-        """Return a request. Raises ConfigError for a proxy that cannot be used."""
+        """Return a request. Raises ConfigError for a proxy that cannot be used.
+
+        Args:
+            proxy: url of the proxy; None or empty for the environment's.
+            far_only: True to refuse near hosts: see `Request.far_only`.
+        """
         if not proxy:
             scheme, server, *_ = urlsplit(url)
             proxy = self._proxy_of(f"{scheme}://{server}")
@@ -64,7 +74,13 @@ class Environment:
 
 
 class Reading(NamedTuple):
-    """The body to read from an answer: the arguments of `Workers.fetch` after the request."""
+    """The body to read from an answer: the arguments of `Workers.fetch` after the request.
+
+    Attributes:
+        body: the expected body and its destination.
+        flow: counts the bytes as they arrive, and pauses the read.
+        commit: as in `Origin.fetch`; None to write the bytes as they arrive.
+    """
 
     body: Body
     flow: Flow
@@ -77,11 +93,12 @@ async def send(
     reading: Reading | None,
     first_bytes: int,
 ) -> Answer | None:
-    """Return the answer to a request; None if `commit` refused its body.
+    """Return the answer to a request; None if the reading's `commit` dropped the body.
 
     Args:
-        reading: None to take no body.
-        first_bytes: without a body, number of the object's first bytes to request ahead.
+        reading: the body to read; None to read no body.
+        first_bytes: for a request without a reading, the number of the object's first bytes to
+            request at the same time; 0 for none.
     """
     if reading is not None:
         return await workers.fetch(request, *reading)
@@ -100,7 +117,7 @@ def _ca_file() -> str | None:
 def proxy_of(url: str) -> str | None:
     """Return the proxy for a url, chosen as the S3 SDK does.
 
-    Names in `no_proxy` may have a port.
+    Names in the variable `no_proxy` may have a port. Returns None for a direct connection.
     """
     parts = urlsplit(url)
     proxy = getproxies().get(parts.scheme)
@@ -118,7 +135,7 @@ def range_header(start: int, stop: int) -> str:
 
 
 def total_bytes(content_range: str | None) -> int | None:
-    """Return the object's size from a Content-Range header, or None."""
+    """Return the object's size from a Content-Range header; None if it states no size."""
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
         return None
@@ -126,7 +143,7 @@ def total_bytes(content_range: str | None) -> int | None:
 
 
 def span_bytes(content_range: str | None) -> int:
-    """Return the number of bytes that a Content-Range header announces; -1 without one."""
+    """Return the number of bytes that a Content-Range header announces; -1 if it has no range."""
     span = span_in(content_range)
     if span is None:
         return -1
@@ -135,7 +152,10 @@ def span_bytes(content_range: str | None) -> int:
 
 
 def span_in(content_range: str | None) -> tuple[int, int] | None:
-    """Return start and end of the bytes that a Content-Range header announces, or None."""
+    """Return start and end of the bytes that a Content-Range header announces.
+
+    Returns None if there is no such header, or it has no range.
+    """
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
         return None
@@ -147,7 +167,10 @@ def span_in(content_range: str | None) -> tuple[int, int] | None:
 
 
 def content_ranges(obj: RemoteObject, start: int, stop: int) -> tuple[str, str]:
-    """Return the Content-Range headers that the answer to a ranged read may have."""
+    """Return the Content-Range headers that the answer to a ranged read may have.
+
+    A server may leave out the object's size.
+    """
     span = f"bytes {start}-{stop - 1}"
     return f"{span}/{obj.size_bytes}", f"{span}/*"
 
@@ -185,8 +208,10 @@ async def read_exactly(
     """Return a body of exactly `count` bytes.
 
     Args:
-        read: returns at most the given number of bytes, as soon as any are available; b"" at the
-            end.
+        read: returns at most the given number of bytes, as soon as any are available, and b"" at
+            the end of the body.
+        flow: counts the bytes as they arrive, and pauses the read.
+        url: the object's url, for the error.
 
     Raises OriginUnavailableError for a body of another length.
     """
@@ -222,7 +247,7 @@ def raise_unusable(answer: Answer, version: str, obj: RemoteObject, parts: Parts
     """Raise the error for an answer that did not have the expected parts of an object.
 
     Args:
-        version: the answer's; empty if it states none.
+        version: the version that the answer states; empty if it states none.
     """
     if answer.status >= 300:
         problem = f"the origin answered a ranged read with status {answer.status}"
@@ -240,7 +265,7 @@ def raise_unusable(answer: Answer, version: str, obj: RemoteObject, parts: Parts
 def size_of(stated: object, url: str) -> int:
     """Return an object's size as its origin states it.
 
-    Raises OriginError if it states none, or something that is not a size.
+    Raises OriginError if the origin states no size, or a value that is not a size.
     """
     size_bytes = number_in(stated)
     if size_bytes is None:

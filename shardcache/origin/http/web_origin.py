@@ -1,6 +1,8 @@
 """Plain web servers: ranged reads if the server supports them, else the whole file in one body.
 
-Each redirect is checked against the redirect guard before it is followed.
+Requests are sent by the transport workers. The redirect guard is the daemon's rules for urls: each
+redirect is checked against them before it is followed. The tier is an optional cache that the nodes
+of a cluster share. A version is the file's ETag; else its Last-Modified; else only its size.
 """
 
 import http.client
@@ -45,21 +47,22 @@ from shardcache.transport.http.http_heads import ECHOED, number_in
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
 _GZIP_OFF = "nginx: gzip off; Apache: SetEnv no-gzip 1"
 _ENCODED_REMEDY = f"turn off on-the-fly compression for these files ({_GZIP_OFF})"
-# Last-Modified has whole seconds, and is of a clock that may lag by some milliseconds.
+# A file is settled if it was modified at least this long ago. Last-Modified has whole seconds, and
+# the clock that sets it may lag by some milliseconds.
 _SETTLED_S = 2
-_SIZE_VERSION = "size="  # how a version begins that is only the file's size
+_SIZE_VERSION = "size="  # beginning of a version that is only the file's size
 
 
 class HttpOrigin(Origin):
     """Web servers with one set of options.
 
-    `storage_options` are `headers`, `cookies`, `params` and `proxy`, also inside `client_kwargs` as
-    in fsspec's HTTPFileSystem. All but the proxy are sent only to the url's own server, never to
-    the target of a redirect.
+    Its `storage_options` are `headers`, `cookies`, `params` and `proxy`. They may also be inside
+    `client_kwargs`, as in fsspec's HTTPFileSystem. Headers, cookies and params are sent only to the
+    url's own server, never to another server that a redirect leads to.
     """
 
     def __init__(self, setup: Setup) -> None:
-        """Raise ConfigError for other options."""
+        """Raise ConfigError for any option that is not supported."""
         options = setup.table.storage_options
         merged = {**options, **options.get("client_kwargs", {})}
         merged.pop("client_kwargs", None)
@@ -80,17 +83,18 @@ class HttpOrigin(Origin):
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
         """As `Origin.stat`.
 
-        Requests one byte instead of HEAD: this also shows whether ranges work, and urls presigned
-        for GET refuse HEAD.
+        It requests one byte with GET instead of sending a HEAD: this also shows whether ranges
+        work, and urls presigned for GET refuse HEAD.
         """
         with translated(url):
             answer = await self._get(url, {"Range": "bytes=0-0"}, first_bytes=first_bytes)
-        assert answer is not None  # only a reading may be refused by its commit
+        # There is no answer only if the commit of a reading drops the body; this has no reading.
+        assert answer is not None
         _check_answer(answer, url)
         size_bytes = _size_bytes(answer, url)
         version = _version(answer.headers, size_bytes)
-        # Without a reliable version, ranges could be of several versions: the file then comes in a
-        # single answer.
+        # Without a reliable version, ranges could be of several versions: the file is then fetched
+        # in a single answer.
         is_guarded = version == answer.headers.get("etag") or _is_settled(answer.headers)
         return RemoteObject(
             url,
@@ -129,7 +133,8 @@ class HttpOrigin(Origin):
     ) -> Answer | None:
         """As `Origin.ask_tier`.
 
-        None if the version is not a strong ETag, or the url has secrets that the tier would keep.
+        Returns None if the version is not a strong ETag, which the tier needs to tell versions
+        apart, or if the url has secrets, which the tier would store with the file.
         """
         if not obj.ranges or not _is_strong_etag(obj.version):
             return None
@@ -175,12 +180,13 @@ class HttpOrigin(Origin):
     ) -> Answer | None:
         """Return the answer to a GET, after all redirects, which the guard may reject.
 
-        None if the commit of `reading` refused the body.
+        Returns None if the commit of `reading` dropped the body.
 
         Args:
-            reading: how to read the body; None to read none.
-            first_bytes: number of the file's first bytes to request ahead.
+            reading: the expected body and its destination; None to read no body.
+            first_bytes: number of the file's first bytes to request at the same time; 0 for none.
         """
+
         home = parsed(url)
         target = home
         for _ in range(MAX_REDIRECTS + 1):
@@ -199,11 +205,11 @@ class HttpOrigin(Origin):
         raise OriginError(f"the server redirects more than {MAX_REDIRECTS} times", url=url)
 
     def _tier_request(self, route: Route, url: str, headers: Mapping[str, str]) -> Request | None:
-        """Return a request to the tier; None for a url with secrets that the tier would keep."""
+        """Return a request to the tier; None for a url with secrets, which the tier would store."""
         all_headers = {**headers, **route.headers}
         request = self._request(parsed(url), all_headers, at_home=True)
-        # The tier leaves AWS's signatures out of what it keeps: they are no reason to avoid it.
-        # Under another name, `redact` leaves them in place.
+        # The tier does not store AWS's signatures, so they are not a reason to bypass it. `redact`
+        # leaves parameters with another name in place: a changed text then means another secret.
         without_signature = request.url.replace("X-Amz-", ".")
         if redact(without_signature) != without_signature:
             return None
@@ -213,7 +219,8 @@ class HttpOrigin(Origin):
         """Return a GET request.
 
         Args:
-            at_home: True if `target` is on the url's own server, which is sent the options.
+            target: the url, or the target of a redirect.
+            at_home: True if `target` is on the url's own server, to which the options are sent.
         """
         table_headers = self._headers if at_home else {}
         if at_home and self._params:
@@ -231,7 +238,10 @@ class HttpOrigin(Origin):
 
 
 def _headers(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers that the options give, cookies included; they are sent as UTF-8."""
+    """Return the headers that the options give, including the cookies.
+
+    The values are sent as UTF-8, so each of their bytes is a character here.
+    """
     headers = _merged("headers", options)
     cookies = SimpleCookie(_merged("cookies", options)).output(header="", sep=";", attrs=[]).strip()
     if cookies:
@@ -252,7 +262,11 @@ def _headers_and_body(
     *,
     held: bool,
 ) -> tuple[dict[str, str], Body]:
-    """Return the headers that request parts of exactly this version, and the expected body."""
+    """Return the headers that request parts of exactly this version, and the expected body.
+
+    Args:
+        held: True to keep the body in memory until it is committed.
+    """
     headers, expected = _version_headers(obj.version)
     status = 200
     if obj.ranges:
@@ -268,7 +282,7 @@ def _version_headers(version: str) -> tuple[dict[str, str], dict[str, Sequence[s
         return {}, {}
     if _is_strong_etag(version):
         return {"If-Match": version}, {"etag": (version,)}
-    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1): the answer's one is compared instead.
+    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1). It is compared with the answer's.
     if version.startswith("W/") or parsedate(version) is None:
         return {}, {"etag": (version,)}
     return {"If-Unmodified-Since": version}, {"last-modified": (version,)}
@@ -280,8 +294,8 @@ def _is_strong_etag(version: str) -> bool:
 
 
 def _check_answer(answer: Answer, url: str) -> None:
-    """Raise the error for an answer without bytes of the file."""
-    # The requested byte is missing from an empty file.
+    """Raise the error for an answer that has no bytes of the file."""
+    # An empty file does not have the byte that `stat` requests: the status is 416 then.
     file_bytes = total_bytes(answer.headers.get("content-range"))
     is_empty_file = answer.status == 416 and file_bytes == 0
     if answer.status >= 300 and not is_empty_file:
@@ -294,8 +308,8 @@ def _check_answer(answer: Answer, url: str) -> None:
 def _check_encoding(answer: Answer, url: str) -> None:
     """Raise OriginError if the server encodes the stored bytes as it sends them.
 
-    A file may also be stored encoded, with the same header. Then its length is known, whereas the
-    length of a body encoded on the fly is unknown or differs from the range's.
+    A file that is stored encoded has the same header. Its length is known, whereas the length of a
+    body encoded on the fly is unknown, or differs from the length of the requested range.
     """
     encoding = answer.headers.get("content-encoding", "identity")
     length = _length(answer)
@@ -325,9 +339,10 @@ def _size_bytes(answer: Answer, url: str) -> int:
 
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> str:
-    """Return the ETag verbatim, else Last-Modified; failing both, the size, which says little.
+    """Return the version: the ETag verbatim, else Last-Modified, else the size.
 
-    A header that cannot be sent back is ignored: requests name the version.
+    The size is a weak version: another version may have the same. A header with characters that
+    cannot be sent back is ignored, because later requests name the version in a header.
     """
     etag = headers.get("etag", "")
     if ECHOED.fullmatch(etag):
@@ -339,9 +354,10 @@ def _version(headers: Mapping[str, str], size_bytes: int) -> str:
 
 
 def _is_settled(headers: Mapping[str, str]) -> bool:
-    """Return whether any later version must have another Last-Modified.
+    """Return whether the file was modified long enough ago for Last-Modified to be reliable.
 
-    A file that was just modified may change again within the same second.
+    A file that was just modified may change again within the same second, and would then keep its
+    Last-Modified. Any later version of a settled file has another one.
     """
     sent_s = timestamp(headers.get("date"))
     modified_s = timestamp(headers.get("last-modified"))

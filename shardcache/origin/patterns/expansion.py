@@ -1,4 +1,11 @@
-"""Expansion of a dataset's patterns, prefixes, index files and urls into shards."""
+"""Expansion of a dataset's patterns, prefixes, index files and urls into shards.
+
+A shard is an object that holds many samples, such as a tar; a file is an object whose own bytes are
+wanted. A prefix is the beginning of urls that are listed. An index file lists a dataset's shards,
+and may state how many samples each of them has. A foreign list is such a file as another program
+writes it. A key split is a rule for tars: it says at which dot a member's name is split into the
+sample's key and the field's name.
+"""
 
 import asyncio
 from collections.abc import MutableMapping, Sequence
@@ -33,13 +40,13 @@ from shardcache.transport.between.flow import Flow, Received, nothing
 
 log = structlog.get_logger()
 
-# Name of the file in which formats such as MDS list the shards beside it.
+# Name of the file in which formats such as MDS list the shards of the same folder.
 _FORMAT_INDEX = "index.json"
-# Values of `wanted` for which files are taken where there is no shard.
+# Values of `wanted` with which a prefix stands for its files if it has no shards.
 _SHARDS_OR_FILES = ("shards", "either")
 
 Indexes = MutableMapping[tuple[str, str], Shards]
-"""Index files that have been read, by url and version."""
+"""The shards of index files that have been read, by url and version."""
 
 
 async def expand(
@@ -63,17 +70,27 @@ async def expand(
 
     Sizes and versions are set where a listing states them.
 
-    A listed key that is not a valid url, such as one with control characters, is left out, and
-    logged. If "files" or "entries" are wanted, it is listed as well, but cannot be fetched.
+    A listed key that is not a valid url, such as a key with control characters, is left out and
+    logged. If "files" or "entries" are wanted, the key is returned as well, but cannot be fetched.
 
     Args:
+        pattern: one pattern, prefix, index file or url.
+        origins: the origins that are listed and read.
         received: called with numbers of objects and bytes as they arrive.
-        indexes: index files that are not read again; those that are read are added.
-        wanted: with "files", a file that is not an index stands for itself, and a prefix for every
-            file below it; with "shards" or "either", only if there is no shard. Below a prefix,
-            files in formats that other programs use as often, such as JSON Lines, are shards only
-            if there are no others, and with "either" never. With "entries", the pattern is a
-            folder's url, taken literally, and stands for the files and folders directly below it.
+        indexes: index files that need not be read again; those that are read are added. None to
+            read every index file.
+        wanted: the kind of objects to return:
+
+            - "samples": shards only. An index file must list shards.
+            - "files": a prefix stands for every file below it, and a url for itself, unless it is
+              an index file of this project's form, which stands for the files that it lists.
+            - "shards" or "either": the same as "samples" if there is a shard, otherwise the same
+              as "files".
+            - "entries": the pattern is the url of a folder, without any special characters. It
+              stands for the files and folders directly below the folder.
+
+            Files in some formats, such as JSON Lines, are often not shards. Below a prefix, such
+            files are shards only if there are no other shards; with "either", they never are.
 
     Raises NotFoundError for a pattern without shards, ConfigError for an invalid one, and the
     origin's errors.
@@ -83,6 +100,7 @@ async def expand(
         return await expansion.entries(checked(pattern))
 
     lists: list[Shards] = []
+    # The pattern may end with a key split; `braced` is the pattern without it.
     braced, key_split = key_split_in(pattern)
     for url in await asyncio.to_thread(expand_braces, braced):
         lists.append(await expansion.shards(url))
@@ -92,7 +110,10 @@ async def expand(
 
 
 def named_by_braces(pattern: str) -> Shards | None:
-    """Return the shards that braces alone determine; None if the origin has to be asked. Blocks."""
+    """Return a pattern's shards without any request. Blocks.
+
+    Returns None if braces alone do not determine the shards, so that the origin has to be asked.
+    """
     braced, key_split = key_split_in(pattern)
     urls = expand_braces(braced)
     if asks_store(braced):
@@ -101,9 +122,13 @@ def named_by_braces(pattern: str) -> Shards | None:
 
 
 def _with_key_split(shards: Shards, key_split: str, pattern: str) -> Shards:
-    """Return shards with urls that say where names are split. Blocks.
+    """Return shards whose urls state the key split. Blocks.
 
-    Raises ConfigError if they were counted by other keys, or are not tars.
+    Raises ConfigError if the shards are not tars, or if their numbers of samples were counted with
+    another key split: another split joins other members into a sample.
+
+    Args:
+        key_split: the pattern's key split; `FIRST_DOT`, the default, changes nothing.
     """
     if key_split == FIRST_DOT:
         return shards
@@ -129,15 +154,19 @@ def asks_store(pattern: str) -> bool:
 
     Otherwise braces alone determine its shards.
     """
+    # The pattern with braces in place of NeMo's notations for ranges.
     braced = in_braces(pattern)
     if _needs_request(braced):
         return True
+    # Every expansion ends as the pattern does. Without braces, or with a shard's suffix at the end,
+    # the pattern itself has shown that no expansion needs a request.
     if "{" not in braced or braced.endswith(SUFFIXES):
         return False
     return any(map(_needs_request, expand_braces(pattern)))
 
 
 def _needs_request(url: str) -> bool:
+    """Return whether a url without braces is a prefix, an index file or a glob."""
     return url.endswith("/") or is_index(url) or is_glob(url)
 
 
@@ -148,8 +177,8 @@ class _Expansion:
     Attributes:
         origins: origins of the urls.
         received: called with numbers of objects and bytes as they arrive.
-        indexes: index files that are not read again; those that are read are added.
-        wanted: as of `expand`.
+        indexes: index files that need not be read again; those that are read are added.
+        wanted: the kind of objects to return, as for `expand`.
     """
 
     origins: Origins
@@ -183,19 +212,23 @@ class _Expansion:
     async def from_index(self, url: str) -> Shards:
         """Return the shards that an index file lists.
 
-        A file that lists none is returned itself, unless samples are wanted.
+        A file that turns out not to be an index is returned as a file itself, unless samples are
+        wanted. Raises NotAnIndexError in that case, and the origin's errors.
         """
+        # A url may name a split of the dataset, such as `#train`, after the index file's own url.
         file, split = split_of(url)
         obj = await self.origins.origin(file).stat(file)
         known = self.indexes.get((url, obj.version))
         if known is not None:
             return known
+        # The inner handler tries other programs' lists. Its NotAnIndexError, and the error for a
+        # file that is too large, go to the outer handler, which takes the file as a file.
         try:
             data = await self._read_list(obj)
             try:
                 shards = await asyncio.to_thread(parse_index, file, data, split)
             except NotAnIndexError:
-                if self.wanted == "files":  # another program's list is a file like any other then
+                if self.wanted == "files":  # then another program's list is a file like any other
                     raise
                 foreign = await self._from_foreign_list(file, data, split)
                 if foreign is None:
@@ -209,7 +242,10 @@ class _Expansion:
         return shards
 
     async def _glob_matches(self, glob: str) -> list[RemoteObject]:
-        """Return the object with exactly this url, if there is one; else all that it matches."""
+        """Return all objects that a glob matches.
+
+        If there is an object whose url is exactly the glob's text, only that object is returned.
+        """
         match = glob_regex(glob).fullmatch
         prefix = glob_prefix(glob)
         is_flat = "/" not in glob.removeprefix(prefix) and "**" not in glob
@@ -223,9 +259,13 @@ class _Expansion:
         prefix: str,
         listing: Sequence[RemoteObject],
     ) -> Shards | None:
-        """Return the shards that a format's index.json, directly below a prefix, lists.
+        """Return the shards that the index.json directly below a prefix lists.
 
-        None if there is no such file, or there are shards of a format without one.
+        Returns None if the shards below the prefix are to be taken from the listing instead: there
+        is no such file, or it is not an index, or some shards are in a format without index.json.
+
+        Args:
+            listing: all objects below the prefix.
         """
         if self.wanted not in ("samples", *_SHARDS_OR_FILES):
             return None
@@ -236,7 +276,8 @@ class _Expansion:
         shards = _shards_among(listing, self.wanted)
         if not shards or not all(format_of(obj.url).lists for obj in shards):
             return None
-        # An index.json that is not an index is an error here, not a file that may be wanted.
+        # With "samples", an index.json that is not an index raises an error. With "shards" or
+        # "either", it would be returned as a file, in place of the shards.
         of_samples = replace(self, wanted="samples")
         try:
             return await of_samples.from_index(index)
@@ -254,7 +295,16 @@ class _Expansion:
         return await read_object(self.origins.origin(obj.url), obj, Flow(self.received))
 
     async def _from_foreign_list(self, url: str, data: bytes, split: str | None) -> Shards | None:
-        """Return the shards of a list that another program has written; None if it is not one."""
+        """Return the shards of a list that another program has written.
+
+        Returns None if the file is not such a list. Some programs keep the numbers of samples in a
+        second file: `counts_in` has the names that it may have, relative to the list.
+
+        Args:
+            url: the list's url.
+            data: the list's bytes.
+            split: the split of the dataset to return; None if the url names none.
+        """
         listed = await asyncio.to_thread(foreign_lists.parse, url, data, split)
         if listed is None:
             return None
@@ -272,7 +322,7 @@ class _Expansion:
         return await asyncio.to_thread(shards_of, listed)
 
     def _not_empty(self, pattern: str, shards: Shards) -> Shards:
-        """Return the shards. Raises NotFoundError if there are none."""
+        """Return the shards that a pattern stands for. Raises NotFoundError if there are none."""
         if shards:
             return shards
         remedy = "check it for typos"
@@ -311,8 +361,10 @@ def _wanted_below(
 def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteObject]:
     """Return the shards among the files below a prefix.
 
-    A file in JSON Lines or parquet is a manifest if there are tars as well, and else a shard.
+    A file in a format such as JSON Lines or parquet is taken for a manifest of the dataset if there
+    are tars as well; otherwise it is a shard. With "either", such a file is never a shard.
     """
+    # Despite its name, `is_shard_or_file` is stricter than `is_shard`: it leaves out these formats.
     shards = [obj for obj in files if is_shard_or_file(obj.url)]
     if shards or wanted == "either":
         return shards
@@ -322,8 +374,8 @@ def _shards_among(files: Sequence[RemoteObject], wanted: Wanted) -> list[RemoteO
 def _as_shards(pattern: str, objects: Sequence[RemoteObject], wanted: Wanted) -> Shards:
     """Return listed objects as shards.
 
-    Keys that are not valid urls are left out, unless files are wanted: such a file is refused when
-    it is requested.
+    Keys that are not valid urls are left out, unless files or entries are wanted. Then they are
+    shown as well, but a request for such a file is refused.
     """
     invalid = [obj for obj in objects if not is_sound(obj.url)]
     if not invalid:
@@ -344,7 +396,7 @@ def _as_shards(pattern: str, objects: Sequence[RemoteObject], wanted: Wanted) ->
 
 
 def _printable(url: str) -> str:
-    """Return a key as valid text: the names of local files may hold other bytes."""
+    """Return a key as valid Unicode: the names of local files may have other bytes, as escapes."""
     return url.encode(errors="backslashreplace").decode()
 
 

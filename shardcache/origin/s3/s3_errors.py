@@ -1,4 +1,8 @@
-"""Errors of the S3 SDK, s3fs on aiobotocore, as shardcache's."""
+"""Translation of errors of the S3 SDK (s3fs on aiobotocore) into shardcache's errors.
+
+`s3_sessions` calls it for each exception of a request. Its result also says whether the request may
+succeed once the credentials are loaded again.
+"""
 
 import ssl
 from typing import TypeVar
@@ -19,7 +23,7 @@ E = TypeVar("E", bound=Exception)
 
 # Raised for an answer with a missing or unreadable field.
 _UNREADABLE = (ResponseParserError, KeyError, ValueError)
-# Raised by botocore when credentials are still expired after a refresh.
+# The exception that botocore raises when credentials are still expired after a refresh.
 _STILL_EXPIRED = RuntimeError
 
 FOREIGN = (
@@ -30,12 +34,12 @@ FOREIGN = (
     *_UNREADABLE,
     _STILL_EXPIRED,
 )
-"""Everything that an s3fs call or the parsing of its answer may raise.
+"""All exceptions that an s3fs call or the parsing of its answer may raise.
 
-s3fs turns S3's refusals into OSErrors.
+They include OSError, because s3fs raises S3's refusals as OSErrors.
 """
 
-# botocore errors that are not the request's fault.
+# botocore's errors for a connection that failed: the request itself may be valid.
 _CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
 
 _EXPIRED = frozenset(
@@ -44,7 +48,7 @@ _EXPIRED = frozenset(
 _REFUSED = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "RequestTimeTooSkewed"},
 )
-# Codes that do not occur with other, valid credentials.
+# Codes that depend on the credentials: a request with other, valid credentials does not get them.
 _WRONG_CREDENTIALS = _EXPIRED | (_REFUSED - {"AccessDenied"})
 _BUSY = frozenset(
     {
@@ -66,8 +70,8 @@ _NO_CREDENTIALS = (
     boto.TokenRetrievalError,
     boto.RefreshWithMFAUnsupportedError,
 )
-# Codes of answers to requests for a version: there is none with this id, the id is invalid, or the
-# version is a mark that the object was deleted.
+# Codes of answers to requests for one version: there is no version with this id, the id is invalid,
+# or the version is a delete marker.
 _NO_VERSION = frozenset({"NoSuchVersion", "InvalidArgument", "MethodNotAllowed"})
 _NO_VERSION_REMEDY = (
     "list the versions: aws s3api list-object-versions --bucket BUCKET --prefix KEY; or leave "
@@ -82,15 +86,15 @@ _DENIED = (
 class LedAwayError(OSError):
     """A redirect that does not state the bucket's region.
 
-    botocore would ask for the region by a HEAD, and treat its answer the same way, hundreds of
-    times.
+    botocore would send a HEAD to find the region, and treat a redirect of that HEAD in the same
+    way, hundreds of times.
     """
 
 
 def translation(exn: Exception, url: str) -> tuple[errors.ShardcacheError, bool]:
     """Return the error for one of `FOREIGN`, and True if reloading the credentials may help.
 
-    A RuntimeError that is not about credentials is a bug, and raised again.
+    A RuntimeError that is not about credentials is a bug, so it is raised again.
     """
     cause = _without_s3fs(exn)
     if isinstance(cause, _STILL_EXPIRED):
@@ -111,7 +115,8 @@ def translation_with_temporary_keys(
 ) -> tuple[errors.ShardcacheError, bool]:
     """Return the same as `translation`, for a request with temporary keys.
 
-    S3 answers a HEAD with expired keys by status 400 alone: other keys may help then.
+    If the keys have expired, S3 answers a HEAD with status 400 and states no code. Other keys may
+    help then.
     """
     cause = _without_s3fs(exn)
     if isinstance(cause, boto.ClientError) and _code(cause) == "400":
@@ -157,7 +162,7 @@ def _client_error(exn: Exception, url: str) -> errors.ShardcacheError:
 
 
 def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
-    """Return the error of a kind behind an error of the SDK or a worker, if any."""
+    """Return the error of a kind among an exception and its causes; None if there is none."""
     while exn is not None and not isinstance(exn, kind):
         exn = exn.__cause__ or exn.__context__
     return exn

@@ -1,8 +1,8 @@
 """S3 and compatible object stores: ranged reads of one version.
 
-HEADs and GETs are sent by transport workers to presigned urls: the SDK would deliver bodies on the
-event loop, at twice the cost. It does everything else, and serves every object store or answer that
-differs from a public cloud's plain bucket.
+Transport workers send HEADs and GETs to presigned urls: the SDK would deliver bodies on the event
+loop, at twice the cost. The SDK (botocore, by s3fs) makes all other requests. It also makes HEADs
+and GETs in a store that presigned urls do not suit. `fs` is an s3fs filesystem throughout.
 """
 
 import os
@@ -55,13 +55,14 @@ from shardcache.transport.between.parts import Parts, PartSums
 log = SharedLogger()
 
 _CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
-# Statuses by which a presigned url may be refused: the SDK finds out the reason.
+# Statuses by which a store may refuse a presigned url. The SDK then repeats the request, and its
+# answer states the reason.
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404, 405}
-# After this number of refusals in a row, the SDK serves a bucket for this time.
+# After this number of refusals in a row, the SDK makes a bucket's requests for this time.
 _MAX_REFUSALS = 3
 _REFUSED_S = 60.0
-_MAX_SIGNED = 64  # presigned urls that are kept
-_MAX_HOSTS = 256  # for which the proxy is remembered
+_MAX_SIGNED = 64  # number of presigned urls that are kept
+_MAX_HOSTS = 256  # number of hosts whose proxy is remembered
 
 # Descriptions for botocore's names of the places where it finds credentials; other names are shown
 # as they are.
@@ -89,7 +90,7 @@ class SdkNeededError(Exception):
 class RefusedError(SdkNeededError):
     """A presigned url was refused.
 
-    The SDK then makes the same request: its answer states the reason, or it succeeds.
+    The SDK then makes the same request: it succeeds, or its answer states the reason.
     """
 
 
@@ -105,8 +106,8 @@ class _NoneFoundError(NoCredentialsError):  # type: ignore[misc]
 class S3Origin(CredentialedOrigin):
     """Buckets with one set of options; requests are by presigned urls unless a bucket refuses them.
 
-    After three refusals in a row the SDK serves the bucket, and one read of each minute tries a
-    presigned url again.
+    After three refusals in a row, the SDK makes the bucket's requests, and one read of each minute
+    tries a presigned url again.
 
     Args:
         refused_s: the time between two such tries.
@@ -117,7 +118,7 @@ class S3Origin(CredentialedOrigin):
 
     def __init__(self, setup: Setup, refused_s: float = _REFUSED_S) -> None:
         table = setup.table
-        # Without a timeout: the downloader retries, counts its retries, and notices stalls.
+        # The SDK gets no timeout: the downloader retries, counts its retries, and notices stalls.
         self._sessions = SdkSessions(table, setup.max_connections, self._keys(setup))
         self._uploads = Uploads(table, setup.max_connections)
         self._verify_etag = table.verify_etag
@@ -252,7 +253,7 @@ class S3Origin(CredentialedOrigin):
         *,
         flat: bool = False,
     ) -> list[RemoteObject]:
-        """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
+        """As `Origin.list_prefix`; one request per thousand keys. `stat` gives equal versions."""
         where = object_params(prefix)
         root = prefix.removesuffix(where["Key"])
         options = {"Bucket": where["Bucket"], "Prefix": where["Key"]}
@@ -260,7 +261,7 @@ class S3Origin(CredentialedOrigin):
             options["Delimiter"] = "/"
 
         objects: list[RemoteObject] = []
-        token = None  # of the next page
+        token = None  # token of the next page; None on the first page
         async with self._sessions.use(prefix) as fs:
             while True:
                 page = await call(fs, "list_objects_v2", **options)
@@ -328,8 +329,8 @@ class S3Origin(CredentialedOrigin):
     def _keys(self, setup: Setup) -> AwsKeys | None:
         """Return the keys with which to read; None for the table's, or those that botocore finds.
 
-        Temporary keys of the environment are not left to botocore: once they have expired, it would
-        read the same ones again, as nobody renews them there.
+        Temporary keys of the environment are passed explicitly. Once they have expired, botocore
+        would read the same keys from the environment again, where nobody renews them.
         """
         if isinstance(setup.credentials, AwsKeys):
             return setup.credentials
@@ -341,7 +342,12 @@ class S3Origin(CredentialedOrigin):
         return keys if keys is not None and keys.is_temporary else None
 
     async def _head(self, fs: Any, where: dict[str, str], url: str, first_bytes: int) -> Headers:
-        """Return the headers of the answer to a HEAD. Raises SdkNeededError."""
+        """Return the headers of the answer to a HEAD. Raises SdkNeededError.
+
+        Args:
+            where: bucket and key, as parameters of the SDK.
+            first_bytes: number of the object's first bytes to request ahead; 0 for none.
+        """
         if not self._is_usable(where["Bucket"]):
             raise SdkNeededError
         ahead = None
@@ -383,13 +389,14 @@ class S3Origin(CredentialedOrigin):
     # Presigned urls
 
     def _is_usable(self, bucket: str) -> bool:
-        """Return whether requests for a bucket may use presigned urls, without a new try."""
+        """Return whether presigned urls work in a bucket, as far as earlier requests have shown."""
         return self._is_plain and not self._breakers[bucket].is_open
 
     def _admits(self, bucket: str) -> bool:
         """Return whether to read by a presigned url now.
 
-        In a bucket that refuses them, this may be the one read of the minute that tries them again.
+        In a bucket that refuses presigned urls, True is returned once a minute: that read tries
+        them again.
         """
         return self._is_plain and self._breakers[bucket].admits(time.monotonic())
 
@@ -407,7 +414,7 @@ class S3Origin(CredentialedOrigin):
             sign: returns the presigned url.
             ask: sends the request to it.
         """
-        for _ in range(2):  # again if the first answer has named another region
+        for _ in range(2):  # a second time if the first answer has named another region
             answer = await ask(await sign())
             if answer is None or answer.status not in _REFUSALS:
                 return answer
@@ -419,7 +426,10 @@ class S3Origin(CredentialedOrigin):
         raise RefusedError
 
     def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
-        """Return a request. Raises SdkNeededError if it needs a proxy that only the SDK can use."""
+        """Return a request for a transport worker.
+
+        Raises SdkNeededError if the request needs a proxy that only the SDK can use.
+        """
         scheme, host, *_ = urlsplit(url)
         proxy = self._proxy_of(f"{scheme}://{host}")
         if proxy is not None and not proxy.startswith("http://"):
@@ -445,7 +455,7 @@ class S3Origin(CredentialedOrigin):
     def _record_refusal(self, cause: SdkNeededError, url: str, bucket: str) -> None:
         """Count the refusal of a presigned url, after the SDK's request has succeeded.
 
-        No-op for another cause of the SDK's request.
+        Does nothing if the SDK made the request for another reason.
         """
         if not isinstance(cause, RefusedError):
             return
@@ -457,8 +467,8 @@ class S3Origin(CredentialedOrigin):
 
 
 def _listed_object(url: str, entry: Mapping[str, Any]) -> RemoteObject:
-    """Return an object of a listing."""
-    # A listing is in UTF-8, but in the headers of other answers each byte is a character.
+    """Return the object that an entry of a listing describes."""
+    # The SDK decodes a listing as UTF-8, but headers as Latin-1: both must give the same version.
     etag = entry.get("ETag", "").encode(errors="surrogateescape").decode("latin-1")
     modified = entry.get("LastModified")
     return RemoteObject(
@@ -476,7 +486,7 @@ def _version_headers(obj: RemoteObject, parts: Parts) -> dict[str, str]:
 
 
 def _version_body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
-    """Return the expected body of parts of exactly this version; see `Body`."""
+    """Return the expected body of parts of exactly this version; for `held` see `Body`."""
     expected = {
         "content-range": content_ranges(obj, parts.start, parts.stop),
         "etag": (f'"{obj.version}"', obj.version),

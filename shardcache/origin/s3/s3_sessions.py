@@ -1,4 +1,8 @@
-"""Sessions of the S3 SDK, s3fs on aiobotocore, and the connections that they keep."""
+"""Sessions of the S3 SDK (s3fs on aiobotocore), and the connections that they keep.
+
+`S3Origin` and `Uploads` make each request of the SDK with a filesystem that `SdkSessions` provides.
+A session is retired when its credentials no longer work: the next request opens a new session.
+"""
 
 import asyncio
 import os
@@ -33,8 +37,8 @@ class _OpenSession:
     """A filesystem and its client.
 
     Attributes:
-        users: number of requests that use it at present.
-        retired: True once it is to be closed after the last of them.
+        users: number of requests that use the session at present.
+        retired: True once the session is to be closed after the last of these requests.
     """
 
     fs: S3FileSystem
@@ -46,14 +50,17 @@ class _OpenSession:
 class SdkSessions:
     """Provides the current filesystem, and closes retired ones after their last request.
 
-    botocore renews the credentials of roles and tokens by itself. Those that it reads only once,
-    such as keys in a file, are read again by a new session after the origin has refused the old
-    ones.
+    botocore renews the credentials of roles and tokens by itself. It reads other credentials, such
+    as keys in a file, only once. After the origin has refused these, a new session reads them
+    again.
 
     Args:
+        table: options of the origin.
+        max_connections: maximum number of connections of a session.
         keys: the only keys to read with; None for the table's, or those that botocore finds.
-        attempts: number of times that the SDK itself makes a request.
-        read_timeout_s: silence after which a request has failed; None if the caller notices it.
+        attempts: maximum number of times that the SDK itself makes a request.
+        read_timeout_s: time without any received byte after which a request has failed; None if the
+            caller watches for stalls itself.
     """
 
     def __init__(
@@ -81,7 +88,8 @@ class SdkSessions:
         try:
             session = await self._borrow()
             yield session.fs
-        except ShardcacheError as exn:  # NotFoundError is also an OSError
+        # This comes before FOREIGN: a NotFoundError is also an OSError, which FOREIGN includes.
+        except ShardcacheError as exn:
             exn.url = exn.url or url
             raise
         except FOREIGN as exn:
@@ -98,7 +106,9 @@ class SdkSessions:
         session = self._current
         if session is not None:
             self._retire_current()
-            session.users += 1  # given back at once: if there are no other users, that closes it
+            # To give back a retired session closes it, unless it has other users. So this takes the
+            # session for a moment.
+            session.users += 1
             await self._give_back(session)
 
     async def _borrow(self) -> _OpenSession:
@@ -133,7 +143,7 @@ class SdkSessions:
             await session.client.close()
 
     def _retire_current(self) -> None:
-        """Have the next request open a new session."""
+        """Retire the current session, so that the next request opens a new one."""
         if self._current is not None:
             self._current.retired = True
             self._current = None
@@ -147,15 +157,15 @@ def descriptions() -> Loader:
 
     Blocks for some 0.3 s the first time.
     """
-    with _loading_descriptions:  # else two threads could both load them
+    with _loading_descriptions:  # without the lock, two threads could both load them
         return _loaded_descriptions()
 
 
 @cache
 def _loaded_descriptions() -> Loader:
-    """Return the descriptions; not safe if several threads call it."""
-    # A session would look for this path in its profile, too, and raise an error for one that does
-    # not exist. Descriptions need no profile.
+    """Return the descriptions. Several threads must not call this at the same time."""
+    # A session would also look for this path in its profile, and raise an error for a profile that
+    # does not exist. Descriptions need no profile.
     loader: Loader = create_loader(os.environ.get("AWS_DATA_PATH"))
     for description in ("service-2", "endpoint-rule-set-1", "paginators-1"):
         loader.load_service_model("s3", description)
@@ -165,7 +175,10 @@ def _loaded_descriptions() -> Loader:
 
 
 def _boto_session(profile: str | None, region: str | None) -> aiobotocore.session.AioSession:
-    """Return a session of the SDK, with the shared descriptions and leashed programs. Blocks."""
+    """Return a session of the SDK, with the shared descriptions. Blocks.
+
+    Programs that print credentials are run with a time limit (see `credential_process`).
+    """
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", descriptions())
     session.lazy_register_component("credential_provider", lambda: resolver_of(session, region))
@@ -179,7 +192,8 @@ def _options(
 ) -> dict[str, Any]:
     """Return the options of the filesystem.
 
-    The storage options of the table replace any but the last three.
+    The storage options of the table replace any option except the last three, on which this module
+    relies.
     """
     storage_options = dict(table.storage_options)
     client = {"region_name": table.region} if table.region else {}
@@ -207,7 +221,7 @@ def _options(
 def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
     """Select signature version 4 for urls, as for requests.
 
-    botocore would fall back to version 2 in older regions. This is a handler for its events
-    `choose-signer.s3.…`.
+    In older regions, botocore would use version 2 for presigned urls. This function is a handler
+    for botocore's events `choose-signer.s3.…`.
     """
     return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None

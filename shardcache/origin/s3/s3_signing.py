@@ -1,4 +1,9 @@
-"""Presigned urls of S3, modelled on the SDK's own, which take three times as long to make."""
+"""Presigned urls of S3, modelled on the SDK's own, which take three times as long to make.
+
+`S3Origin` reads by these urls. The form of a bucket's urls is their common beginning and the region
+that they are signed for; it is taken from the first url, which the SDK makes. The tier is an
+optional cache that the nodes of a cluster share in front of the store.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +17,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 from botocore.utils import percent_encode
 
-SIGNED_FOR_S = 600
+SIGNED_FOR_S = 600  # minimum validity of a presigned url
 _HOUR_S = 3600
 
 _quoted: Callable[[str], str] = partial(percent_encode, safe="/~")
@@ -29,7 +34,8 @@ _FIELDS = {
 }
 _PREFIX = "X-Amz-"
 _VERSION_FIELD = "versionId"
-# Accepted names of regions: they become part of a host name, and must not change the rest of it.
+# Accepted names of regions. A region becomes part of a host name, and must not change what follows
+# in that host name.
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 # AWS hosts, from scheme to path; any other host serves all of its regions.
 _AWS_SERVICE = r"https?://(?:[^/]+\.)?s3(?:-fips)?(?:\.dualstack)?"
@@ -38,22 +44,22 @@ _AWS_HOST = re.compile(rf"^({_AWS_SERVICE})(?:\.[a-z0-9-]+)?({_AWS_DOMAIN})")
 
 
 class HourlyAuth(S3SigV4QueryAuth):  # type: ignore[misc]
-    """Signs as of the beginning of the hour: all nodes with the same credentials make the same url.
+    """Signs with the time of the beginning of the hour.
 
-    A cluster's tier asks the object store once whether it grants a url, and recognises the url by
-    its signature.
+    All nodes with the same credentials then make the same url. A cluster's tier asks the object
+    store once whether it permits a url, and recognises the url by its signature.
     """
 
     def _modify_request_before_signing(self, request: AWSRequest) -> None:
-        """As botocore's own, with an earlier time."""
+        """As botocore's own method, with an earlier time."""
         to_the_hour = request.context["timestamp"][: len("YYYYMMDDTHH")]
         request.context["timestamp"] = f"{to_the_hour}0000Z"
         super()._modify_request_before_signing(request)
 
 
 Auth = Callable[[ReadOnlyCredentials | None, str, str], S3SigV4QueryAuth]
-# For requests to the store itself, and for those by way of a tier, with signatures that may be
-# dated up to an hour ago.
+# Signatures for requests to the store itself, and for requests through a tier. The latter are dated
+# up to an hour ago, so they are valid for an hour longer.
 DIRECT: Auth = partial(S3SigV4QueryAuth, expires=SIGNED_FOR_S)
 BEHIND_TIER: Auth = partial(HourlyAuth, expires=_HOUR_S + SIGNED_FOR_S)
 
@@ -63,8 +69,8 @@ class _UrlForm:
     """Common form of the urls of a bucket's objects.
 
     Attributes:
-        root: everything before the key.
-        region: None if urls are not signed.
+        root: the urls' beginning, up to the key.
+        region: region for which the urls are signed; None if they are not signed.
     """
 
     root: str
@@ -86,7 +92,13 @@ class _UrlForm:
         auth: Auth,
         version: str = "",
     ) -> str:
-        """Return the url of an object, or of its version, signed for a method and headers."""
+        """Return the url of an object, signed for a method and headers.
+
+        Args:
+            credentials: credentials to sign with; None if urls are not signed.
+            auth: creates the signer: `DIRECT` or `BEHIND_TIER`.
+            version: id of the object's version; empty for the present one.
+        """
         unsigned = self.root + _quoted(key)
         if version:
             unsigned += f"?{_VERSION_FIELD}={percent_encode(version)}"
@@ -98,11 +110,12 @@ class _UrlForm:
 
 
 class Signer:
-    """Makes presigned urls for the current s3fs filesystem; the next one has other credentials.
+    """Makes presigned urls for the current s3fs filesystem.
 
-    The SDK makes the first url for each bucket, and the others are modelled on it: the SDK signs
-    only for its client's region, and takes 0.25 ms for a url instead of 0.08. If its first url has
-    unusual features, the SDK makes all of them.
+    The SDK makes the first url for each bucket, and this class models the others on that url. The
+    SDK would sign only for its client's region, and takes 0.25 ms for a url instead of 0.08. If the
+    first url has features that this module does not know, the SDK makes all urls of the bucket. A
+    new filesystem may have other credentials, so all forms are forgotten then.
     """
 
     def __init__(self, auth: Auth = DIRECT) -> None:
@@ -122,7 +135,8 @@ class Signer:
         Args:
             operation: "get_object" or "head_object".
             params: bucket, key and other parameters of the operation in the SDK.
-            headers: HTTP headers for those other parameters: they will be sent, so they are signed.
+            headers: HTTP headers that express those other parameters. The request has to have the
+                same headers, as they are signed.
         """
         if fs is not self._fs:
             self._fs = fs
@@ -131,7 +145,7 @@ class Signer:
         form = self._forms.get(bucket)
         credentials = await _credentials(fs)
 
-        # The SDK makes the first url of a bucket, and all of them if their form is unknown.
+        # The SDK makes the first url of a bucket, and all urls of a bucket with an unknown form.
         if not _fits(form, credentials):
             url: str = await fs.s3.generate_presigned_url(
                 operation,
@@ -157,7 +171,7 @@ class Signer:
     def move(self, bucket: str, region: str) -> bool:
         """Sign for the region that the origin states for a bucket.
 
-        Return whether that changes anything.
+        Returns whether this changes the bucket's urls.
         """
         form = self._forms.get(bucket)
         if form is None or not _REGION.fullmatch(region):
@@ -168,7 +182,7 @@ class Signer:
 
 
 def _fits(form: _UrlForm | None, credentials: ReadOnlyCredentials | None) -> bool:
-    """Return whether a form is known, and is of signed urls if there are credentials."""
+    """Return whether a form can be used: it is known, and signed if there are credentials."""
     if form is None:
         return False
     is_signed = form.region is not None
@@ -183,7 +197,7 @@ def _form_of(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Ur
     root = root.removesuffix(_quoted(key))
 
     fields = {name.removeprefix(_PREFIX): values[0] for name, values in parse_qs(query).items()}
-    fields.pop(_VERSION_FIELD, None)  # it is of this object alone
+    fields.pop(_VERSION_FIELD, None)  # the version belongs to this object, not to the form
     if not fields:
         return _UrlForm(root, None) if credentials is None else None
     if credentials is None or not fields.keys() <= _FIELDS:

@@ -1,9 +1,9 @@
 """Acceptance of connections, within limits on their number and time.
 
-It replaces the event loop's own acceptance, which aiohttp's `SockSite` uses, and which has no
-limits per user. Without a free descriptor, uvloop accepts waiting connections and closes them
-unanswered, and asyncio logs a hundred errors a second. Here connections wait until a descriptor is
-free.
+An `Acceptor` replaces the event loop's own acceptance of connections, which aiohttp's `SockSite`
+uses and which has no limits per user. When there is no free descriptor, uvloop accepts waiting
+connections and closes them unanswered, and asyncio logs a hundred errors a second. Here connections
+wait until a descriptor is free. To refuse a connection is to send an error and close it.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from shardcache.shared.unix_socket import credentials
 
 log = structlog.get_logger()
 
-# Connections accepted in one turn of the event loop.
+# Maximum number of connections that are accepted in one turn of the event loop.
 _AT_ONCE = 64
-# Pause when there is no descriptor for the next connection.
+# Time for which nothing is accepted when there is no descriptor for the next connection.
 _PAUSE_S = 0.2
 
-_LOG_PERIOD_S = 60.0  # time in which at most one refusal or pause is logged
+_LOG_PERIOD_S = 60.0  # at most one refusal or pause is logged in this time
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -38,12 +38,13 @@ class Acceptor:
     """Accepts connections, and refuses those beyond the limits.
 
     Args:
-        inner: returns the protocol that serves a new connection.
+        inner: returns the asyncio protocol that serves a new connection.
         limits: returns the present limits.
         refused: returns the answer to a connection that is refused; an HTTP 503 by default.
 
     Attributes:
-        connections: number of open connections by user; None stands for all users of TCP.
+        connections: number of open connections by user id; None stands for all users of TCP, who
+            are not known.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class Acceptor:
             yield
         finally:
             asyncio.get_running_loop().remove_reader(sock)
-            sock.close()  # so that `_listen`, at the end of a pause, does not add it again
+            # Once the socket is closed, `_listen` does not add it again at the end of a pause.
+            sock.close()
 
     def _listen(self, sock: socket.socket) -> None:
-        """Have the event loop call `_accept` for new connections, unless the socket is closed."""
+        """Let the event loop call `_accept` for new connections, unless the socket is closed."""
         if sock.fileno() >= 0:
             asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
@@ -128,13 +130,13 @@ class Acceptor:
         return None
 
     def _forget(self, uid: int | None) -> None:
-        """Count a user's connection no longer, as it has ended."""
+        """Remove a connection that has ended from the user's count."""
         self.connections[uid] -= 1
         if not self.connections[uid]:
             del self.connections[uid]
 
     def _log(self, event: str, **fields: object) -> None:
-        """Log a warning, unless another one was logged lately."""
+        """Log a warning, unless another warning was logged within `_LOG_PERIOD_S`."""
         now_s = time.monotonic()
         if now_s - self._logged_s >= _LOG_PERIOD_S:
             self._logged_s = now_s
@@ -153,7 +155,11 @@ async def _serve(connection: socket.socket, protocol: "_LimitedProtocol") -> Non
 class _LimitedProtocol(asyncio.Protocol):
     """Passes a connection's events to `inner`, and ends the connection when its time is over.
 
+    The limits set how long a connection may take: the whole connection, or with `first_only` the
+    head of its first request. With `stall_s`, they also set how long its client may read nothing.
+
     Args:
+        inner: the protocol that serves the connection.
         on_end: called when the connection has ended.
     """
 
@@ -163,11 +169,12 @@ class _LimitedProtocol(asyncio.Protocol):
         self._on_end = on_end
         self._timer: asyncio.TimerHandle | None = None  # None until the connection is made
         self._stall: StallTimer | None = None
-        self._tail = b""  # last bytes of the first request, as far as it has arrived
+        self._tail = b""  # the last bytes that have arrived of the first request's head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         writing = cast(asyncio.WriteTransport, transport)
-        # Not `close`: that would wait until the client has read everything written.
+        # `abort` rather than `close`, which would wait until the client has read everything
+        # written.
         end = writing.abort
         self._timer = asyncio.get_running_loop().call_later(self._limits.limit_s, end)
         if self._limits.stall_s is not None:
@@ -178,7 +185,7 @@ class _LimitedProtocol(asyncio.Protocol):
         self._on_end()
         if self._stall is not None:
             self._stall.stop()
-        if self._timer is not None:  # else the connection was never made: see `_serve`
+        if self._timer is not None:  # None if the connection was never made: see `_serve`
             self._timer.cancel()
             self._inner.connection_lost(exc)
 
@@ -188,7 +195,7 @@ class _LimitedProtocol(asyncio.Protocol):
             received = self._tail + data
             if _END_OF_HEAD in received:
                 timer.cancel()
-            # The mark may arrive in two pieces.
+            # The mark of the head's end may arrive in two pieces, so the last bytes are kept.
             max_tail_bytes = len(_END_OF_HEAD) - 1
             self._tail = received[-max_tail_bytes:]
         self._inner.data_received(data)

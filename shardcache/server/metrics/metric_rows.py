@@ -1,4 +1,8 @@
-"""Tables of metrics: the numbers of the status page that `/metrics` shows, and what they are."""
+"""Tables of metrics: the numbers of the status page that `/metrics` shows.
+
+`prometheus` turns each table into metrics. A table belongs to one section of the status page, such
+as the cache or the pins. Each row names a number of that section, its metric and its HELP line.
+"""
 
 from typing import NamedTuple, TypeAlias
 
@@ -14,7 +18,7 @@ class Row(NamedTuple):
     """One number of the status page and its metric.
 
     Attributes:
-        kind: counters get their `_total` suffix on output.
+        kind: `GAUGE` or `COUNTER`; counters get their `_total` suffix on output.
         key: the number's key in its section of the status page.
         name: the metric's name, without prefix and suffix.
         text: the metric's HELP line.

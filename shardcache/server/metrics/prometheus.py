@@ -1,4 +1,8 @@
-"""`/metrics`: the status page in Prometheus' format."""
+"""`/metrics`: the status page in Prometheus' format.
+
+The status page is the JSON of `/v1/status`. Most metrics come from it, by the tables of
+`metric_rows`; the histograms come from the measures of `telemetry.metrics`.
+"""
 
 import asyncio
 import math
@@ -28,7 +32,7 @@ from shardcache.telemetry.metrics import Histogram, Measures
 Labels = Sequence[str]
 
 _PREFIX = "shardcache_"
-# Limits, as Prometheus keeps several time series for each origin and each job.
+# Only this number of origins and of jobs is shown: Prometheus keeps several time series for each.
 _MAX_ORIGINS = 64
 _MAX_JOBS = 256
 
@@ -54,13 +58,16 @@ def page_metrics(page: Json) -> Iterator[Metric]:
 
 
 def _build_info() -> Metric:
+    """Return the metric whose labels state the release and the Python version."""
     build = {"version": __version__, "python": platform.python_version()}
     sample = (list(build.values()), 1)
     return _family(GAUGE, "build_info", "Release and Python version.", [sample], list(build))
 
 
 def _limits(limits: list[Json]) -> Metric:
-    # Several origins may throttle, each with a limit of this name: one that holds is enough.
+    """Return the metric that shows which limits hold transfers back."""
+    # Several limits may have the same name: each throttling origin has one. The metric is 1 if any
+    # of them holds transfers back.
     by_name: dict[str, bool] = {}
     for limit in limits:
         by_name[limit["name"]] = limit["holds"] or by_name.get(limit["name"], False)
@@ -75,12 +82,13 @@ def _limits(limits: list[Json]) -> Metric:
 
 
 def _with_expiry(tier: Json) -> Json:
-    """Return a tier whose certificates, if it has none, expire infinitely far away."""
+    """Return a tier with an expiry of its certificates: infinity if it has no certificates."""
     return tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf}
 
 
 def _jobs(jobs: list[Json]) -> Iterator[Metric]:
-    # Not `job`: that is Prometheus' own label for its scrape targets.
+    """Yield the metrics of the jobs, and the times that their readers waited by cause."""
+    # The label is not `job`: that is Prometheus' own label for its scrape targets.
     labelled = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in jobs]
     yield from _table(rows.JOB, labelled, ("job_name", "uid"))
 
@@ -98,8 +106,9 @@ def _jobs(jobs: list[Json]) -> Iterator[Metric]:
 
 
 def _with_ahead(job: Json) -> Json:
-    """Return a job whose `ahead_s` is infinite if nothing is missing, and None if it has no
-    readers.
+    """Return a job whose `ahead_s` is infinite if its readers will miss no shard.
+
+    A job without readers has no `ahead_s`, so its metric gets no sample.
     """
     if job["ahead_s"] is not None:
         return job
@@ -107,6 +116,7 @@ def _with_ahead(job: Json) -> Json:
 
 
 def _transfers(transfers: list[Json]) -> Metric:
+    """Return the number of transfers by class, which is their urgency, and by stage."""
     counts = Counter((transfer["class"], transfer["stage"]) for transfer in transfers)
     samples = []
     for klass in Class:
@@ -175,6 +185,7 @@ def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
 
 
 def _failures(measures: Measures) -> Iterator[Metric]:
+    """Yield the numbers of failed requests and of failed transfers, by code of the error."""
     yield _family(
         COUNTER,
         "origin_errors",
@@ -208,7 +219,13 @@ def _family(
     samples: Iterable[tuple[Labels, float | None]],
     names: Labels = (),
 ) -> Metric:
-    """Return a metric family; values that are None get no sample."""
+    """Return a metric family, which is a metric with a sample for each set of labels.
+
+    Args:
+        text: the metric's HELP line.
+        samples: values with the values of their labels; None as a value gives no sample.
+        names: names of the labels.
+    """
     family = kind(_PREFIX + name, text, labels=names)
     for labels, value in samples:
         if value is not None:
@@ -222,6 +239,7 @@ def _histogram(
     samples: Iterable[tuple[Labels, Histogram]],
     names: Labels = (),
 ) -> Metric:
+    """Return a metric family of histograms; the arguments are as for `_family`."""
     family = HistogramMetricFamily(_PREFIX + name, text, labels=names)
     for labels, histogram in samples:
         bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
@@ -239,9 +257,9 @@ async def metrics(request: web.Request) -> web.Response:
 
     def encoded() -> bytes:
         families = [*page_metrics(page), *measures, *ProcessCollector(registry=None).collect()]
-        # An encoder takes a registry, of which it calls `collect` alone.
+        # An encoder takes a registry, but calls only its method `collect`.
         return encode(SimpleNamespace(collect=lambda: families))
 
-    # In a thread: writing a thousand lines takes too long for the event loop.
+    # The text is written in a thread: a thousand lines take too long for the event loop.
     body = await asyncio.get_running_loop().run_in_executor(service.metrics_writer, encoded)
     return web.Response(body=body, headers={"Content-Type": content_type})

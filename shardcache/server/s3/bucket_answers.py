@@ -1,4 +1,7 @@
-"""Answers about buckets: their names, and the objects in them."""
+"""Answers about buckets: their names, and the objects in them.
+
+`door` calls `BucketAnswers` for requests without a key. `peer` is the user who signed the request.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -49,7 +52,7 @@ class BucketAnswers:
         return web.Response(headers={"x-amz-bucket-region": _REGION})
 
     async def location(self, request: S3Request, peer: Peer) -> web.Response:
-        """Answer GetBucketLocation: an empty one stands for us-east-1. Raises as `head`."""
+        """Answer GetBucketLocation. An empty location means us-east-1. Raises as `head`."""
         await self._check(request, peer)
         return _document("LocationConstraint", "")
 
@@ -126,7 +129,7 @@ def _no_bucket(request: S3Request) -> S3Error:
 
 
 def _bucket_in(prefix: str) -> str:
-    """Return the bucket that a canonical prefix names; empty if it names none of S3."""
+    """Return the bucket that a canonical prefix names; empty if it does not name an S3 bucket."""
     protocol, _, place = prefix.partition("://")
     bucket, _, _ = place.partition("/")
     return bucket if protocol == "s3" else ""
@@ -138,9 +141,10 @@ def _key_in(request: S3Request, url: str) -> str:
 
 
 def _encoding(request: S3Request) -> Callable[[str], str]:
-    """Return the function that encodes keys as the request wants: percent-encoded, or not at all.
+    """Return the function that encodes keys as the request wants.
 
-    Raises S3Error for another encoding.
+    The only encoding is percent-encoding; without it, the function returns a key unchanged. Raises
+    S3Error for another encoding.
     """
     kind = request.params.get("encoding-type")
     if kind not in (None, "url"):
@@ -151,7 +155,7 @@ def _encoding(request: S3Request) -> Callable[[str], str]:
 
 
 def _fields(request: S3Request, page: ListedPage) -> list[tuple[str, str]]:
-    """Return the elements with which both kinds of listings begin: their names and texts."""
+    """Return the XML elements with which both kinds of listings begin, as names and texts."""
     params = request.params
     encoded = _encoding(request)
     fields = [
@@ -172,7 +176,7 @@ def _listing(
     page: ListedPage,
     fields: list[tuple[str, str]],
 ) -> web.Response:
-    """Return a listing: its fields, then the objects and folders of a page."""
+    """Return a listing in XML: its fields, then the objects and folders of a page."""
     parts = [f"<{name}>{in_xml(text)}</{name}>" for name, text in fields]
     parts += _contents(request, page.objects)
     encoded = _encoding(request)

@@ -1,7 +1,9 @@
 """The S3 endpoint: requests of S3 clients on this node, answered from the cache.
 
-It is read-only. Each request is signed with a key that the daemon gave to a user; this user's rules
-of access apply, as at the Unix socket.
+The endpoint is read-only. Each request is signed with a key that the daemon gave to a user; this
+user's rules of access apply, as at the Unix socket. `serving` creates one `S3Door` for the daemon.
+It finds the user and the operation, and passes requests for objects to `object_answers`, and others
+to `bucket_answers`. `peer` is the user who signed a request.
 """
 
 import os
@@ -33,12 +35,13 @@ from shardcache.shared.own_endpoint import (
 
 log = structlog.get_logger()
 
-# Requests that are answered at the same time; each may have three open files. A user may have half.
+# Maximum number of requests that are answered at the same time, for all users and for one user.
+# Each of these requests may have three open files.
 _MAX_REQUESTS = 1024
 _MAX_USER_REQUESTS = _MAX_REQUESTS // 2
 _READ_METHODS = ("GET", "HEAD")
-_SHOWN_CHARS = 40  # of an unknown parameter, in an error
-# Every request of a browser has one of these headers at least, and no page can remove them.
+_SHOWN_CHARS = 40  # number of characters of an unknown parameter that an error shows
+# Every request of a browser has at least one of these headers, and no page can remove them.
 _BROWSER_HEADERS = frozenset({"origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"})
 
 # Parameters of the operations that are answered here, in lower case.
@@ -56,7 +59,8 @@ _LISTING_PARAMS = frozenset(
         "fetch-owner",
     }
 )
-_COMMON_PARAMS = frozenset({"x-id"})  # SDKs add it for their logs
+# Parameters that any request may have. SDKs add `x-id`, which names the operation, for their logs.
+_COMMON_PARAMS = frozenset({"x-id"})
 _COMMON_PREFIXES = ("x-amz-", "response-")
 
 
@@ -69,12 +73,13 @@ class S3Door:
         self._drain = drain
         self._objects = ObjectAnswers(cache.objects, sender)
         self._buckets = BucketAnswers(cache.objects)
-        self._running: Counter[int] = Counter()  # number of requests that are answered, by user
+        self._running: Counter[int] = Counter()  # number of requests in progress, by user id
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Raises ConnectionError to end the connection, and nothing else."""
         self._counters.s3_requests += 1
-        # A plain number: it need not be secret, and random ones take time at 5,000 a second.
+        # The id of a request is a plain number. It need not be secret, and random numbers would
+        # take noticeable time at 5,000 requests a second.
         headers = {
             "x-amz-request-id": f"{self._counters.s3_requests:016X}",
             ENDPOINT_HEADER: "1",
@@ -89,7 +94,7 @@ class S3Door:
             raise
         except SlowClientError:
             raise ConnectionResetError("the client reads nothing") from None
-        except OSError as exn:  # of the disk, or of the process, as without descriptors
+        except OSError as exn:  # an error of the disk, or the process has no descriptors left
             error = S3Error("ServiceUnavailable", f"the daemon cannot answer: {exn.strerror}")
         except Exception:  # a top-level guard, as for other requests
             log.exception("unexpected error in an S3 request", path=http.path)
@@ -97,7 +102,11 @@ class S3Door:
         return _refusal(http, error, headers)
 
     async def _answer(self, http: web.BaseRequest, headers: dict[str, str]) -> web.StreamResponse:
-        """Answer one request; `headers` are those of every answer. Raises any error."""
+        """Answer one request. Raises any error.
+
+        Args:
+            headers: headers that every answer of the endpoint has.
+        """
         sent_headers = _joined_headers(http)
         _check_client(sent_headers)
         request = S3Request.of(http.method, http.raw_path, sent_headers)
@@ -126,7 +135,8 @@ class S3Door:
     ) -> web.Response | None:
         """Return the answer to a request that needs no waiting; None for all others.
 
-        Such a request does not count as running: meanwhile, the event loop answers no other.
+        Such a request does not count as running: the event loop answers no other request until it
+        is answered.
         """
         if request.signed.method != "GET" or not request.key or self._drain.began:
             return None
@@ -152,7 +162,11 @@ class S3Door:
 
     @contextmanager
     def _admitted(self, peer: Peer) -> Iterator[None]:
-        """Count a request as running during the block. Raises S3Error if too many are."""
+        """Count a request as running during the block.
+
+        Raises S3Error if too many requests are running. Root and the daemon's own user have only
+        the limit for all users.
+        """
         is_limited = peer.uid not in (0, os.getuid())
         if self._running.total() >= _MAX_REQUESTS:
             raise S3Error("SlowDown", f"the daemon answers {_MAX_REQUESTS} requests, its maximum")
@@ -173,7 +187,11 @@ class S3Door:
         peer: Peer,
         headers: dict[str, str],
     ) -> web.StreamResponse:
-        """Answer GetObject and HeadObject; `headers` are those of every answer."""
+        """Answer GetObject and HeadObject.
+
+        Args:
+            headers: headers that every answer of the endpoint has.
+        """
         _check_object_params(request)
         try:
             if http.method == "HEAD":
@@ -203,7 +221,7 @@ class S3Door:
 
 
 def _joined_headers(http: web.BaseRequest) -> dict[str, str]:
-    """Return a request's headers by name in lower case, repeated ones joined."""
+    """Return a request's headers by name in lower case; repeated headers are joined by commas."""
     headers: dict[str, str] = {}
     for name, value in http.headers.items():
         lower = name.lower()
@@ -214,8 +232,8 @@ def _joined_headers(http: web.BaseRequest) -> dict[str, str]:
 def _check_client(headers: dict[str, str]) -> None:
     """Raise S3Error for requests of web pages and of daemons.
 
-    A daemon that uses an endpoint as its object store would request from itself, or cache
-    everything twice.
+    A daemon that uses an S3 endpoint of shardcache as its object store would send requests to
+    itself, or everything would be cached twice.
     """
     if not _BROWSER_HEADERS.isdisjoint(headers):
         raise S3Error("AccessDenied", "the endpoint is for programs, not for web pages")
@@ -224,7 +242,7 @@ def _check_client(headers: dict[str, str]) -> None:
 
 
 def _check_object_params(request: S3Request) -> None:
-    """Raise S3Error for parameters that GetObject and HeadObject do not have here."""
+    """Raise S3Error for parameters that this endpoint does not support for objects."""
     _check_operation(request, _OBJECT_PARAMS)
     if request.params.get("versionId", "null") != "null":
         raise S3Error("NotImplemented", "only the present version is served; omit versionId")
@@ -232,6 +250,8 @@ def _check_object_params(request: S3Request) -> None:
 
 def _check_operation(request: S3Request, known: frozenset[str]) -> None:
     """Raise S3Error for a query that belongs to another operation.
+
+    In S3, a parameter may select the operation: `?acl`, for example, asks for an object's ACL.
 
     Args:
         known: parameters of this operation, in lower case.
@@ -248,7 +268,11 @@ def _check_operation(request: S3Request, known: frozenset[str]) -> None:
 
 
 def _refusal(http: web.BaseRequest, error: S3Error, headers: dict[str, str]) -> web.Response:
-    """Return the answer that refuses a request; `headers` are those of every answer."""
+    """Return the answer that refuses a request.
+
+    Args:
+        headers: headers that every answer of the endpoint has.
+    """
     body = b""
     if http.method != "HEAD" and error.status != 304:
         body = error.document(http.path, headers["x-amz-request-id"])
@@ -260,6 +284,7 @@ def _refusal(http: web.BaseRequest, error: S3Error, headers: dict[str, str]) -> 
     if error.code in ("SlowDown", "ServiceUnavailable"):
         response.headers["Retry-After"] = "1"
     if http.method not in _READ_METHODS:
-        # The request's body may still arrive, and would be taken for the next request.
+        # The request's body may still arrive. On an open connection, it would be parsed as the next
+        # request.
         response.force_close()
     return response

@@ -1,4 +1,9 @@
-"""GetObject and HeadObject: bytes of an object, from the cache or as they arrive there."""
+"""GetObject and HeadObject: bytes of an object, from the cache or as they arrive there.
+
+`door` checks a request and calls `ObjectAnswers`. A selection is the bytes that a request asks for:
+a whole object, a range, or a part in which the object was uploaded. Held bytes cannot be evicted
+from the cache as long as the block that holds them lasts.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,13 +32,14 @@ log = structlog.get_logger()
 JOB = "s3"
 """Name of the job to which reads of S3 clients are charged; each user has one."""
 
-# Bodies up to this size are sent with their head; longer ones by the kernel.
+# A body up to this size is sent together with its head; a longer one is sent by the kernel.
 _SHORT_BYTES = 64 * 1024
 # Ranges of an object that is not cached are fetched in pieces of this size, one ahead of the
 # client.
 _PIECE_BYTES = 8 * 1024 * 1024
-_TRIES = 3
-_MAX_PARTS = 10_000
+_TRIES = 3  # number of attempts to answer a request whose object or file changes meanwhile
+_MAX_PARTS = 10_000  # number of parts of an upload that S3 allows
+# Parameters of a request that set a header of its answer, and these headers.
 _OVERRIDES = {
     "response-cache-control": "Cache-Control",
     "response-content-disposition": "Content-Disposition",
@@ -48,7 +54,7 @@ class _Selection(NamedTuple):
     """Bytes of an object that one request selects: all, a range, or an uploaded part.
 
     Attributes:
-        span: their start and end.
+        span: start and end of the bytes.
         is_range: True if the answer is for a range (206), False for the whole object (200).
         headers: headers of the answer.
     """
@@ -87,12 +93,12 @@ class ObjectAnswers:
         peer: Peer,
         headers: dict[str, str],
     ) -> web.Response | None:
-        """Answer GetObject if that needs no waiting: for a few bytes, which are in memory.
+        """Answer GetObject if that needs no waiting: for a few bytes that are in memory.
 
-        None for any other request. Raises S3Error, ShardcacheError.
+        Returns None for any other request. Raises S3Error, ShardcacheError.
 
         Args:
-            headers: headers of every answer.
+            headers: headers that every answer of the endpoint has.
         """
         if "partNumber" in request.params:
             return None
@@ -117,10 +123,10 @@ class ObjectAnswers:
     ) -> web.StreamResponse:
         """Answer GetObject. Raises S3Error, ShardcacheError.
 
-        After an error once bytes are sent, the connection is cut off instead.
+        An error after the first bytes are sent is not raised: the connection is closed instead.
 
         Args:
-            headers: headers of every answer.
+            headers: headers that every answer of the endpoint has.
         """
         for tries_left in reversed(range(_TRIES)):
             selection = await self._find_selection(request, peer)
@@ -128,7 +134,7 @@ class ObjectAnswers:
             try:
                 return await self._answer(http, selection, (JOB, peer.uid))
             except (OutdatedError, ShardChangedError):
-                # The store now has another version than it stated lately.
+                # The store now has another version than the one that it reported lately.
                 self._objects.forget(request.url)
                 if not tries_left:
                     raise
@@ -154,7 +160,7 @@ class ObjectAnswers:
         parts = parts_of(obj)
         if parts is not None:
             headers["x-amz-mp-parts-count"] = str(parts)
-        # A range cannot be empty: of an empty object, its only part is the whole object.
+        # A range cannot be empty, so a part of an empty object is answered as the whole object.
         return _select_span(obj, span if obj.size_bytes else None, headers)
 
     async def _answer(
@@ -163,9 +169,13 @@ class ObjectAnswers:
         selection: _Selection,
         client: JobKey,
     ) -> web.StreamResponse:
-        """Send an answer with its body; cut the connection off after an error midway.
+        """Send an answer with its body; close the connection after an error midway.
 
-        Raises ShardcacheError, OSError, SlowClientError and _LostFileError before the first byte.
+        Raises ShardcacheError, OSError, SlowClientError and _LostFileError, but only before the
+        first byte is sent.
+
+        Args:
+            client: the job to which the bytes are charged.
         """
         if selection.size_bytes <= _SHORT_BYTES:
             body = await self._read(selection, client)
@@ -186,7 +196,7 @@ class ObjectAnswers:
         client: JobKey,
         body: bytes | bytearray,
     ) -> web.Response:
-        """Return an answer with its body, and charge it to a client."""
+        """Return an answer with its body, and charge the bytes to a client."""
         self._objects.reads.sent(selection.obj, selection.size_bytes, client)
         return web.Response(status=selection.status, headers=selection.headers, body=body)
 
@@ -198,7 +208,7 @@ class ObjectAnswers:
                 return await self._sender.read(fd, start, selection.size_bytes)
 
     def _bytes_in_memory(self, selection: _Selection) -> bytearray | None:
-        """Return the selected bytes if they are cached, and in memory; None if not."""
+        """Return the selected bytes if they are cached and in the page cache; None if not."""
         path = self._objects.reads.at_hand(selection.obj, selection.span)
         if path is None:
             return None
@@ -232,7 +242,8 @@ class ObjectAnswers:
                         # Wait without holding any bytes: the client may have stopped reading.
                         await sending.writable()
             finally:
-                # Also if this is cancelled: a client that has enough may close the connection.
+                # The bytes are charged even if this task is cancelled: a client that has read
+                # enough may close the connection.
                 if response.prepared:
                     self._objects.reads.sent(selection.obj, sending.sent_bytes, client)
 
@@ -241,7 +252,7 @@ class ObjectAnswers:
         stream: "_Stream",
         client: JobKey,
     ) -> AbstractAsyncContextManager[HeldBytes]:
-        """Hold the bytes that are sent next: the whole object, or a piece of it."""
+        """Hold the bytes that are sent next: the whole object, or a piece of the object."""
         reads = self._objects.reads
         obj = stream.selection.obj
         if stream.is_whole:
@@ -255,9 +266,11 @@ class ObjectAnswers:
         return reads.span(obj, (stream.sent_to, piece_end), client, next_piece, in_order=True)
 
     def _is_whole(self, selection: _Selection) -> bool:
-        """Return whether to fetch the object as a whole: all is selected, and it fits now.
+        """Return whether to fetch the object as a whole.
 
-        In pieces, it needs the space of one piece at a time, and does not wait for more.
+        This is so if all of the object is selected, and it fits into the cache now. Otherwise it is
+        sent in pieces: then the request needs the space of only one piece at a time, and does not
+        wait for the space of the whole object.
         """
         is_all = selection.size_bytes == selection.obj.size_bytes
         return is_all and self._objects.reads.fits(selection.obj)
@@ -268,8 +281,9 @@ class _Stream:
     """A body that is being sent.
 
     Attributes:
-        is_whole: True while the object is held as a whole, False while in pieces.
-        sent_to: end of the bytes that were sent.
+        selection: the bytes of the body.
+        is_whole: True while the object is held as a whole, False while it is sent in pieces.
+        sent_to: offset in the object of the end of the bytes that were sent.
     """
 
     _http: web.BaseRequest
@@ -296,10 +310,13 @@ class _Stream:
         return self.sent_to >= end
 
     async def send(self, held: HeldBytes, is_space_wanted: Callable[[], bool]) -> None:
-        """Send the held bytes; those of a whole object as they arrive.
+        """Send the held bytes. The bytes of a whole object are sent as they arrive.
 
-        Less is sent if the client reads nothing while others need their space. What remains of a
-        whole object is then sent in pieces.
+        If the client reads nothing while others need the cache space of these bytes, only some of
+        them are sent. The remaining bytes of a whole object are then sent in pieces.
+
+        Args:
+            is_space_wanted: returns True while others wait for cache space.
         """
         with _open(held) as fd:
             if not self.is_whole:
@@ -314,9 +331,13 @@ class _Stream:
         fd: int,
         gives_way: Callable[[], bool],
     ) -> bool:
-        """Send the bytes that have arrived; wait until there are some. See `Sending.send`.
+        """Wait until further bytes have arrived, and send the bytes that are ready.
 
-        Returns False if only some of them were sent.
+        Returns False if only some of these bytes were sent.
+
+        Args:
+            fd: the open file of the bytes.
+            gives_way: as for `Sending.send`: returns True while others wait for cache space.
         """
         _, end = self.selection.span
         ready = min(end, await held.beyond(self.sent_to))
@@ -328,14 +349,18 @@ class _Stream:
 
 
 def _select_range(request: S3Request, obj: RemoteObject) -> _Selection:
-    """Return the selection of a request for an object or a range of one. Raises S3Error."""
+    """Return the selection of a request for an object or for a range. Raises S3Error."""
     headers = _headers(request, obj)
     text = applicable_range(request, obj.version, obj.modified_s or 0.0)
     return _select_span(obj, span_of(text, obj.size_bytes), headers)
 
 
 def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) -> _Selection:
-    """Return the selection of a span of an object; of the whole object for None."""
+    """Return a selection of an object's bytes; for a span of None, of the whole object.
+
+    Args:
+        headers: headers of the answer; `Content-Range` is added for a range.
+    """
     if span is None:
         return _Selection(obj, (0, obj.size_bytes), is_range=False, headers=headers)
     start, end = span
@@ -344,7 +369,10 @@ def _select_span(obj: RemoteObject, span: Span | None, headers: dict[str, str]) 
 
 
 def _headers(request: S3Request, obj: RemoteObject) -> dict[str, str]:
-    """Return the headers that describe an object. Raises S3Error if a condition is not met."""
+    """Return the headers that describe an object.
+
+    Raises S3Error if a condition of the request, such as If-Match, is not met.
+    """
     modified_s = obj.modified_s or 0.0
     check_conditions(request, obj.version, modified_s)
     headers = {
@@ -367,12 +395,16 @@ def _http_date(seconds: int) -> str:
 
 
 class _LostFileError(Exception):
-    """A file was removed, but not by the cache."""
+    """A file of the cache is missing: something other than the cache has removed it."""
 
 
 @contextmanager
 def _open(held: HeldBytes) -> Iterator[int]:
-    """Open the file of held bytes. Raises OSError; _LostFileError if it is missing."""
+    """Open the file of held bytes, and provide its descriptor.
+
+    If the file is missing or cannot be read, the cache is informed, so that it fetches the bytes
+    again. Raises OSError; _LostFileError if the file is missing.
+    """
     try:
         fd = os.open(held.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -380,7 +412,7 @@ def _open(held: HeldBytes) -> Iterator[int]:
         raise _LostFileError from None
     try:
         yield fd
-    except (ShardcacheError, ConnectionError):
+    except (ShardcacheError, ConnectionError):  # these say nothing about the file
         raise
     except OSError:  # the file cannot be read
         held.lost()
@@ -390,7 +422,7 @@ def _open(held: HeldBytes) -> Iterator[int]:
 
 
 def _cut_off(http: web.BaseRequest, selection: _Selection, exn: Exception) -> None:
-    """End the connection in the middle of a body, so that the client sees that it is incomplete."""
+    """Close the connection midway, so that the client notices that the body is incomplete."""
     if not isinstance(exn, ConnectionError):
         log.warning(
             "S3 client disconnected before the end of its answer",
@@ -402,7 +434,7 @@ def _cut_off(http: web.BaseRequest, selection: _Selection, exn: Exception) -> No
 
 
 def _checked_header(text: str) -> str:
-    """Return a text for a header. Raises S3Error if a header cannot have it."""
+    """Return a text unchanged. Raises S3Error if it cannot be the value of a header."""
     if not text.isprintable() or not text.isascii():
         raise S3Error("InvalidArgument", "a header of the answer has to be printable ASCII")
     return text

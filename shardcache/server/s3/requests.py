@@ -1,4 +1,9 @@
-"""Requests of S3 clients: bucket and key, range, and conditions."""
+"""Requests of S3 clients: bucket and key, range, and conditions.
+
+`door` parses each request as an `S3Request`; `object_answers` and `bucket_answers` read its fields.
+A span is start and end of bytes of an object. A condition is a header such as If-Match, by which a
+client wants an answer only for a certain version.
+"""
 
 import re
 from collections.abc import Mapping
@@ -11,12 +16,12 @@ from shardcache.server.s3.s3_errors import S3Error
 from shardcache.server.s3.signatures import SignedRequest
 from shardcache.store.part_file import Span
 
-# Numbers in a range may have more digits than any size, but not so many that Python does not
-# convert them.
+# Numbers in a range may be larger than any size, but must not have more digits than Python
+# converts to an integer.
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,99})-([0-9]{0,99})|-([0-9]{1,99}))")
-_MAX_DIGITS = 18  # of a number in the query
-_SHOWN_CHARS = 40  # of a wrong number, in an error
-_SHOWN_NAME_CHARS = 80  # of a wrong host or bucket
+_MAX_DIGITS = 18  # maximum number of digits of a number in the query
+_SHOWN_CHARS = 40  # number of characters of a wrong number that an error shows
+_SHOWN_NAME_CHARS = 80  # number of characters of a wrong host or bucket that an error shows
 _MALFORMED_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _MAX_KEY_BYTES = 1024
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -28,10 +33,10 @@ class S3Request(NamedTuple):
     """One request, parsed.
 
     Attributes:
-        signed: the parts that its signature covers.
+        signed: the parts of the request that its signature covers.
         bucket: the bucket's name; empty for the service itself.
         key: the object's key; empty for the bucket itself.
-        params: the query's parameters, by name; an empty value for a name without one.
+        params: the query's parameters, by name; the value is empty for a name without a value.
     """
 
     signed: SignedRequest
@@ -45,7 +50,7 @@ class S3Request(NamedTuple):
 
         Args:
             target: path and query as they were sent.
-            headers: by name in lower case.
+            headers: headers by name in lower case.
         """
         path, _, query = target.partition("?")
         bucket, key = _bucket_and_key(path, headers.get("host", ""))
@@ -62,7 +67,10 @@ class S3Request(NamedTuple):
         return self.signed.headers.get(name)
 
     def number(self, name: str, *, lowest: int, highest: int) -> int | None:
-        """Return a number in the query; None without it. Raises S3Error for any other value."""
+        """Return a number in the query; None if the query does not have the parameter.
+
+        Raises S3Error for a value that is not a number, or not within the bounds.
+        """
         text = self.params.get(name)
         if text is None:
             return None
@@ -81,9 +89,9 @@ def span_of(text: str | None, size_bytes: int) -> Span | None:
     """
     match = _RANGE.fullmatch((text or "").strip())
     if match is None:
-        return None  # no range, several, or a malformed one: S3 sends everything
+        return None  # no range, several ranges, or a malformed range: S3 sends the whole object
     first, last, suffix = match.groups()
-    if suffix is not None:  # `bytes=-5`: the last five
+    if suffix is not None:  # `bytes=-5`: the last five bytes
         start = max(0, size_bytes - int(suffix))
         end = size_bytes
     elif last:  # `bytes=5-9`
@@ -104,13 +112,14 @@ def span_of(text: str | None, size_bytes: int) -> Span | None:
 
 
 def applicable_range(request: S3Request, etag: str, modified_s: float) -> str | None:
-    """Return a request's Range header; None if it has none, or only for another version.
+    """Return a request's Range header; None if there is none, or it is for another version.
 
-    A client that resumes a download sends If-Range with the version of what it already has.
+    A client that resumes a download sends If-Range with the version of the bytes that it has. If
+    the object has another version now, the client needs the whole object.
 
     Args:
-        etag: the present version's, without quotes.
-        modified_s: the time at which it was stored.
+        etag: ETag of the present version, without quotes.
+        modified_s: time at which this version was stored, in seconds since the Unix epoch.
     """
     validator = request.header("if-range")
     if validator is None or validator.strip().strip('"') == etag:
@@ -123,15 +132,15 @@ def applicable_range(request: S3Request, etag: str, modified_s: float) -> str | 
 def check_conditions(request: S3Request, etag: str, modified_s: float) -> None:
     """Raise S3Error if the request wants the object only in another version.
 
-    A condition on the time is ignored beside one on the ETag (RFC 9110, 13.2.2).
+    A condition on the time is ignored if there is a condition on the ETag (RFC 9110, 13.2.2).
 
     Args:
-        etag: the present version's, without quotes.
-        modified_s: the time at which it was stored.
+        etag: ETag of the present version, without quotes.
+        modified_s: time at which this version was stored, in seconds since the Unix epoch.
     """
     if _CONDITIONS.isdisjoint(request.signed.headers):
         return
-    headers = {"ETag": f'"{etag}"'}  # of a refusal
+    headers = {"ETag": f'"{etag}"'}  # headers of the answer if a condition is not met
     if_match = request.header("if-match")
     unmodified_s = _time_in(request.header("if-unmodified-since"))
     if if_match is not None:
@@ -155,7 +164,8 @@ def _includes(header: str, etag: str, *, is_strong: bool = False) -> bool:
     """Return whether a header's list of ETags has an ETag, or is `*`.
 
     Args:
-        is_strong: True to ignore ETags marked as weak: their objects may have other bytes.
+        is_strong: True to ignore ETags that are marked as weak: objects with the same weak ETag may
+            have different bytes.
     """
     tags = [tag.strip() for tag in header.split(",")]
     if not is_strong:
@@ -164,9 +174,9 @@ def _includes(header: str, etag: str, *, is_strong: bool = False) -> bool:
 
 
 def _time_in(header: str | None) -> float | None:
-    """Return the time in a header, in seconds since the Unix epoch; None without a valid one.
+    """Return the time in a header, in seconds since the Unix epoch.
 
-    S3 ignores a condition with an invalid time.
+    Returns None without a header, and for an invalid time: S3 ignores such a condition.
     """
     if header is None:
         return None
@@ -180,7 +190,7 @@ def _time_in(header: str | None) -> float | None:
 def _bucket_and_key(path: str, host: str) -> tuple[str, str]:
     """Return bucket and key of a path, either of which may be empty. Raises S3Error.
 
-    Cached, since clients send the same path for many ranges.
+    The result is cached, because clients send the same path for many ranges.
     """
     _check_host(host)
     if not path.startswith("/"):

@@ -1,8 +1,9 @@
 """Signatures of AWS, version 4 (SigV4), as the server checks them.
 
-A client signs the path and the query as it sends them, or in the form that AWS documents, in which
-everything but letters, digits, "-", ".", "_" and "~" is percent-encoded. Both are accepted: they
-mean the same.
+The S3 endpoint (`door`) takes the signature out of each request, finds the key that it names, and
+checks it. Some clients sign the path and the query as they send them. Others sign the form that AWS
+documents, in which everything but letters, digits, "-", ".", "_" and "~" is percent-encoded. Both
+are accepted, because they mean the same request.
 """
 
 import calendar
@@ -17,10 +18,10 @@ from urllib.parse import quote, unquote_to_bytes
 from shardcache.server.s3.s3_errors import S3Error
 
 ALGORITHM = "AWS4-HMAC-SHA256"
-_SKEW_S = 15 * 60  # by which the clocks of client and server may differ
-_MAX_VALID_S = 7 * 24 * 3600
+_SKEW_S = 15 * 60  # maximum difference between the clocks of client and server
+_MAX_VALID_S = 7 * 24 * 3600  # maximum validity of a presigned url
 _MAX_VALID_DIGITS = len(str(_MAX_VALID_S))
-_SHOWN_CHARS = 40  # of a wrong value, in an error
+_SHOWN_CHARS = 40  # number of characters of a wrong value that an error shows
 _TIME_FORM = "%Y%m%dT%H%M%SZ"
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 
@@ -32,7 +33,7 @@ class SignedRequest(NamedTuple):
         method: HTTP method.
         path: path as it was sent, percent-encoded.
         query: query as it was sent, without the "?".
-        headers: headers by name in lower case; several of one name are joined with commas.
+        headers: headers by name in lower case; values of repeated headers are joined by commas.
     """
 
     method: str
@@ -45,14 +46,14 @@ class Signature(NamedTuple):
     """A request's signature, with its parameters.
 
     Attributes:
-        access_key: id of the key that it was made with.
-        scope: date, region, service and terminator.
-        signed_headers: names of the headers that were signed, in their order.
+        access_key: id of the key with which the signature was made.
+        scope: date, region, service and terminator, joined by slashes.
+        signed_headers: names of the headers that were signed, in their order, joined by semicolons.
         value: the signature in hexadecimal.
-        time: time at which it was made, in the form of the header.
+        time: time at which the signature was made, in the form of the header `x-amz-date`.
         valid_s: time for which a presigned url is valid; None for a signature in a header, which is
-            valid as long as clocks may differ.
-        token: session token; empty without one.
+            valid within the permitted difference between clocks.
+        token: session token; empty if the request has none.
         payload: hash of the body that was signed.
         query: query of the request, without the signature itself.
     """
@@ -84,7 +85,12 @@ class Signature(NamedTuple):
         return cls._in_header(request, authorization)
 
     def check(self, request: SignedRequest, secret_key: str, now_s: float) -> None:
-        """Raise S3Error unless exactly this request was signed with the key, and lately."""
+        """Raise S3Error unless exactly this request was signed with the key, and lately.
+
+        Args:
+            secret_key: the secret of the key that the signature names.
+            now_s: the present time, in seconds since the Unix epoch.
+        """
         if "host" not in self.signed_headers.split(";"):
             raise S3Error("AccessDenied", "the header Host has to be signed")
         made_s = _seconds(self.time)
@@ -115,7 +121,8 @@ class Signature(NamedTuple):
     @classmethod
     def _in_header(cls, request: SignedRequest, authorization: str) -> "Signature":
         """Return the signature in the header Authorization. Raises S3Error."""
-        # All but the value is the same in most requests of a client: it is parsed once.
+        # Only the signature's value differs between most requests of a client. The beginning is
+        # the same, and `_parsed_beginning` caches its result.
         beginning, separator, value = authorization.rpartition("Signature=")
         access_key, scope, signed_headers = _parsed_beginning(beginning or authorization)
         if not separator or "," in value:
@@ -155,7 +162,10 @@ class Signature(NamedTuple):
         )
 
     def _is_valid(self, request: SignedRequest, secret_key: str) -> bool:
-        """Return whether this is the signature of the request with a key."""
+        """Return whether this is the signature of the request with a key.
+
+        Both forms of path and query that clients sign are tried.
+        """
         # 1. Path and query as they were sent.
         path = request.path
         pairs = [_with_value(pair) for pair in self.query.split("&") if pair]
@@ -163,7 +173,7 @@ class Signature(NamedTuple):
         if self._covers(request, path, query, secret_key):
             return True
 
-        # 2. Both in the form that AWS documents, if that is another.
+        # 2. Path and query in the form that AWS documents, if that form differs.
         normal_path = _normal(path, safe="/~")
         normal_query = sorted(map(_normal_pair, query), key=_field)
         if (normal_path, normal_query) == (path, query):
@@ -183,7 +193,7 @@ class Signature(NamedTuple):
             f"{name}:{' '.join(headers.get(name, '').split())}\n"
             for name in self.signed_headers.split(";")
         ]
-        # The canonical request of SigV4, and from it the string to sign.
+        # SigV4 hashes the canonical request, and signs a string with this hash.
         canonical = (
             f"{request.method}\n{path}\n{'&'.join(query)}\n{''.join(lines)}\n"
             f"{self.signed_headers}\n{self.payload}"
@@ -197,7 +207,10 @@ class Signature(NamedTuple):
 
 @lru_cache(1024)
 def _signer(secret_key: str, scope: str) -> hmac.HMAC:
-    """Return an HMAC with the key of one day, region and service; copy it before an update."""
+    """Return an HMAC with the key for one day, region and service.
+
+    The result is cached: a caller must copy it before updating it.
+    """
     key = f"AWS4{secret_key}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, _bytes(part), "sha256")
@@ -277,7 +290,7 @@ def _unquoted(text: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Return text of a request's head as the bytes that were sent."""
+    """Return the bytes that were sent for a text of a request's head."""
     return text.encode("utf-8", "surrogateescape")
 
 

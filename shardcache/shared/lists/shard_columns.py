@@ -1,6 +1,8 @@
 """Lists of shards in columns, shared by daemon and client.
 
-They take little memory, have no objects to scan, and make short messages.
+A list may have millions of shards. In columns (one of urls, one of versions and so on), it takes
+little memory, has no objects that the garbage collector scans, and makes a short message. A packed
+list is its columns as compressed bytes. A fingerprint is a hash that identifies a list.
 """
 
 import struct
@@ -17,26 +19,30 @@ from typing import Any, Self, TypeAlias
 from shardcache.errors import ProtocolError
 from shardcache.shared.protocol import MAX_MESSAGE_BYTES, ShardRef
 
-_HEAD = struct.Struct("<3Q")  # number of shards, bytes of their urls and of their versions
-# Of a packed shard, besides its texts: their two lengths of 4 bytes, and three numbers of 8 bytes.
+# Head of a packed list: the number of shards, and the sizes in bytes of their urls and versions.
+_HEAD = struct.Struct("<3Q")
+# Size of a packed shard without its texts: the lengths of url and version, 4 bytes each, and three
+# numbers of 8 bytes each.
 _ROW_BYTES = 2 * 4 + 3 * 8
-_CHUNK_SHARDS = 1_000  # shards that exist as objects at the same time
-_PIECE_SHARDS = 20_000  # packed, they are far below the size of a request that the daemon accepts
+_CHUNK_SHARDS = 1_000  # number of shards that exist as objects at the same time
+# Number of shards in a piece. Packed, a piece is far below the size of a request that the daemon
+# accepts.
+_PIECE_SHARDS = 20_000
 
 ShardColumns: TypeAlias = Sequence[Sequence[Any]]
-"""Urls, versions, sizes, numbers of samples and of tokens of the same shards.
+"""Columns of the same shards: urls, versions, sizes, numbers of samples and numbers of tokens.
 
-None for what is not known.
+A value that is not known is None.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts, one after another in UTF-8; an empty one stands for none.
+    """A sequence of texts, as one string of bytes. An empty text means that there is none.
 
     Attributes:
-        ends: offset in bytes of each text's end, after a 0 for the first one's start.
-        text: all of them.
+        ends: offset in bytes of each text's end, after a 0 for the start of the first text.
+        text: all texts, one after another, in UTF-8.
     """
 
     ends: "array[int]"
@@ -50,12 +56,15 @@ class Texts:
 
     @classmethod
     def of(cls, lengths: Iterable[int], text: bytes) -> Self:
-        """Build from the texts' lengths in bytes. Raises ValueError unless they are texts."""
+        """Build from the texts' lengths in bytes and all their bytes.
+
+        Raises ValueError if the lengths do not fit the bytes, or the bytes are not UTF-8.
+        """
         texts = cls(array("Q", accumulate(lengths, initial=0)), text)
         if texts.ends[-1] != len(text):
             raise ValueError("the lengths of texts do not fit their bytes")
         if not text.isascii():
-            list(texts)  # raises for a text that ends within a character
+            list(texts)  # decodes each text: raises if a text ends within a character
         return texts
 
     @classmethod
@@ -86,11 +95,11 @@ class Shards(Sequence[ShardRef]):
     """An immutable list of shards; numbers that are not known are -1.
 
     Attributes:
-        urls: of the shards.
-        versions: in the object store.
-        sizes: in bytes, in the object store.
-        samples: number of each shard's samples.
-        tokens: number of each shard's tokens.
+        urls: url of each shard.
+        versions: version of each shard in the object store; empty if it is not known.
+        sizes: size of each shard in bytes, in the object store.
+        samples: number of samples in each shard.
+        tokens: number of tokens in each shard.
     """
 
     urls: Texts
@@ -106,7 +115,7 @@ class Shards(Sequence[ShardRef]):
 
     @classmethod
     def of_columns(cls, columns: Iterable[ShardColumns]) -> Self:
-        """Build from the columns of some shards after those of others."""
+        """Build from columns: those of the first shards, then those of the next, and so on."""
         urls = _GrowingTexts()
         versions = _GrowingTexts()
         numbers = [array("q"), array("q"), array("q")]
@@ -131,14 +140,15 @@ class Shards(Sequence[ShardRef]):
         )
 
     def with_samples(self, counts: Iterable[int]) -> Self:
-        """Return the same shards with other numbers of samples, and none of tokens."""
+        """Return the same shards with other numbers of samples, and without numbers of tokens."""
         return replace(self, samples=array("q", counts), tokens=array("q", [-1]) * len(self))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> ShardRef:  # type: ignore[override]  # no slices
-        number = range(len(self))[index]  # raises IndexError, and counts from the end if negative
+        # The range raises IndexError, and counts a negative index from the end.
+        number = range(len(self))[index]
         size_bytes = self.sizes[number]
         samples = self.samples[number]
         tokens = self.tokens[number]
@@ -154,7 +164,7 @@ class Shards(Sequence[ShardRef]):
     def fingerprint(self) -> str:
         """32 hexadecimal digits that two lists share if and only if their shards are equal.
 
-        They are of BLAKE2b, RFC 7693.
+        They are a BLAKE2b hash (RFC 7693) of the columns.
         """
         return digest(self._columns())
 
@@ -180,9 +190,10 @@ class Shards(Sequence[ShardRef]):
 
     @classmethod
     def unpack(cls, packed: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Self:
-        """Build from the output of `packed`, unless it is larger than `max_bytes`.
+        """Build from the output of `packed`. Blocks.
 
-        Raises ProtocolError. Blocks.
+        Raises ProtocolError if the bytes are not a list of shards, or if the list would take more
+        than `max_bytes` when it is decompressed.
         """
         unpacker = _Unpacker(packed)
         try:
@@ -202,7 +213,7 @@ class Shards(Sequence[ShardRef]):
         return cls(urls, versions, sizes, samples, tokens)
 
     def _columns(self) -> Iterator[bytes]:
-        """Yield the list as bytes, piece by piece: the form that is packed."""
+        """Yield the list as bytes, column by column: what is packed and hashed."""
         yield _HEAD.pack(len(self), len(self.urls.text), len(self.versions.text))
         for texts in (self.urls, self.versions):
             yield texts.lengths.tobytes()
@@ -228,14 +239,14 @@ class _Unpacker:
 
 
 class _GrowingTexts:
-    """Texts to which others are added."""
+    """Builder of `Texts`, to which texts are added in several calls."""
 
     def __init__(self) -> None:
         self._ends = array("Q", [0])
         self._text = bytearray()
 
     def extend(self, texts: Sequence[str | None]) -> None:
-        """Add texts; None is an empty one."""
+        """Add texts; None is added as an empty text."""
         encoded = [(text or "").encode() for text in texts]
         ends = accumulate(map(len, encoded), initial=len(self._text))
         self._ends.extend(islice(ends, 1, None))
@@ -247,7 +258,7 @@ class _GrowingTexts:
 
 
 def _columns_of(refs: Iterable[ShardRef]) -> Iterator[ShardColumns]:
-    """Yield the columns of some shards after those of others."""
+    """Yield the columns of shards, for up to `_CHUNK_SHARDS` shards at a time."""
     remaining = iter(refs)
     while chunk := list(islice(remaining, _CHUNK_SHARDS)):
         *columns, _is_file = zip(*chunk, strict=True)
@@ -255,7 +266,7 @@ def _columns_of(refs: Iterable[ShardRef]) -> Iterator[ShardColumns]:
 
 
 def _joined(columns: Sequence["array[int]"]) -> "array[int]":
-    """Return columns of numbers, one after another."""
+    """Return one column that has the numbers of all columns, one column after another."""
     return array("q", b"".join(map(bytes, columns)))
 
 
