@@ -1,4 +1,8 @@
-"""Urls that nobody may request: they may refer to another place than they seem to. Pure."""
+"""Urls that nobody may request, because they may refer to another place than they seem to.
+
+`AllowList` checks each url that a user requests with `checked`, before it applies its rules. All
+functions here look only at the text of a url: they read no files and send no requests.
+"""
 
 import re
 from urllib.parse import unquote, urlsplit
@@ -10,17 +14,19 @@ from shardcache.errors import ConfigError
 # Control characters, surrogates, line separators, and characters that change the direction of
 # text.
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Urls that need no closer look unless they contain "..": of providers' stores and of hosts with
-# plain names, all in plain characters.
+# Urls that need no closer look unless they contain "..". They have only plain characters, and name
+# a provider's store or a host with a plain name.
 _PLAIN = re.compile(
     rf"(?:(?:{'|'.join(sorted(STORES))})://"
     r"|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"
     r"(?::(?:[1-5][0-9]{4}|[1-9][0-9]{0,3}))?/)"  # a port below 60,000
     r"[A-Za-z0-9_./=-]+",
 )
-# Web servers refuse longer urls; S3 keys have at most 1,024. The checks below block the event loop.
+# Maximum length of a url. Web servers refuse longer urls, and S3 keys have at most 1,024 bytes. A
+# limit is necessary because the checks below block the event loop.
 _MAX_CHARS = 8192
-# No honest path is encoded more often than this; each level costs a pass over the path.
+# Maximum number of times that a path may be percent-encoded. No honest path is encoded more often,
+# and each level costs a pass over the path.
 _MAX_ENCODINGS = 4
 _HOST = re.compile(
     r"(?:[A-Za-z0-9*_{-](?:[A-Za-z0-9*_.,{}-]*[A-Za-z0-9*_}-])?"  # a name, or a pattern of names
@@ -30,12 +36,17 @@ _HOST = re.compile(
 
 
 def checked(url: str) -> str:
-    """Return the url, unless it is too long or may refer to another place than it seems to.
+    """Return a url unchanged, unless it may refer to another place than it seems to.
 
-    Raises ConfigError for `..`, encoded or not, and for paths encoded so often that only `..` would
-    need it; for characters that end a line or a string; for urls within urls (`simplecache::…`,
-    `zip://`); for credentials; for relative paths of local files; and for hosts that people and
-    programs read differently.
+    Raises ConfigError for these urls:
+
+    - urls that are too long, or have characters that end a line or a string;
+    - urls with `..`, percent-encoded or not, and with paths that are encoded so often that only
+      `..` would need it;
+    - urls within urls (`simplecache::…`, `zip://`);
+    - urls with credentials;
+    - relative paths of local files;
+    - urls with hosts that people and programs read differently.
     """
     if len(url) > _MAX_CHARS:
         raise ConfigError(
@@ -52,9 +63,10 @@ def checked(url: str) -> str:
 
 
 def url_in(prefix: str) -> str:
-    """Return a url that begins with a prefix, to be checked in place of the prefix.
+    """Return a url that begins with a prefix, for checks of the prefix.
 
-    A final `..` of a prefix may be the beginning of a name such as `...`.
+    A prefix may end with `..` without meaning the parent folder: the dots may be the beginning of a
+    name such as `...`. A dot is appended to such a prefix.
     """
     return f"{prefix}." if prefix.endswith("/..") else prefix
 
@@ -69,6 +81,7 @@ def is_sound(url: str) -> bool:
 
 
 def _is_unwritable(url: str) -> bool:
+    """Return whether a url is empty, or has characters that cannot be shown or written as text."""
     return not url or url != url.strip() or _UNWRITABLE.search(url) is not None
 
 
@@ -90,32 +103,38 @@ def _climbs(url: str) -> bool:
 
 
 def _is_nested(url: str) -> bool:
-    """Return whether fsspec would read another url, contained in this one."""
-    if "://" not in url and url.startswith("/"):  # a path: none of its characters has a meaning
+    """Return whether fsspec would read another url, which this url contains."""
+    # In a local path, no characters have a special meaning.
+    if "://" not in url and url.startswith("/"):
         return False
     return "::" in url.partition("://")[0] or protocol_of(url) in WRAPPERS
 
 
 def _has_credentials(url: str) -> bool:
+    """Return whether a url has credentials before its host, as in `user:password@host`."""
     protocol = protocol_of(url)
     _, _, place = url.partition("://")
     authority, _, _ = place.partition("/")
     userinfo, at, _ = authority.rpartition("@")
     if row_of(protocol).has_slashed_secrets:
-        # A colon is enough: the `@` may come after a slash, beyond this part of the url.
+        # A colon is enough: if the secret contains a slash, the `@` comes after that slash, outside
+        # of `authority`.
         has_colon = ":" in authority and not authority.startswith("arn:")
         return bool(at) or has_colon
     if protocol in WEB:
         return bool(at)
-    return ":" in userinfo and protocol != "github"  # there, owner:repository
+    # In a url of GitHub, this place has the owner and the repository.
+    return ":" in userinfo and protocol != "github"
 
 
 def _is_relative(url: str) -> bool:
+    """Return whether a local url has a relative path."""
     # fsspec reads `file://x` as a path below the working directory, and `~` as a home directory.
     return protocol_of(url) in LOCAL and not place_of(url).startswith("/")
 
 
 def _has_ambiguous_host(url: str) -> bool:
+    """Return whether programs may read different hosts from a web url."""
     if protocol_of(url) not in WEB:
         return False
     authority = re.split(r"[/?#]", place_of(url), maxsplit=1)[0]

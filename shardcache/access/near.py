@@ -1,8 +1,8 @@
 """Near hosts, reachable only from this node: the node itself and its cloud's metadata services.
 
-A daemon that fetches for others must not send requests to them on its own behalf: instance metadata
-hands out the machine's credentials, and services on the loopback interface trust every client as a
-local user.
+A daemon that fetches for other users must not send their requests to near hosts. The metadata
+service hands out the machine's credentials, and services on the loopback interface trust every
+client as a local user.
 """
 
 import ipaddress
@@ -13,15 +13,15 @@ from functools import lru_cache
 _METADATA = frozenset(
     ipaddress.ip_address(address)
     for address in (
-        # 169.254.169.254 is link-local, and so near anyway.
+        # 169.254.169.254 need not be here: it is link-local, and all such addresses are near.
         "168.63.129.16",  # Azure
         "100.100.100.200",  # Alibaba
         "fd00:ec2::254",  # AWS
         "fd20:ce::254",  # Google
     )
 )
-# Names that a proxy might resolve on our behalf. Other names are judged when they are resolved, by
-# their addresses (`transport.http.sockets`).
+# Names that a proxy might resolve for the daemon. Other names are judged by their addresses, when
+# they are resolved (`transport.http.sockets`).
 _NAMES = frozenset(
     {
         "localhost",
@@ -38,7 +38,7 @@ _NAMES = frozenset(
 )
 _DOMAINS = (".localhost", ".docker.internal")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")  # its addresses reach the node itself
+_THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")  # all of these addresses reach the node itself
 
 
 @lru_cache(maxsize=1024)
@@ -46,7 +46,8 @@ def is_near(host: str) -> bool:
     """Return whether a host is this node or its cloud's metadata service.
 
     Args:
-        host: a name, or an address in any notation.
+        host: a name, or an address in any notation. A name is compared with known names only: it
+            is not resolved.
     """
     name = host.lower().rstrip(".")
     address = _address(name)
@@ -56,7 +57,7 @@ def is_near(host: str) -> bool:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a host is, in any notation; None for a name."""
+    """Return the address that a host states, in any notation; None for a name."""
     with suppress(ValueError):
         return ipaddress.ip_address(host.partition("%")[0])
     with suppress(OSError, ValueError):
@@ -81,7 +82,7 @@ def _is_near_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> 
 
 
 def _embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address leads to, if it leads to one."""
+    """Return the IPv4 address to which packets for an IPv6 address are sent; None for others."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour

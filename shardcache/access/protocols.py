@@ -1,6 +1,7 @@
-"""The protocols of urls: which origin reads each, and what it needs.
+"""The protocols of urls: for each protocol, its origin and what the origin needs.
 
-A new store is a module in `origin/` and a row of the table.
+A protocol is the part of a url before `://`. To add a store, write a module in `origin/` and a row
+of the table here. The tier is an optional cache that the nodes of a cluster share.
 """
 
 import enum
@@ -21,25 +22,28 @@ class UrlProtocol(NamedTuple):
     """One protocol.
 
     Attributes:
-        names: its spellings in lower case, if it has several for the same place; urls are compared
-            by the first.
-        kind: decides who may use it by default, and what its urls may look like.
+        names: the spellings of the protocol that mean the same place, in lower case; urls are
+            compared by the first.
+        kind: kind of place, which decides who may use the protocol by default, and what its urls
+            may look like.
         origin: module and class of the `Origin`, imported on first use.
-        package: the package to install if that import fails; if empty, the one that the import
-            names.
-        settings: settings of an `[[origin]]` table that it supports, unlike some other protocols.
-        has_tier: True if a cluster's tier can be in front of it.
-        signed_options: the only `storage_options` with which a tier can be used: those that
-            presigned urls support, while others need an SDK. None if a tier can be used with any.
-        load: module and function that loads what its first request needs, if that takes long.
-            Blocks.
-        variables: prefix of the environment variables that configure it; empty if unknown.
-        endpoint_variables: environment variables that name its endpoint; the first that is set
+        package: the package to install if that import fails; empty for the package that the import
+            error names.
+        settings: settings of an `[[origin]]` table that not all protocols support, and this one
+            does.
+        has_tier: True if a cluster's tier can be in front of the protocol's stores.
+        signed_options: the only `storage_options` with which a tier can be used: presigned urls
+            support these options, while others need an SDK. None if a tier can be used with any.
+        load: module and function that loads what the first request needs, if that takes long; the
+            function blocks. Empty for none.
+        variables: prefix of the environment variables that configure the protocol; empty if
+            unknown.
+        endpoint_variables: environment variables that name the endpoint; the first that is set
             counts.
-        provider_variable: environment variable that, if it is true, overrides
-            `endpoint_variables`: the provider's own endpoint is used; empty if there is none.
-        has_slashed_secrets: True if its secret keys may contain a slash: credentials in a url may
-            then extend beyond the url's first slash.
+        provider_variable: environment variable that, if true, overrides `endpoint_variables`, so
+            that the provider's own endpoint is used; empty if there is none.
+        has_slashed_secrets: True if the protocol's secret keys may contain a slash: credentials in
+            a url may then extend beyond the url's first slash.
     """
 
     names: tuple[str, ...]
@@ -64,7 +68,7 @@ _AZURE = "shardcache.origin.cloud.permitted_stores:PermittedAzure"
 _HUB = "shardcache.origin.cloud.permitted_stores:PermittedHub"
 _ACCESS = frozenset({"endpoint_url", "anon"})
 _EMULATOR = ("STORAGE_EMULATOR_HOST",)
-# fsspec's filesystems over other ones.
+# fsspec's filesystems that read other urls.
 _WRAPPERS = (
     "asynclocal",
     "async_wrapper",
@@ -82,7 +86,8 @@ _WRAPPERS = (
     "tar",
     "zip",
 )
-# gs and gcs, like az and abfs, stay apart: a rule that allows one does not allow the other.
+# gs and gcs have a row each, and so have az and abfs: a rule that allows one spelling does not
+# allow the other.
 _TABLE = (
     UrlProtocol(
         ("s3", "s3a"),
@@ -127,7 +132,7 @@ _TABLE = (
 _ROWS = {name: row for row in _TABLE for name in row.names}
 
 PREPARED = tuple(row for row in _TABLE if row.load)
-"""Protocols that are prepared before the first url comes, where they are configured."""
+"""Protocols for which a daemon prepares before the first request, if they are configured."""
 
 
 def row_of(protocol: str) -> UrlProtocol:
@@ -136,7 +141,7 @@ def row_of(protocol: str) -> UrlProtocol:
 
 
 def is_known(protocol: str) -> bool:
-    """Return whether a protocol, given in lower case, has a row; fsspec may know others."""
+    """Return whether a protocol, given in lower case, has a row. fsspec may know others."""
     return protocol in _ROWS
 
 

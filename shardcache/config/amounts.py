@@ -1,4 +1,4 @@
-"""Options that are sizes: on disk, in memory, of a part, or per second."""
+"""Types of options that are sizes: on disk, in memory, of a part, or per second."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +10,8 @@ from shardcache.shared.units import size
 
 MIB = 1024 * 1024
 
-# Overhead of the smallest shard: sidecar, journal and index.
+# Minimum capacity of a cache: the files that belong to the smallest shard (sidecar, journal and
+# index) take this space.
 MIN_CAPACITY_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096  # size of a disk's block
 _BYTES = pydantic.TypeAdapter(ByteSize)
@@ -18,14 +19,19 @@ _BYTES = pydantic.TypeAdapter(ByteSize)
 
 @dataclass(frozen=True, slots=True)
 class DiskAmount:
-    """A size on disk: a number of bytes, or a fraction of the filesystem that holds the cache."""
+    """A size on disk: a number of bytes, or a fraction of the filesystem that holds the cache.
+
+    Attributes:
+        value_bytes: number of bytes; ignored if there is a fraction.
+        fraction: fraction of the filesystem, from 0 to 1; None for a number of bytes.
+    """
 
     value_bytes: int = 0
     fraction: float | None = None
 
     @classmethod
     def parse(cls, text: object) -> "DiskAmount":
-        """Parse `200GB`, `1.5TiB`, `80%` or a plain number of bytes."""
+        """Parse `200GB`, `1.5TiB`, `80%` or a plain number of bytes. Raises ValueError."""
         if isinstance(text, DiskAmount):
             return text
         if isinstance(text, str) and text.strip().endswith("%"):
@@ -42,7 +48,7 @@ class DiskAmount:
         return int(filesystem_bytes * self.fraction)
 
     def excess(self, filesystem_bytes: int) -> str | None:
-        """Return a warning if the amount exceeds the size of the filesystem, else None."""
+        """Return a warning if the amount exceeds the size of the filesystem; None otherwise."""
         if self.of(filesystem_bytes) <= filesystem_bytes:
             return None
         capacity = size(self.value_bytes)
@@ -51,7 +57,10 @@ class DiskAmount:
 
 
 def _checked_capacity(capacity: DiskAmount) -> DiskAmount:
-    """Return the capacity. Raises ValueError if it cannot hold a shard, as without its unit."""
+    """Return the capacity unchanged. Raises ValueError if it cannot hold a shard.
+
+    A user who forgets the unit, and writes 500 instead of 500GB, gets this error.
+    """
     is_too_small = capacity.fraction is None and capacity.value_bytes < MIN_CAPACITY_BYTES
     if is_too_small or capacity.fraction == 0:
         amount = size(capacity.value_bytes)
@@ -63,7 +72,7 @@ Size = Annotated[DiskAmount, BeforeValidator(DiskAmount.parse)]
 """A size on disk."""
 
 Capacity = Annotated[Size, AfterValidator(_checked_capacity)]
-"""A size on disk that holds a shard."""
+"""A size on disk that is large enough for a shard."""
 
 
 def _whole_blocks(value: ByteSize) -> ByteSize:
@@ -79,7 +88,7 @@ def _without_per_second(value: object) -> object:
 
 
 PartSize = Annotated[ByteSize, AfterValidator(_whole_blocks)]
-"""A number of bytes, in whole blocks."""
+"""A number of bytes, rounded to whole blocks of the disk."""
 
 Rate = BeforeValidator(_without_per_second)
-"""Bytes per second: `500MB/s` means the same as `500MB`."""
+"""Validator for bytes per second: `500MB/s` means the same as `500MB`."""

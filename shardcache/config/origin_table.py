@@ -1,4 +1,9 @@
-"""`OriginTable`: the options for the urls of one store."""
+"""`OriginTable`: the options for the urls of one store.
+
+The config has one `[[origin]]` table per store. `origin.registry` opens an origin for each table in
+use. The tier is an optional cache that the nodes of a cluster share; the front is the Unix socket
+of this node's nginx, by which requests reach the tier.
+"""
 
 import os
 from collections.abc import Sequence
@@ -12,11 +17,11 @@ from shardcache.access.urls import protocol_of
 from shardcache.shared.front import FRONT
 from shardcache.shared.unix_socket import MAX_SOCKET_BYTES
 
-_MAX_PRICE = 1e15  # so that every cost is a finite number
+_MAX_PRICE = 1e15  # a limit, so that every cost is a finite number
 
 
 def _checked_front(text: str | None) -> str | None:
-    """Return the path of a tier's socket. Raises ValueError if it cannot be one."""
+    """Return the path of a tier's front unchanged. Raises ValueError if no socket can have it."""
     if text is None:
         return None
     is_socket_path = text.startswith("/") and len(os.fsencode(text)) <= MAX_SOCKET_BYTES
@@ -88,9 +93,9 @@ class OriginTable(pydantic.BaseModel):
     @pydantic.field_validator("endpoint_url", "region", "profile", "anon")
     @classmethod
     def _reject_without_effect(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """Reject a setting that the protocol of `match` does not have: it would be ignored."""
+        """Reject a setting that the protocol of `match` does not have, and would ignore."""
         match = info.data.get("match", "")
-        if "://" not in match:  # it may be a prefix of urls of several protocols
+        if "://" not in match:  # such a match may be a prefix of urls of several protocols
             return value
         protocol = protocol_of(match)
         if info.field_name not in row_of(protocol).settings:
@@ -101,7 +106,7 @@ class OriginTable(pydantic.BaseModel):
         return value
 
     def cost(self, size_bytes: int, requests: int) -> float | None:
-        """Return the price of bytes and requests; None if no price is set."""
+        """Return the cost of bytes and requests; None if no price is set."""
         if self.price_per_gb is None and self.price_per_1000_requests is None:
             return None
         of_bytes = size_bytes / 1e9 * (self.price_per_gb or 0)
@@ -113,6 +118,9 @@ _NO_TABLE = OriginTable(match="")  # type: ignore[call-arg]  # the other fields 
 
 
 def table_of(tables: Sequence[OriginTable], url: str) -> OriginTable:
-    """Return the table with the longest `match` that the url begins with; defaults without one."""
+    """Return the table with the longest `match` that a url begins with.
+
+    If no table matches, a table of defaults is returned.
+    """
     matching = (each for each in tables if url.startswith(each.match))
     return max(matching, key=lambda each: len(each.match), default=_NO_TABLE)

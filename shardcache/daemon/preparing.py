@@ -1,7 +1,8 @@
-"""Preparation for the first reader: processes, packages and credentials, side by side.
+"""Preparation for the first reader: processes, packages and credentials.
 
-Nothing that fails here ends the daemon: the request that needs it fails again, and tells its
-reader.
+They are prepared concurrently when the daemon starts. A failure here does not end the daemon: the
+request that needs the failed part fails with the same error, and its reader gets that error. An SDK
+is a store's package, such as s3fs for S3, which takes long to import.
 """
 
 import asyncio
@@ -16,14 +17,15 @@ from shardcache.store.indexing.indexers import Indexers
 
 log = structlog.get_logger()
 
-# If a store that needs an SDK is configured, such as S3, the daemon serves only once that is loaded
-# and a transport worker is up, so that a reader's first batch takes as long as any other. These
-# limit that wait, and the one for credentials, which may come over the network.
+# If a store that needs an SDK is configured, such as S3, the daemon waits for the SDK and for a
+# transport worker before it serves, so that a reader's first batch takes as long as any other. The
+# first limit is for that wait. The second is for credentials, which may come over the network.
 _PREPARED_WITHIN_S = 10.0
 _CREDENTIALS_WITHIN_S = 1.0
-# Otherwise the SDKs are loaded later: a job with other urls waits for something else at first.
+# If no such store is configured, the SDKs are loaded after this time: the first job probably reads
+# other urls, and must not wait for the SDKs.
 _SDKS_AFTER_S = 1.0
-# One transport worker is enough for the first requests: the others start later.
+# One transport worker is enough for the first requests. The others start after this time.
 _OTHER_WORKERS_AFTER_S = 5.0
 
 
@@ -34,7 +36,8 @@ async def start_preparing(
 ) -> list[asyncio.Task[None]]:
     """Start the preparation, and return its tasks.
 
-    If a store with an SDK is configured, returns once it is prepared, or after the time limits.
+    If a store with an SDK is configured, this returns once the SDK and the store's credentials are
+    there, or after the time limits. Otherwise it returns at once.
     """
     preparation = group.create_task(_prepare(origins, indexers))
     credentials = group.create_task(_obtain_credentials(origins, preparation))
@@ -54,7 +57,7 @@ async def prepare_later(origins: Origins) -> None:
 
 
 async def _prepare(origins: Origins, indexers: Indexers) -> None:
-    """Start processes, and load the SDK of a store that is configured, side by side."""
+    """Start processes, and load the SDKs if a store that needs one is configured."""
     preparations = [
         _attempt("transport worker", origins.start_worker()),
         _attempt("indexer", indexers.prepare()),
@@ -71,8 +74,12 @@ async def _obtain_credentials(origins: Origins, preparation: asyncio.Task[None])
 
 
 async def _attempt(subject: str, preparation: Coroutine[Any, Any, None]) -> None:
-    """Await a preparation; if it fails, log why."""
-    # With any exception: SDKs raise all kinds of them over the user's config files.
+    """Await a preparation; if it fails, log why.
+
+    Args:
+        subject: name of the thing that is prepared, for the log.
+    """
+    # Any exception is caught: SDKs raise all kinds of exceptions for faults in users' config files.
     outcomes = await asyncio.gather(preparation, return_exceptions=True)
     failure = outcomes[0]
     if failure is not None:
@@ -80,6 +87,6 @@ async def _attempt(subject: str, preparation: Coroutine[Any, Any, None]) -> None
 
 
 async def _load_sdks() -> None:
-    """Load the SDKs, and freeze their many objects."""
+    """Load the SDKs, and exclude their many objects from garbage collection."""
     with building():
         await Origins.load_sdks()

@@ -1,4 +1,8 @@
-"""Reasons for a daemon to stop: a signal, idleness, a deleted folder or socket; and force."""
+"""Reasons for a daemon to stop: a signal, idleness, a deleted folder or socket; and a forced exit.
+
+`running` starts one task per reason. Each task sets the event `stop`, and the daemon then ends its
+sessions in order. The drain is the object that knows the daemon's sessions.
+"""
 
 import asyncio
 import contextlib
@@ -20,8 +24,8 @@ log = structlog.get_logger()
 def stop_signals() -> Iterator[asyncio.Event]:
     """Yield an event that a stop signal sets.
 
-    Signals after the block, while the daemon stops, end the process immediately: no shard is lost,
-    as with kill -9.
+    A second signal, after the block while the daemon stops, ends the process immediately. No shard
+    is lost then, just as with kill -9.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -37,7 +41,7 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 async def stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) -> None:
-    """Stop a daemon that has had no session for a time."""
+    """Stop a daemon that has had no session for `idle_exit_s` seconds."""
     await drain.unused(idle_exit_s)
     log.info("idle", for_s=idle_exit_s)
     stop.set()
@@ -46,7 +50,7 @@ async def stop_when_idle(stop: asyncio.Event, drain: Drain, idle_exit_s: float) 
 async def stop_when_lost(stop: asyncio.Event, cache: Cache) -> None:
     """Stop a daemon whose cache folder is gone.
 
-    It is started again when it is needed, and may then have its cache elsewhere.
+    The next reader that needs a daemon starts one, which may have its cache elsewhere.
     """
     await cache.until_lost()
     log.info("cache folder deleted")
@@ -56,11 +60,12 @@ async def stop_when_lost(stop: asyncio.Event, cache: Cache) -> None:
 async def stop_when_unreachable(
     stop: asyncio.Event, cache: Cache, drain: Drain, socket: Path
 ) -> None:
-    """Stop a daemon whose socket was deleted, as by a logout, once it has no session.
+    """Stop a daemon whose socket was deleted, for example by a logout, once it has no session.
 
-    Until then, readers find it by its second socket, in the cache folder. The next daemon gets the
-    cache, which is locked until then.
+    Until then, readers find the daemon by its second socket, in the cache folder. The cache is
+    locked until this daemon stops, and the next daemon then uses it.
     """
+    # If the socket exists again when the daemon is unused, it is watched again.
     is_gone = False
     while not is_gone:
         await cache.until_unreachable(socket)
@@ -73,7 +78,7 @@ async def stop_when_unreachable(
 def end_by_force(after_s: float) -> None:
     """End the process if it still runs after `after_s` seconds.
 
-    An unresponsive disk blocks its threads for good.
+    A disk that does not respond blocks the threads that use it, so the process would never end.
     """
 
     def end() -> None:

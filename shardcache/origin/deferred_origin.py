@@ -1,4 +1,9 @@
-"""Origins whose module is loaded on first use."""
+"""Origins whose module is loaded on first use.
+
+`registry` returns a `DeferredOrigin` at once, and the first request imports the module and SDK of
+the real origin. A key split is a mark at the end of a url that says how the names in a tar are
+split. The store does not know this mark, so it is taken off the url here.
+"""
 
 import asyncio
 import contextlib
@@ -16,7 +21,8 @@ from shardcache.transport.between.flow import Commit, Flow, Received
 from shardcache.transport.between.messages import Answer
 from shardcache.transport.between.parts import Parts, PartSums
 
-_PREPARATION_S = 30.0  # limit for loading, credentials and connections before the first request
+# Limit on the time of a preparation: loading, credentials, and connections.
+_PREPARATION_S = 30.0
 
 
 class DeferredOrigin(Origin):
@@ -32,22 +38,23 @@ class DeferredOrigin(Origin):
         self._preparing: asyncio.Task[None] | None = None
 
     async def loaded(self) -> Origin:
-        """Return the origin itself."""
+        """Return the origin itself, loaded if necessary."""
         async with self._loading:
             if self._origin is None:
                 self._origin = await asyncio.to_thread(_load, self._setup)
         return self._origin
 
     def expect(self, url: str) -> None:
-        """Start to load the origin, with credentials and connections, before the first request.
+        """Start to prepare for a first request: load the origin, get credentials, and connect.
 
-        Errors are ignored: that request fails the same way, and reports them.
+        Errors are ignored, because the first request will fail in the same way and report the
+        error.
         """
         if self._preparing is None:
             self._preparing = asyncio.create_task(self._prepare(url))
 
     async def stat(self, url: str, first_bytes: int = 0) -> RemoteObject:
-        """As `Origin.stat`. Notes whether a signed url is accepted."""
+        """As `Origin.stat`. If the url is signed, it also records whether the store accepted it."""
         origin = await self.loaded()
         signatures = self._setup.signatures
         object_url, _ = key_split_in(url)
@@ -124,13 +131,13 @@ class DeferredOrigin(Origin):
 
 
 def _without_key_split(obj: RemoteObject) -> RemoteObject:
-    """Return an object with the url that its origin knows, which says nothing of samples' keys."""
+    """Return an object with the url that its origin knows, which has no key split."""
     url, _ = key_split_in(obj.url)
     return obj if url == obj.url else replace(obj, url=url)
 
 
 def _load(setup: Setup) -> Origin:
-    """Import and make the origin of a protocol. Blocks.
+    """Import the class of a protocol's origin, and create the origin. Blocks.
 
     Raises MissingPackageError, ConfigError.
     """
@@ -149,7 +156,11 @@ def _missing_package(
     package: str,
     exn: ImportError,
 ) -> errors.MissingPackageError:
-    """Return the error for an import that failed; `package` is empty if it is not known."""
+    """Return the error for an import that failed.
+
+    Args:
+        package: name of the missing package; empty if it is not known.
+    """
     needed = f"a Python package ({exn})"
     remedy = "install the package for the daemon"
     if package:

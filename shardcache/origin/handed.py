@@ -1,4 +1,10 @@
-"""Credentials that a private daemon's sessions hand over."""
+"""Credentials that a private daemon's sessions hand over.
+
+A private daemon is one that a reader has started for its own user. Each reader's session hands over
+the credentials of the reader's environment. `PermittedOrigin` reads with all of them. A kind of
+credentials is the class for one provider, such as `AwsKeys`. A holder is a session that has handed
+over the credentials and is still open.
+"""
 
 import os
 from collections import Counter
@@ -10,25 +16,26 @@ from typing import Any
 from shardcache.errors import ProtocolError
 from shardcache.shared.credentials.handed_credentials import KINDS, Credentials
 
-# Number of credentials of a kind that are kept after their sessions have ended: transfers that were
-# requested go on with them, and the next job with the same ones finds open connections. They are
-# few, as all of them are tried on an object that none may read.
+# Number of credentials of a kind that are kept after their sessions have ended. Requested transfers
+# go on with them, and the next job with the same credentials finds open connections. The number is
+# small, because all credentials are tried on an object that none of them may read.
 _MAX_ENDED = 16
-_HandedSet = tuple[Credentials, ...]  # of one session or command: at most one of each kind
-# Credentials of the session or command for which a task works.
+# Credentials of one session or command: at most one of each kind.
+_HandedSet = tuple[Credentials, ...]
+# Credentials of the session or command for which the current asyncio task works.
 _of_this_task: ContextVar[_HandedSet] = ContextVar("_of_this_task", default=())
 
 
 class Handed:
     """The credentials that sessions have handed over, by kind.
 
-    Each may permit what no other one does, so all of them are used: those of all open sessions, and
-    the last sixteen of sessions that have ended.
+    Each set may permit reads that no other set permits, so all of them are used: those of all open
+    sessions, and the last `_MAX_ENDED` of sessions that have ended.
 
     Args:
         environment: the daemon's environment, with the daemon's own credentials.
-        is_private: True in a private daemon. No other daemon takes credentials: it would read for
-            all of its users with them.
+        is_private: True in a private daemon. Any other daemon refuses credentials, because it would
+            read with them for all of its users.
 
     Attributes:
         changes: number of times that the kept credentials have changed.
@@ -52,7 +59,8 @@ class Handed:
     def of_this_task(self, kind: type[Credentials]) -> Credentials | None:
         """Return the credentials of the session or command for which this task works.
 
-        None if it has none of this kind. They may be the daemon's own, or be kept no longer.
+        Returns None if the session has no credentials of this kind. The credentials may be the
+        daemon's own, or may have been dropped from those that are kept.
         """
         for credentials in _of_this_task.get():
             if isinstance(credentials, kind):
@@ -62,20 +70,22 @@ class Handed:
     def newest_first(self, kind: type[Credentials]) -> list[Credentials]:
         """Return all credentials of a kind that are kept, without the daemon's own.
 
-        They are ordered by the time at which they were first handed over: a session that began long
-        ago hands over the same ones when it reconnects, which does not make them newer.
+        They are ordered by the time at which they were first handed over. A session that began long
+        ago hands over the same credentials when it reconnects, which does not make them newer.
         """
         return self._newest_first[kind]
 
     @contextmanager
     def held(self, variables: Mapping[str, Any], uid: int) -> Iterator[None]:
-        """Keep the credentials that a session hands over during the block, which is its time.
+        """Keep the credentials that a session hands over, during the block.
+
+        The block is the whole session. The current task works for the session during the block.
 
         Args:
             variables: values of environment variables, by name.
-            uid: the session's user.
+            uid: id of the session's user.
 
-        Raises ProtocolError if there are any, and this is not the user's private daemon.
+        Raises ProtocolError if there are variables, and this is not the user's private daemon.
         """
         handed = self._credentials_in(variables, uid)
         foreign = self._without_own(handed)
@@ -92,7 +102,8 @@ class Handed:
     def hand_over(self, variables: Mapping[str, Any], uid: int) -> None:
         """Keep the credentials that a command hands over, as if its session had just ended.
 
-        This task works for that command from now on. Arguments and errors are those of `held`.
+        The current task works for that command from now on. Arguments and errors are the same as
+        for `held`.
         """
         handed = self._credentials_in(variables, uid)
         for credentials in self._without_own(handed):
@@ -108,7 +119,7 @@ class Handed:
         return tuple(credentials for credentials in of_each_kind if credentials is not None)
 
     def _without_own(self, handed: _HandedSet) -> list[Credentials]:
-        """Return the credentials that are not the daemon's own as well."""
+        """Return the credentials that differ from the daemon's own."""
         return [each for each in handed if each != self._own[type(each)]]
 
     def _add_holder(self, credentials: Credentials) -> None:
@@ -123,7 +134,10 @@ class Handed:
             ended.remove(credentials)
 
     def _remove_holder(self, credentials: Credentials) -> None:
-        """Count such a session no longer; after the last one, keep the credentials for a while."""
+        """Remove a session from the count of those that hold credentials.
+
+        After the last session, the credentials are among the `_MAX_ENDED` that are still kept.
+        """
         self._holders[credentials] -= 1
         if self._holders[credentials]:
             return

@@ -1,4 +1,9 @@
-"""Registry of origins, by url and `[[origin]]` table."""
+"""Registry of origins, by url and `[[origin]]` table.
+
+An `[[origin]]` table of the config has options for the urls that begin with its `match`. All parts
+of the daemon that read from a url get its origin from `Origins`. The tier is an optional cache that
+the nodes of a cluster share. A transport worker is a process that sends requests and writes bodies.
+"""
 
 import asyncio
 import importlib
@@ -19,23 +24,25 @@ from shardcache.origin.tier.tier_state import TierState
 from shardcache.origin.tiered_origin import TieredOrigin
 from shardcache.transport.worker_pool import Workers
 
-# A preempted part keeps its connection while another one reads.
+# A slot is the right to read one part at a time. It may have two connections: a part that was
+# preempted keeps its connection while a more urgent part reads.
 _CONNECTIONS_PER_SLOT = 2
-# Connections beyond those of parts: requests for versions and listings never queue behind parts.
+# Number of additional connections, so that requests for versions and listings never queue behind
+# parts.
 _SPARE_CONNECTIONS = 8
 
 
 def reason_to_bypass(table: OriginTable) -> str:
-    """Return why a table's urls bypass the cluster's tier that it names; empty if they do not."""
+    """Return why a table's urls bypass the tier that the table names; empty if they do not."""
     if table.match:
         protocol = protocol_of(table.match)
     else:
-        protocol = COMMON[0]  # the table is for all urls: take the most common ones
+        protocol = COMMON[0]  # the table is for all urls: take the most common protocol
     row = row_of(protocol)
     if not row.has_tier:
         return f"only S3 and web servers can have a tier, not {protocol}://"
 
-    if row.signed_options is None:  # it allows any
+    if row.signed_options is None:  # the protocol allows any options
         return ""
     unsupported = sorted(set(table.storage_options) - row.signed_options)
     if unsupported:
@@ -47,16 +54,18 @@ class Origins:
     """One origin per protocol and `[[origin]]` table in use.
 
     Args:
+        tables: the `[[origin]]` tables of the config.
         max_connections: maximum number of parts that are requested at the same time, from all
-            origins.
+            origins together.
         redirect_guard: checks redirects and links; None for a process that reads with its own
             user's rights.
-        stall_timeout_s: silence after which a transport worker that has requests is replaced.
-        is_private: True if sessions may hand over credentials, as to a private daemon.
+        stall_timeout_s: time without any message after which a transport worker that has requests
+            is replaced.
+        is_private: True for a private daemon, to which sessions may hand over credentials.
 
     Attributes:
-        tiers: the cluster's shared caches in front of the origins, by address.
-        handed: credentials of this user's sessions.
+        tiers: states of the cluster's shared caches in front of the origins, by address.
+        handed: credentials that this user's sessions have handed over.
         signatures: signed urls that were accepted lately.
     """
 
@@ -85,14 +94,14 @@ class Origins:
     def table(self, url: str) -> OriginTable:
         """Return the table with the longest `match` that the url begins with.
 
-        The defaults if none matches.
+        Returns a table of defaults if no table matches.
         """
         return table_of(self._tables, url)
 
     def origin(self, url: str) -> DeferredOrigin:
         """Return the origin of a url or prefix.
 
-        Does not block: the packages that the origin needs are imported on its first use, in a
+        This does not block: the packages that the origin needs are imported on its first use, in a
         thread. Raises ConfigError for a url that contains `..` or is a relative path.
         """
         protocol = protocol_of(checked(url))
@@ -103,7 +112,10 @@ class Origins:
         return self._origins[key]
 
     def suspect(self, obj: RemoteObject, part_bytes: int) -> None:
-        """Report that an object arrived damaged: its tier, if it has one, fetches it again."""
+        """Report that an object arrived damaged.
+
+        If the object's origin has a tier, the next requests for its parts go past the tier's cache.
+        """
         tier = self.origin(obj.url).tier
         if tier is not None:
             tier.suspect(obj, range(0, obj.size_bytes, part_bytes))
@@ -117,10 +129,10 @@ class Origins:
 
     @property
     def prepared_urls(self) -> list[str]:
-        """Urls or prefixes to prepare for before a reader names one.
+        """Urls or prefixes for which the daemon prepares before a reader requests any url.
 
-        There is one for each table of a protocol in `PREPARED`, and one for each such protocol that
-        the environment configures.
+        There is one for each table whose protocol is in `PREPARED`, and one for each such protocol
+        that the environment configures.
         """
         urls: set[str] = set()
         for table in self._tables:
@@ -133,9 +145,11 @@ class Origins:
 
     @staticmethod
     async def load_sdks() -> None:
-        """Load the SDKs of the protocols in `PREPARED`, configured or not; takes about a second.
+        """Load the SDKs of the protocols in `PREPARED`, which takes about a second.
 
-        Raises the errors of imports. They need no report: the request that needs an SDK does that.
+        SDKs are loaded even if nothing configures their protocols. Raises the errors of imports.
+        The caller need not report them: a later request that needs the SDK fails with the same
+        error.
         """
         for row in PREPARED:
             await asyncio.to_thread(_import_and_call, row.load)
@@ -143,11 +157,12 @@ class Origins:
     async def prepare_credentials(self) -> None:
         """Obtain the credentials for `prepared_urls`, and for no other store.
 
-        An SDK that is not configured would ask for those of the cloud instance. Errors are ignored:
-        the request that needs the credentials reports them.
+        An SDK that is not configured would send requests to the cloud instance's metadata service.
+        Errors are ignored: the request that needs the credentials reports them.
         """
         asking = [self.origin(url).credentials(url) for url in self.prepared_urls]
-        # Concurrently, so that none waits for a profile that prompts for a code.
+        # All are obtained concurrently, so that no other url waits for a profile that prompts the
+        # user for a code.
         await asyncio.gather(*asking, return_exceptions=True)
 
     async def start_worker(self) -> None:
@@ -163,7 +178,7 @@ class Origins:
 
     async def close(self) -> None:
         """Close every connection, and end the transport workers."""
-        while self._origins:  # not a `for` loop: origins may be added while others close
+        while self._origins:  # rather than a `for` loop: origins may be added while others close
             _, origin = self._origins.popitem()
             await origin.close()
         await self._workers.close()
@@ -186,7 +201,7 @@ class Origins:
 
 def _check_rare_protocols(urls: Iterable[str]) -> None:
     """Raise ConfigError if fsspec has no filesystem for a url. Blocks."""
-    # Imported here as fsspec takes long to load, and these protocols are rare.
+    # The import is here because fsspec takes long to load, and these protocols are rare.
     from shardcache.origin.filesystems.fsspec_origin import check_protocol
 
     for url in urls:

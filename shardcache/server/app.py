@@ -1,4 +1,9 @@
-"""The daemon's HTTP server: all of it on the Unix socket, read-only status over TCP."""
+"""The daemon's HTTP server.
+
+On Unix sockets, it serves everything: readers' sessions, the admin API, metrics and the dashboard.
+Over TCP, it serves only the status, which cannot change anything. The composition root
+(`daemon.running`) starts it. To drain is to let requests finish before the daemon exits.
+"""
 
 import asyncio
 import socket
@@ -33,12 +38,13 @@ async def serving(
     listener: Listener,
     s3: S3Options = _NO_S3,
 ) -> AsyncIterator[Drain]:
-    """Serve on Unix sockets, over TCP by the listener, and S3 clients, until the block exits.
+    """Serve on Unix sockets, over TCP, and for S3 clients, until the block exits.
 
-    Yields the Drain, which lets requests in progress finish; after that, the Unix sockets still
-    answer health and status.
+    Yields the Drain, by which the caller lets requests in progress finish before the block exits.
+    After that, the Unix sockets still answer requests for health and status.
 
     Args:
+        cache: the cache that is served.
         socks: listening Unix sockets.
         limits: returns the limits of these sockets.
         listener: the sockets for read-only status over TCP.
@@ -58,11 +64,15 @@ async def _serving_s3(
     drain: Drain,
     options: S3Options,
 ) -> AsyncIterator[api.Handler]:
-    """Serve S3 clients if there is an endpoint; yield the handler of requests for keys."""
+    """Serve S3 clients if there is an endpoint; yield the handler of requests for keys.
+
+    A user requests a key to the S3 endpoint at the Unix socket.
+    """
     if not options.sockets:
         yield api.no_endpoint
         return
-    # Not imported without an endpoint: a private daemon has none, and a reader waits for its start.
+    # The import is here because a private daemon has no endpoint, and a reader waits for the
+    # daemon's start.
     from shardcache.server.s3.serving import serving_s3
 
     async with serving_s3(cache, drain, options) as key_handler:
@@ -79,7 +89,7 @@ async def _serving_sockets(
     """Serve on Unix sockets and over TCP, until the block exits.
 
     Args:
-        key_handler: handles requests for keys of the S3 endpoint.
+        key_handler: handles requests for keys to the S3 endpoint.
     """
     app = _application(service, listener.token_hash)
     app.router.add_post("/v1/credentials", key_handler)
@@ -101,6 +111,11 @@ async def _serving_sockets(
 
 
 def _application(service: Service, token_hash: bytes | None) -> web.Application:
+    """Return the aiohttp application.
+
+    Args:
+        token_hash: hash of the token that TCP requests must carry; None if they need no token.
+    """
     app = web.Application(middlewares=[api.errors_as_json, guard, _admit])
     app[SERVICE] = service
     app[TOKEN_HASH] = token_hash
@@ -122,7 +137,7 @@ async def _measuring_loop_lag(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    # Imported by the first scrape: it takes 25 ms, and not every daemon is scraped.
+    # The import is here because it takes 25 ms, and not every daemon is scraped.
     from shardcache.server.metrics.prometheus import metrics
 
     return await metrics(request)
@@ -130,9 +145,10 @@ async def _metrics(request: web.Request) -> web.Response:
 
 @web.middleware
 async def _admit(request: web.Request, handler: api.Handler) -> web.StreamResponse:
-    """Log requests that change something; refuse them and sessions while the daemon stops.
+    """Write requests that change something to the audit log.
 
-    Sessions log themselves.
+    While the daemon stops, such requests and new sessions are refused. Sessions are written to the
+    audit log elsewhere.
     """
     service = request.app[SERVICE]
     is_change = request.method != "GET"

@@ -1,6 +1,7 @@
-"""The dashboard: a web page.
+"""The dashboard: a web page with the daemon's state.
 
-Static files, and live updates, one second apart, as server-sent events (WHATWG HTML, 9.2).
+It consists of static files, and of updates that are one second apart. The updates are server-sent
+events (WHATWG HTML, 9.2). A moment is the content of one update: the state at that time, as JSON.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ PAGE = "index.html"
 STATIC_PATH = "/dashboard/static/"
 LIVE_PATH = "/dashboard/live"
 
-# Any web site can have a browser load addresses on this node. These headers keep it from showing
-# the dashboard inside a page of its own, and from using the dashboard's files.
+# Any web site can make a browser load addresses on this node. These headers keep a site from
+# showing the dashboard inside its own page, and from using the dashboard's files.
 BROWSER_HEADERS = {
     "Content-Security-Policy": "; ".join(
         (
@@ -41,8 +42,8 @@ _LIVE_HEADERS = BROWSER_HEADERS | {
 }
 _YEAR_S = 365 * 24 * 3600
 _EVENT_INTERVAL_S = 1.0
-# A TCP connection is cut off after a minute. A stream ends earlier, between two events, and the
-# page then requests another one.
+# The server closes a TCP connection after a minute. A stream ends earlier, between two events, and
+# the page then requests another stream.
 _STREAM_LIMIT_S = 45.0
 
 
@@ -50,8 +51,8 @@ class PageFiles:
     """All files of the page, in memory.
 
     Attributes:
-        version: hash of all of them. It is part of their addresses, so that browsers may cache them
-            without asking again.
+        version: hash of all files. It is part of the files' addresses, so that browsers may cache
+            the files and need not ask whether they have changed.
     """
 
     def __init__(self) -> None:
@@ -59,14 +60,14 @@ class PageFiles:
         entries = [entry for entry in folder.iterdir() if entry.is_file()]
         self._contents = {entry.name: entry.read_bytes() for entry in entries}
         self.version = _version_of(self._contents)
-        # The page names its files as "static/…", and gets their addresses instead: relative ones,
-        # as a proxy may serve the page below any path.
+        # The page names its files as "static/…". These names are replaced by the files' addresses,
+        # which are relative, because a proxy may serve the page below any path.
         versioned_path = f"{STATIC_PATH}{self.version}/".removeprefix("/")
         html = self._contents[PAGE]
         self._contents[PAGE] = html.replace(b'"static/', f'"{versioned_path}'.encode())
 
     async def serve_page(self, request: web.Request) -> web.Response:
-        """Serve the page itself, which the browser has to ask for each time."""
+        """Serve the page itself, for which the browser has to ask each time it shows the page."""
         return self._answer(request, PAGE, "no-cache")
 
     async def serve_file(self, request: web.Request) -> web.Response:
@@ -81,7 +82,11 @@ class PageFiles:
         return self._answer(request, name, f"public, max-age={_YEAR_S}, immutable")
 
     def _answer(self, request: web.Request, name: str, cache_control: str) -> web.Response:
-        """Return a file, or status 304 if the browser has cached this version of it."""
+        """Return the answer with a file, or status 304 if the browser has cached this version.
+
+        Args:
+            cache_control: value of the header by which browsers decide how long to cache the file.
+        """
         headers = BROWSER_HEADERS | {"Cache-Control": cache_control, "ETag": f'"{self.version}"'}
         cached_tags = request.if_none_match or ()
         if any(tag.value == self.version for tag in cached_tags):
@@ -110,8 +115,9 @@ class _Texts:
     """The page's contents, as JSON text, after one refresh of the view.
 
     Attributes:
-        refresh: number of the refresh.
-        by_peer: the text for each user who has the page open: users may see different shards.
+        refresh: number of refreshes of the view so far.
+        by_peer: the text for each user who has the page open. Users may see different shards, so
+            their texts may differ.
     """
 
     refresh: int
@@ -119,7 +125,7 @@ class _Texts:
 
 
 class LiveTexts:
-    """The page's contents as JSON text, made once per refresh for all open pages of a user."""
+    """The page's contents as JSON text, created once per refresh for all open pages of a user."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -128,7 +134,8 @@ class LiveTexts:
 
     async def moment(self, peer: Peer) -> str:
         """Return the daemon's current state, at most a second old."""
-        await self._view.refresh()  # unless another page's stream has just done so
+        # This does nothing if another page's stream has just refreshed the view.
+        await self._view.refresh()
         if self._latest.refresh != self._view.refreshes:
             self._latest = _Texts(self._view.refreshes)
         texts = self._latest.by_peer
@@ -146,7 +153,7 @@ LIVE_TEXTS: web.AppKey[LiveTexts] = web.AppKey("LIVE_TEXTS", LiveTexts)
 
 
 async def stream_live(request: web.Request) -> web.StreamResponse:
-    """Stream a `moment` event each second."""
+    """Stream a `moment` event each second, until the stream's time limit or the daemon's stop."""
     peer = peer_of(request)
     response = web.StreamResponse(headers=_LIVE_HEADERS)
     limit = asyncio.timeout(_STREAM_LIMIT_S)
@@ -155,7 +162,7 @@ async def stream_live(request: web.Request) -> web.StreamResponse:
         async with limit:
             await _send_events(request.app, peer, response)
     except TimeoutError:
-        if not limit.expired():  # another timeout than that of the stream
+        if not limit.expired():  # another timeout than the stream's limit
             raise
     except ConnectionError:
         pass  # the page was closed
@@ -176,7 +183,7 @@ def _event(name: str, data: str) -> bytes:
 
 
 def add_to(app: web.Application) -> None:
-    """Add the page to an application that has its service."""
+    """Add the page to an application. `app[SERVICE]` must be set."""
     page_files = PageFiles()
     app[LIVE_TEXTS] = LiveTexts(app[SERVICE])
     app.router.add_get("/", page_files.serve_page)

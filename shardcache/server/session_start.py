@@ -1,4 +1,8 @@
-"""Beginning and end of a reader's session over a WebSocket: hello, welcome, or a refusal."""
+"""Beginning and end of a reader's session over a WebSocket: hello, welcome, or a refusal.
+
+`app` calls `handle_session` for each WebSocket. The client's first message is `hello`, and the
+daemon answers it with `welcome`. In between, `ReaderSession` answers the reader's requests.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -21,10 +25,11 @@ from shardcache.telemetry.logs import about
 
 log = structlog.get_logger()
 
-# A reader sends its hello immediately; a client that never does would hold its connection
-# indefinitely.
+# Time within which a client has to send its hello. A reader sends it immediately; a client that
+# sends none would hold its connection indefinitely.
 _HELLO_S = 10.0
-# A reader busy with a shard does not answer the close handshake; its next request fails instead.
+# Time to wait for the client's part of the close handshake. A reader that is busy with a shard does
+# not answer the handshake; its next request fails instead.
 _CLOSE_S = 1.0
 
 
@@ -57,18 +62,20 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
 async def _serve(socket: web.WebSocketResponse, service: Service, peer: Peer) -> None:
     """Greet a reader, and answer its requests; its plan and leases end with the session.
 
-    Raises ShardcacheError if its hello is malformed, or it may not have a session.
+    Raises ShardcacheError if the reader's hello is malformed, or the reader may not have a session.
     """
     hello = await _receive_hello(socket)
     agreed = versions.agree(
         daemon=versions.Release(__version__, versions.SPOKEN),
         client=versions.Release.of(hello),
     )
-    REQUESTS["hello"].check(hello)  # only now: another protocol version may have other fields
+    # The fields are checked only now: another protocol version may have other fields.
+    REQUESTS["hello"].check(hello)
 
     credentials = service.cache.handed.held(hello.get("credentials", {}), peer.uid)
     with credentials, about(job=hello["job"], uid=peer.uid):
-        # Looked up now and remembered, as a directory server may be slow: status pages do not wait.
+        # The user's name is looked up now and remembered. A directory server may be slow, and
+        # status pages must not wait for it.
         await asyncio.to_thread(user_name, peer.uid)
         reader = service.cache.readers.add(hello["job"], peer.uid, _loader(hello))
         place = {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
@@ -109,7 +116,10 @@ async def _receive_hello(socket: web.WebSocketResponse) -> Json:
 
 
 def _loader(hello: Json) -> Loader | None:
-    """Return the DataLoader that the reader says it is a worker of. Raises ProtocolError."""
+    """Return the DataLoader whose worker the reader is; None for any other reader.
+
+    Raises ProtocolError.
+    """
     if "loader" not in hello:
         return None
     return Loader(

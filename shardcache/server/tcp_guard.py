@@ -1,6 +1,7 @@
 """Guard of requests over TCP, which are read-only.
 
-Without a token they read only what every user may see; with one, everything.
+If the daemon has a token, each request over TCP must carry it, and may then read everything. If the
+daemon has no token, requests over TCP read only what every user may see.
 """
 
 import os
@@ -19,12 +20,12 @@ TOKEN_HASH: web.AppKey[bytes | None] = web.AppKey("TOKEN_HASH")
 """Hash of the token that requests over TCP must carry; None without a token file."""
 
 _READABLE = frozenset({"/v1/health", "/v1/status", "/v1/shards", "/metrics", LIVE_PATH})
-_NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
+_NOBODY = Peer(2**32 - 1)  # this is the id that no user can have (chown(2))
 
 
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Pass requests from the Unix socket, and those over TCP that are permitted there."""
+    """Pass all requests from the Unix socket, and permitted requests over TCP; refuse others."""
     if _is_local(request):
         return await handler(request)
 
@@ -34,9 +35,11 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return refusal
 
     if token_hash is None:
-        request[PEER] = _NOBODY  # any user who can log in to the node may have sent the request
+        # Any user who can log in to the node may have sent the request.
+        request[PEER] = _NOBODY
     else:
-        request[PEER] = Peer(os.getuid())  # the token grants the rights of the daemon's user
+        # The token grants the rights of the daemon's own user.
+        request[PEER] = Peer(os.getuid())
     return await handler(request)
 
 
@@ -45,12 +48,13 @@ async def harden(request: web.Request, response: web.StreamResponse) -> None:
     if not _is_local(request):
         headers = BROWSER_HEADERS | {"Cache-Control": "no-store"}
         for name, text in headers.items():
-            # The dashboard's files have a Cache-Control of their own.
+            # The dashboard's files already have their own Cache-Control, which stays.
             response.headers.setdefault(name, text)
         response.force_close()
 
 
 def _is_local(request: web.Request) -> bool:
+    """Return whether a request came over a Unix socket."""
     return socket_of(request).family == socket.AF_UNIX
 
 

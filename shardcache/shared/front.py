@@ -1,6 +1,8 @@
 """The front of a cluster's tier: the Unix socket at which nginx serves the daemon of its node.
 
-Uses the standard library alone, as a probe runs every few seconds on each node.
+The tier is an optional cache that the nodes of a cluster share. A page is a JSON document that
+nginx serves about the tier. A probe imports this module and runs every few seconds on each node, so
+the module uses the standard library alone.
 """
 
 import json
@@ -15,7 +17,7 @@ FRONT = "/run/shardcache-tier/front.sock"
 """Default path of the socket."""
 
 WAITING = "waiting"
-"""Name of a file beside the front: the reason why `cluster run` has not started nginx yet."""
+"""Name of a file in the front's folder: the reason why `cluster run` has not started nginx yet."""
 
 PEERS = "/.shardcache/peers"
 STATUS = "/.shardcache/status"
@@ -27,11 +29,12 @@ class StrangerError(OSError):
 
 
 def connected_front(path: str, timeout_s: float, uid: int | None = None) -> socket.socket:
-    """Return a connection to a front; `timeout_s` limits each step.
+    """Return a connection to a front.
 
     Args:
         path: path of the front.
-        uid: user who has to listen there, unless it is root; None for this process's user.
+        timeout_s: limit on each operation of the connection.
+        uid: id of the user who has to listen there, unless root does; None for this process's user.
 
     Raises OSError, such as StrangerError.
     """
@@ -47,7 +50,11 @@ def connected_front(path: str, timeout_s: float, uid: int | None = None) -> sock
 def check_listener(sock: socket.socket, uid: int | None = None) -> None:
     """Raise StrangerError unless a user or root listens at the other end of a Unix socket.
 
-    The listener gets signed urls, and its answers count as the bytes of shards.
+    The listener has to be trusted: it gets signed urls, and its answers are taken for the bytes of
+    shards.
+
+    Args:
+        uid: id of the user; None for this process's user.
     """
     expected = os.geteuid() if uid is None else uid
     _pid, listener, _gid = credentials(sock)
@@ -58,13 +65,13 @@ def check_listener(sock: socket.socket, uid: int | None = None) -> None:
 
 
 def page(path: str, target: str, timeout_s: float, uid: int | None = None) -> dict[str, Any] | None:
-    """Return a page of the front at `path`; None if it has no page of this name.
-
-    Other arguments as of `connected_front`. Raises OSError, and ValueError if something other than
-    a tier answers.
+    """Return a page of the front at `path`; None if the front has no page of this name.
 
     Args:
-        target: name of the page.
+        target: path of the page, such as `STATUS`. The other arguments are as for
+            `connected_front`.
+
+    Raises OSError, and ValueError if something other than a tier answers.
     """
     with connected_front(path, timeout_s, uid) as sock:
         sock.sendall(page_request(target))

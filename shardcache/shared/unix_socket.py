@@ -1,6 +1,7 @@
-"""The daemon's socket seen from outside.
+"""The daemon's Unix socket, for programs that connect to it.
 
-Uses the standard library alone, as probes run every few seconds on each node.
+The client, the command line and probes use these functions. A probe runs every few seconds on each
+node, so this module uses the standard library alone.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_SOCKET_BYTES = 107
-"""Longest path of a Unix socket."""
+"""Maximum length in bytes of the path of a Unix socket."""
 
 _READ_BYTES = 64 * 1024
 _UCRED = struct.Struct("iII")  # C's struct ucred: process, user and group id
@@ -20,7 +21,11 @@ _REQUEST = b"GET %s HTTP/1.0\r\nHost: shardcache\r\n\r\n"
 
 
 def connected(path: Path, timeout_s: float) -> socket.socket:
-    """Return a connection to the socket at `path`; `timeout_s` limits each step. Raises OSError."""
+    """Return a connection to the socket at a path. Raises OSError.
+
+    Args:
+        timeout_s: limit on each operation of the connection, such as a receive.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
@@ -34,8 +39,8 @@ def connected(path: Path, timeout_s: float) -> socket.socket:
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
     """Return the process, user and group ids at the other end of a Unix socket.
 
-    They are those at the time of its connect or listen. The process id is 0 if the process is in
-    another PID namespace.
+    They are the ids that the process had when it called connect or listen. The process id is 0 if
+    the process is in another PID namespace.
     """
     pid, uid, gid = _UCRED.unpack(
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -44,13 +49,13 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 def served_lately(path: Path, within_s: float) -> bool:
-    """Return whether a daemon may have listened lately at a socket where none listens now.
+    """Return whether a daemon may have listened lately at a path where no daemon listens now.
 
-    A daemon that was killed leaves its socket; one that stopped has removed it, which changed the
-    folder.
+    A daemon that was killed leaves its socket. A daemon that stopped has removed its socket, which
+    changed the folder's time of modification.
 
     Args:
-        within_s: time for which a change of the folder counts.
+        within_s: time within which a change of the folder counts.
     """
     try:
         return path.is_socket() or time.time() - path.parent.stat().st_mtime < within_s
@@ -59,10 +64,13 @@ def served_lately(path: Path, within_s: float) -> bool:
 
 
 def health(path: Path, timeout_s: float) -> dict[str, Any]:
-    """Return the health that the daemon reports; `timeout_s` limits each step.
+    """Return the health that the daemon reports.
 
-    Raises OSError if nothing answers (TimeoutError included), ValueError if something other than a
-    daemon does.
+    Args:
+        timeout_s: limit on each operation of the connection.
+
+    Raises OSError, such as TimeoutError, if nothing answers, and ValueError if something other than
+    a daemon answers.
     """
     report: dict[str, Any] = json.loads(_get(path, b"/v1/health", timeout_s))
     match report:
@@ -72,10 +80,10 @@ def health(path: Path, timeout_s: float) -> dict[str, Any]:
 
 
 def cached_urls(path: Path, timeout_s: float) -> list[str]:
-    """Return the urls of the cached shards that this user may see; `timeout_s` limits each step.
+    """Return the urls of the cached shards that this user may see.
 
-    Objects of which only parts are cached are left out.
-    Raises OSError if nothing answers, ValueError if something other than a daemon does.
+    Objects of which only parts are cached are left out. Arguments and errors are the same as for
+    `health`.
     """
     rows = map(json.loads, _get(path, b"/v1/shards", timeout_s).splitlines())
     try:
@@ -85,7 +93,7 @@ def cached_urls(path: Path, timeout_s: float) -> list[str]:
 
 
 def _get(path: Path, target: bytes, timeout_s: float) -> bytes:
-    """Return the body of the daemon's answer to a GET, whatever its status. Raises OSError."""
+    """Return the body of the daemon's answer to a GET, with any status. Raises OSError."""
     with connected(path, timeout_s) as sock:
         sock.sendall(_REQUEST % target)
         answer = b"".join(iter(lambda: sock.recv(_READ_BYTES), b""))

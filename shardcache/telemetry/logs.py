@@ -19,7 +19,10 @@ _MAX_CHARS = 512
 
 
 def about(**facts: object) -> AbstractContextManager[None]:
-    """Add facts such as job, shard or user to the lines logged in a block, or by its tasks."""
+    """Add facts such as job, shard or user to the lines that are logged during the block.
+
+    The facts are also added to the lines of tasks that are created in the block.
+    """
     shown = {
         name: redact(value)[:_MAX_CHARS] if isinstance(value, str) else value
         for name, value in facts.items()
@@ -28,13 +31,13 @@ def about(**facts: object) -> AbstractContextManager[None]:
 
 
 def configure(level: str, form: str) -> None:
-    """Write log lines to stderr, those of libraries as well.
+    """Write the daemon's log lines, and those of libraries, to stderr.
 
     Lines include the facts set by `about`. Secrets in urls are redacted, and tracebacks omit local
     variables, which may hold credentials.
 
     Args:
-        level: the minimum: "debug", "info", "warning" or "error".
+        level: the minimum level: "debug", "info", "warning" or "error".
         form: "text" for people, or "json" with one object per line.
     """
     min_level = logging.getLevelNamesMapping()[level.upper()]
@@ -52,7 +55,7 @@ def configure(level: str, form: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
-    # Messages of libraries below "warning" are of no use to a node's operator, and some contain
+    # Libraries' messages below "warning" do not help a node's operator, and some of them contain
     # whole requests.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -105,7 +108,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 
 
 class _Stderr:
-    """Standard error, without the errors of writing to it: a full disk must not end the daemon."""
+    """Standard error, but errors of writing are ignored: a full disk must not end the daemon."""
 
     def write(self, text: str) -> None:
         """Write a line, ignoring errors."""
@@ -121,9 +124,9 @@ class _Stderr:
 class SharedLogger:
     """Logger of modules that run in the daemon and in training processes.
 
-    In the daemon, which calls `configure`, it is structlog's. Elsewhere it writes to the logger
-    `shardcache` of `logging`, as the client does: stdout, where structlog writes by default,
-    belongs to the training program.
+    In the daemon, which calls `configure`, it is structlog's logger. In other processes, it writes
+    to the logger `shardcache` of `logging`, as the client does. structlog's default is stdout,
+    which belongs to the training program.
     """
 
     def __getattr__(self, method: str) -> Any:

@@ -1,4 +1,8 @@
-"""Azure Blob Storage."""
+"""Azure Blob Storage.
+
+A container is Azure's bucket; each belongs to a storage account. A proof is the form in which
+credentials go into a request: headers, or a signed query.
+"""
 
 import binascii
 import os
@@ -13,9 +17,9 @@ from shardcache.origin.cloud.proofs import NO_CREDENTIALS, Proof
 from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_key
 from shardcache.shared.credentials.azure_secret import AzureSecret
 
-# The variable of Azure's own SDK, which adlfs does not read.
+# The environment variable of Azure's own SDK, which adlfs does not read.
 _IDENTITY_SECRET = "AZURE_CLIENT_SECRET"
-# Options of adlfs for the variables of secrets.
+# Options of adlfs, by the environment variables of the same secrets.
 _OPTIONS = {
     "AZURE_STORAGE_CONNECTION_STRING": "connection_string",
     "AZURE_STORAGE_ACCOUNT_KEY": "account_key",
@@ -25,21 +29,21 @@ _OPTIONS = {
 }
 _API_VERSION = "2023-11-03"
 _TOKEN_SCOPE = "https://storage.azure.com/.default"
-# Time for which a query that the account key has signed permits reads.
+# Time for which a query that is signed with the account key permits reads.
 _SIGNATURE_LIFE_S = 3600
 
 
 class AzureOrigin(StoreOrigin):
     """Azure Blob Storage.
 
-    adlfs finds credentials and lists containers. Objects are read over HTTP with what it has found:
-    a token, a shared access signature, or an account key. The key itself is not sent: it signs a
-    query that permits reads for an hour.
+    adlfs finds credentials and lists containers. Objects are read over HTTP with the credentials
+    that adlfs has found: a token, a shared access signature, or an account key. An account key
+    itself is not sent, but signs a query that permits reads for an hour.
 
     A url has the form az://CONTAINER/KEY or abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/KEY.
     """
 
-    endpoint = ""  # adlfs has no option for one: see `_connect`
+    endpoint = ""  # adlfs has no option for another endpoint: see `_connect`
     anonymous: ClassVar[dict[str, Any]] = {"anon": True}
     # adlfs closes its clients with a filesystem only if this is False; its methods are asynchronous
     # in either case.
@@ -51,7 +55,7 @@ class AzureOrigin(StoreOrigin):
     def options_of(cls, credentials: AzureSecret) -> dict[str, Any]:
         """As `StoreOrigin.options_of`."""
         options: dict[str, Any] = {}
-        # Of two variables for the same option, the first one wins.
+        # If two variables are for the same option, the first variable wins: it is set last.
         for name, value in reversed(credentials.values):
             options[_OPTIONS[name]] = value
         if credentials.variables.keys() == {_IDENTITY_SECRET}:
@@ -60,7 +64,7 @@ class AzureOrigin(StoreOrigin):
         return options
 
     def _connect(self, cls: type[fsspec.AbstractFileSystem]) -> Any:
-        """Open the filesystem, with a client for the table's endpoint if it has one."""
+        """Open the filesystem. If the table has an endpoint, its client connects there."""
         fs = super()._connect(cls)
         endpoint_url = self._setup.table.endpoint_url
         if endpoint_url:
@@ -73,7 +77,7 @@ class AzureOrigin(StoreOrigin):
 
     @property
     def _account(self) -> str:
-        """Name of the account, which may be known from a connection string alone."""
+        """Name of the storage account, which may be known only from a connection string."""
         client = self._fs.service_client
         name_of_key = getattr(client.credential, "account_name", None)
         return str(name_of_key or client.account_name or self._fs.account_name)
@@ -104,7 +108,8 @@ class AzureOrigin(StoreOrigin):
 
     async def _prove(self, was_refused: bool) -> Proof:
         if was_refused:
-            self._fs = self._open()  # the old one's credential would return the same token again
+            # The old filesystem's credential would return the same token again.
+            self._fs = self._open()
         headers = {"x-ms-version": _API_VERSION}
 
         if self._fs.credential is not None:
@@ -126,9 +131,9 @@ class AzureOrigin(StoreOrigin):
 
 
 def _split_query(url: str) -> tuple[str, str]:
-    """Return a client's url without its query, and that query with its "?", or nothing.
+    """Return a client's url without its query, and the query with its "?".
 
-    The query is a shared access signature.
+    The query is a shared access signature, or empty.
     """
     endpoint, _, query = url.partition("?")
     if not query:

@@ -1,4 +1,8 @@
-"""Google Cloud Storage."""
+"""Google Cloud Storage.
+
+A generation is Google's version of an object. A proof is the form in which credentials go into a
+request.
+"""
 
 import asyncio
 import importlib
@@ -15,7 +19,8 @@ from shardcache.origin.cloud.store_origin import StoreOrigin, quoted_bucket_and_
 from shardcache.origin.objects import Checksum, checksum_in
 from shardcache.shared.credentials.google_key import GoogleKey
 
-_SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"  # as gcsfs's
+# The scope that gcsfs also requests for its credentials.
+_SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
 
 
 class GcsOrigin(StoreOrigin):
@@ -37,7 +42,8 @@ class GcsOrigin(StoreOrigin):
         return options
 
     def _filesystem_class(self) -> type[fsspec.AbstractFileSystem]:
-        # The class that gcsfs registers asks by gRPC of what type each bucket is.
+        # The class that gcsfs registers sends a gRPC request for the type of each bucket. This is
+        # the class behind it.
         cls: type[fsspec.AbstractFileSystem] = importlib.import_module("gcsfs.core").GCSFileSystem
         return cls
 
@@ -54,11 +60,12 @@ class GcsOrigin(StoreOrigin):
         return None
 
     async def _prove(self, was_refused: bool) -> Proof:
-        connection = self._fs.credentials  # gcsfs's holder of Google's credentials
+        connection = self._fs.credentials  # gcsfs's object that holds Google's credentials
         if was_refused:
             await asyncio.to_thread(connection.maybe_refresh, math.inf)
 
-        headers = {"Accept-Encoding": "gzip"}  # else Google decompresses objects stored as gzip
+        # Without this header, Google decompresses objects that are stored as gzip.
+        headers = {"Accept-Encoding": "gzip"}
         await asyncio.to_thread(connection.apply, headers)
         payer = self._fs.requester_pays
         if payer:

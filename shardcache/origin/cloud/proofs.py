@@ -1,4 +1,8 @@
-"""Credentials in the form that requests carry, renewed before they expire."""
+"""Credentials in the form that requests carry, renewed before they expire.
+
+A proof is that form: headers such as a bearer token, or a signed query. `StoreOrigin` gets a proof
+from `Renewed` for each request, and each store has its own function that creates proofs.
+"""
 
 import asyncio
 import math
@@ -11,7 +15,7 @@ from shardcache.origin.filesystems.fsspec_errors import translated
 
 NO_CREDENTIALS = "none: anonymous"
 
-# Time before its expiry at which a proof is renewed.
+# Time before a proof's expiry at which the proof is renewed.
 _EARLY_S = 300.0
 # Pause after a renewal that failed, while the previous proof is still valid.
 _PAUSE_S = 10.0
@@ -24,8 +28,8 @@ class Proof:
     Attributes:
         headers: headers to send.
         query: query to append to the url, with its "?"; empty for none.
-        until_s: POSIX time of expiry; infinite for none.
-        source: the kind of credentials, to be shown to people.
+        until_s: POSIX time of expiry; infinite if the proof does not expire.
+        source: the kind of credentials, for people to read.
     """
 
     headers: Mapping[str, str]
@@ -35,14 +39,17 @@ class Proof:
 
 
 def _expired_proof() -> Proof:
+    """Return a proof that stands for none: its expiry is always in the past."""
     return Proof({}, until_s=-math.inf)
 
 
 class Renewed:
-    """A proof that is renewed five minutes before it expires, by one request for all.
+    """A proof that is renewed five minutes before it expires.
+
+    If several requests need a new proof at the same time, one of them renews it for all.
 
     Args:
-        prove: returns a new proof; its argument is True if the last one was refused.
+        prove: returns a new proof; its argument is True if the store refused the last proof.
     """
 
     def __init__(self, prove: Callable[[bool], Awaitable[Proof]]) -> None:
@@ -52,13 +59,16 @@ class Renewed:
         self._was_refused = False
         self._due_s = -math.inf  # POSIX time of the next renewal
         self._failed_s = -math.inf  # POSIX time of the latest failure
-        self._failure: ShardcacheError  # raised to all requests that were waiting then
+        self._failure: ShardcacheError  # the latest failure, for all requests that waited for it
 
     async def get(self, url: str) -> Proof:
         """Return the proof for a url.
 
-        While a renewal is in progress, or after one has failed, this is the previous proof, until
-        it expires.
+        While a renewal is in progress, and after a renewal has failed, the previous proof is
+        returned until it expires.
+
+        Args:
+            url: the url that is requested, for errors.
         """
         now_s = time.time()
         if now_s < self._due_s:
@@ -68,7 +78,8 @@ class Renewed:
             return self._proof
 
         async with self._proving:
-            if self._failed_s > now_s:  # while this request was waiting
+            # A renewal failed while this request waited for it: this request would fail as well.
+            if self._failed_s > now_s:
                 failure = self._failure
                 raise type(failure)(failure.message, url=url, remedy=failure.remedy)
             if time.time() >= self._due_s:
@@ -78,7 +89,7 @@ class Renewed:
     def refuse(self, proof: Proof) -> bool:
         """Record that the store did not accept a proof.
 
-        Returns whether it may accept a new one: only proofs that expire can be renewed.
+        Returns whether the store may accept a new proof: only proofs that expire can be renewed.
         """
         expires = proof.until_s < math.inf
         if expires and proof is self._proof:
@@ -88,7 +99,7 @@ class Renewed:
         return expires
 
     async def _renew(self, url: str) -> None:
-        """Renew the proof; if that fails, raise only once the previous one has expired."""
+        """Renew the proof. Raises the error of a failure only if the previous proof has expired."""
         now_s = time.time()
         try:
             with translated(url):
@@ -104,5 +115,5 @@ class Renewed:
         life_s = proof.until_s - now_s
         self._proof = proof
         self._was_refused = False
-        # A proof with a short life is used for half of it at least.
+        # A proof with a short life is used for at least half of its life.
         self._due_s = now_s + max(life_s - _EARLY_S, life_s / 2)

@@ -1,4 +1,4 @@
-"""Errors that fsspec filesystems and their packages raise, as shardcache's."""
+"""Translation of the errors of fsspec filesystems and their packages into shardcache's errors."""
 
 import shlex
 import sys
@@ -10,7 +10,8 @@ from shardcache import errors
 from shardcache.origin.http.http_errors import error_of
 from shardcache.shared.urls.local_urls import local_path
 
-# Exceptions of packages that are not OSErrors, by module: one can occur only if that is loaded.
+# Exceptions of packages that are not OSErrors, by module. An exception can occur only if its module
+# is loaded, so modules are not imported for them.
 _FOREIGN = {
     "aiohttp": "ClientError",
     "gcsfs.retry": "HttpError",
@@ -19,9 +20,9 @@ _FOREIGN = {
     "httpx": "HTTPError",
     "httpx2": "HTTPError",
 }
-# Those that say that access is denied: a retry does not help.
+# Names of exceptions that say that access is denied: a retry does not help.
 _DENIALS = {"ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
-# Beginning of the OSError that gcsfs raises for the status 403.
+# Beginning of the message of the OSError that gcsfs raises for status 403.
 _FORBIDDEN = "Forbidden: "
 # Attributes of an exception, or of its response, that state an HTTP status.
 _STATUSES = ("status", "status_code", "code")
@@ -29,17 +30,17 @@ _STATUSES = ("status", "status_code", "code")
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Translate what a filesystem raises in the block."""
+    """Translate the exceptions that a filesystem raises in the block."""
     try:
         yield
-    except errors.ShardcacheError:  # NotFoundError is also an OSError
+    except errors.ShardcacheError:  # this comes first: a NotFoundError is also an OSError
         raise
     except foreign() as exn:
         raise _translation(exn, url) from exn
 
 
 def foreign(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the exceptions that a filesystem may raise, and those in `more`."""
+    """Return the classes of exceptions that a filesystem may raise, and the classes in `more`."""
     loaded: list[type[Exception]] = []
     for module, name in _FOREIGN.items():
         if module in sys.modules:
@@ -77,7 +78,7 @@ def _is_denial(exn: Exception) -> bool:
 
 
 def _status(exn: Exception) -> int | None:
-    """Return the HTTP status that an exception states; None without one."""
+    """Return the HTTP status that an exception or its response states; None if there is none."""
     for source in (exn, getattr(exn, "response", None)):
         for name in _STATUSES:
             status = getattr(source, name, None)
@@ -87,7 +88,11 @@ def _status(exn: Exception) -> int | None:
 
 
 def missing(kind: str, url: str) -> errors.NotFoundError:
-    """Return the error for a file or folder that does not exist."""
+    """Return the error for a file or folder that does not exist.
+
+    Args:
+        kind: "file" or "folder".
+    """
     path = local_path(url)
     remedy = None
     if path is not None:

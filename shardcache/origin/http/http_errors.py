@@ -1,4 +1,7 @@
-"""Errors for HTTP answers by status, for connections that fail, and for certificates."""
+"""Errors for HTTP answers by status, for connections that fail, and for certificates.
+
+The origins that read over HTTP call these functions to raise shardcache's errors.
+"""
 
 import ssl
 import time
@@ -14,7 +17,7 @@ from shardcache.access.urls import protocol_of
 from shardcache.shared.urls.signed_urls import expiry_s
 from shardcache.transport.http.http_heads import number_in
 
-# Errors by status; any other status is judged by its class: 4xx or 5xx.
+# Errors by status. The error for any other status depends only on its class, 4xx or 5xx.
 _MEANING: dict[int, type[errors.OriginError]] = {
     401: errors.AccessDeniedError,
     403: errors.AccessDeniedError,
@@ -32,7 +35,7 @@ _MEANING: dict[int, type[errors.OriginError]] = {
     505: errors.OriginError,
 }
 
-# Statuses of answers to urls whose signature has expired; Google's is 400.
+# Statuses with which stores answer a request to a url whose signature has expired; Google's is 400.
 _REFUSED = (400, 401, 403)
 
 _NO_HEADERS: Mapping[str, str] = {}
@@ -52,7 +55,8 @@ def error_of(
     """Return the error for a status other than 200, 206 and 304.
 
     Args:
-        headers: the answer's, for Retry-After and Azure's error code.
+        message: the problem, to which the reason is added.
+        headers: headers of the answer, which may have Retry-After and Azure's error code.
     """
     kind = _kind(status)
     until_s = expiry_s(url)
@@ -79,7 +83,11 @@ def _kind(status: int) -> type[errors.OriginError]:
 
 
 def _remedy(status: int, kind: type[errors.OriginError], url: str) -> str | None:
-    """Return the remedy for a status whose error is of a kind; None for the kind's usual one."""
+    """Return the remedy for a status; None for the usual remedy of the error's class.
+
+    Args:
+        kind: class of the error.
+    """
     if 300 <= status < 400:
         return _ELSEWHERE
     if kind is errors.AccessDeniedError and protocol_of(url) in WEB:
@@ -88,7 +96,7 @@ def _remedy(status: int, kind: type[errors.OriginError], url: str) -> str | None
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> int:
-    """Return the time in Retry-After, which is a number of seconds or a date; 0 without it."""
+    """Return the seconds to wait by Retry-After, which is a number or a date; 0 without it."""
     field = headers.get("retry-after", "")
     seconds = number_in(field)
     if seconds:
@@ -97,7 +105,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> int:
 
 
 def timestamp(date: str | None) -> int:
-    """Return the POSIX time of an HTTP date; 0 for anything else."""
+    """Return the POSIX time of an HTTP date; 0 for any other text."""
     try:
         return timegm(parsedate(date) or ())
     except (ValueError, OverflowError):
@@ -111,7 +119,8 @@ def translated(url: str) -> Iterator[None]:
         yield
     except ssl.SSLCertVerificationError as exn:
         raise certificate_error(exn, url) from exn
-    except errors.ShardcacheError as exn:  # NotFoundError is also an OSError
+    # This comes before OSError: a NotFoundError is also an OSError.
+    except errors.ShardcacheError as exn:
         exn.url = exn.url or url
         raise
     except OSError as exn:
@@ -120,7 +129,7 @@ def translated(url: str) -> Iterator[None]:
 
 def connection_error(reason: str, url: str) -> errors.OriginError:
     """Return the error for a connection that failed or could not be made."""
-    # If it could not be made, the reason names the server.
+    # The reason names the server only if the connection could not be made.
     names_server = reason.startswith(("connection refused", "no connection"))
     if not names_server:
         reason = f"the connection to the server failed: {reason}"

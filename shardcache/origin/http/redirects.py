@@ -1,4 +1,8 @@
-"""Redirects of web servers, and urls as they are sent."""
+"""Redirects of web servers, and urls as they are sent.
+
+A user's url is changed as little as possible before it is sent, because its signature may cover
+every character.
+"""
 
 import re
 from urllib.parse import quote, urlsplit
@@ -11,11 +15,11 @@ from shardcache.errors import OriginError
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5
 
-# Characters that a url cannot have: blanks, those beyond ASCII, some others, and a % that encodes
-# nothing.
+# Characters that a url cannot have: blanks, characters beyond ASCII, some others, and a % that
+# encodes nothing.
 _UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
-# Characters to encode in the url of a Location header. Bytes beyond ASCII in it are sent as they
-# came.
+# Characters that are encoded in the url of a Location header. Its bytes beyond ASCII are sent as
+# they were received.
 _BLANKS = re.compile(r"[\x00-\x20\x7f]")
 
 
@@ -23,8 +27,8 @@ def following(url: str, target: URL, location: str) -> URL:
     """Return the url to which a redirect leads. Raises OriginError unless it can be followed.
 
     Args:
-        url: the user's, which errors name.
-        target: the url that was redirected.
+        url: the user's url, which errors name.
+        target: the url that the server has redirected.
         location: the answer's Location header.
     """
     sendable = _BLANKS.sub(lambda blank: quote(blank[0]), location)
@@ -43,10 +47,10 @@ def following(url: str, target: URL, location: str) -> URL:
 
 
 def parsed(url: str) -> URL:
-    """Return a user's url, encoded only where it could not be sent otherwise.
+    """Return a user's url, with only those characters encoded that could not be sent.
 
-    Its other characters stay as they are, as a signature may cover them. Raises OriginError for a
-    text that is not a url.
+    All other characters stay as they are, because a signature may cover them. Raises OriginError
+    for a text that is not a url.
     """
     try:
         server = _with_host(URL(url))
@@ -73,14 +77,14 @@ def verbatim(server: URL, path: str, query: str) -> URL:
 
 
 def _sendable(text: str) -> str:
-    """Return a path or query with the characters encoded that a url cannot have."""
+    """Return a path or query, with those characters encoded that a url cannot have."""
     return _UNSENDABLE.sub(lambda match: quote(match[0], safe=""), text)
 
 
 def _with_host(url: URL) -> URL:
-    """Return the url. Raises ValueError unless it has a host and a port.
+    """Return a url unchanged. Raises ValueError unless it has a valid host and port.
 
-    yarl checks them only on access.
+    yarl checks the host and the port only when they are accessed.
     """
     if url.host is None or url.port is None:
         raise ValueError("no host")

@@ -1,4 +1,8 @@
-"""Braces in urls, expanded as in bash."""
+"""Braces in urls, expanded as in bash.
+
+`expansion` calls `expand_braces` for each pattern of a dataset. A range is `{000..099}`, and a list
+of words is `{train,val}`.
+"""
 
 import os
 import re
@@ -16,24 +20,31 @@ _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 # NeMo's other spellings of braces: a range in brackets, which is not a glob, and `_OP_` and `_CL_`.
 _BRACKETED = re.compile(r"\[(-?\d+\.\.-?\d+(?:\.\.-?\d+)?|[A-Za-z]\.\.[A-Za-z])\]")
 _WORDED = re.compile(r"_OP_((?:(?!_OP_|_CL_)[^{}])*)_CL_")
-# Escaped braces and commas, with their stand-ins during the expansion: characters that no url has.
+# Escaped braces and commas, and the characters that stand for them during the expansion. No url has
+# these characters.
 _STAND_INS = {"\\{": "\x00", "\\}": "\x01", "\\,": "\x02"}
 _BRACES_REMEDY = r"write {000..099} or {a,b}; a brace in a name is written \{ or \}"
-_MAX_DIGITS = 18
-# Expansion takes more than linear time in the number of braces, their depth, and the number of
-# words that they list.
+_MAX_DIGITS = 18  # maximum number of digits of a number in a range
+# Limits on braces and on words. Expansion takes more than linear time in the number of braces,
+# their depth, and the number of words that they list.
 _MAX_BRACES = 32
 _MAX_LISTED = 10_000
 
 
 def in_braces(pattern: str) -> str:
-    """Return a pattern with braces for NeMo's `[0..9]`, `_OP_0..9_CL_` and `_OP_a,b_CL_`."""
+    """Return a pattern with braces in place of NeMo's spellings of them.
+
+    These are `[0..9]`, `_OP_0..9_CL_` and `_OP_a,b_CL_`.
+    """
     with_ranges = _BRACKETED.sub(r"{\1}", pattern)
     return _WORDED.sub(_braces_of_words, with_ranges)
 
 
 def _braces_of_words(match: re.Match[str]) -> str:
-    """Return `_OP_…_CL_` in braces if it contains a range or a list, and else as it is."""
+    """Return the text between `_OP_` and `_CL_` in braces.
+
+    If the text is neither a range nor a list, the whole match is returned unchanged.
+    """
     inside = match[1]
     if ".." in inside or "," in inside:
         return f"{{{inside}}}"
@@ -43,11 +54,12 @@ def _braces_of_words(match: re.Match[str]) -> str:
 def expand_braces(pattern: str) -> list[str]:
     """Return the urls that a brace pattern expands to, as in bash and in its order. Blocks.
 
-    Braces after a backslash are characters of the url, and so are those of a local file's own path.
+    Braces after a backslash are characters of the url. The braces in a pattern that is the path of
+    an existing local file are characters of its name.
     Raises ConfigError for braces that are unbalanced or do not expand, and for a range beyond
     `MAX_SHARDS`.
     """
-    checked(pattern)  # for its errors
+    checked(pattern)  # raises ConfigError for urls that nobody may request
     braced = in_braces(pattern)
     has_braces = "{" in braced or "}" in braced
     if not has_braces or _is_local_file(pattern):
@@ -61,18 +73,23 @@ def _is_local_file(url: str) -> bool:
     path = local_path(url)
     if path is None:
         return False
-    return os.path.isfile(path)  # noqa: PTH113  # False for what is too long for a path
+    return os.path.isfile(path)  # noqa: PTH113  # it returns False for a text too long for a path
 
 
 def _unescaped(url: str) -> str:
-    """Return a url with the characters that stand-ins stand for, without their backslashes."""
+    """Return a url with the escaped characters, without backslashes, in place of the stand-ins."""
     for escaped, stand_in in _STAND_INS.items():
         url = url.replace(stand_in, escaped.removeprefix("\\"))
     return url
 
 
 def _expanded(braced: str, pattern: str) -> list[str]:
-    """Return the urls that unescaped braces expand to; errors name the user's own pattern."""
+    """Return the urls that braces expand to. Raises ConfigError, as `expand_braces` does.
+
+    Args:
+        braced: the pattern with stand-ins in place of escaped characters.
+        pattern: the pattern as the user wrote it, which errors name.
+    """
     if braced.count("{") > _MAX_BRACES:
         raise ConfigError(
             f"the pattern has more than {_MAX_BRACES} braces",
@@ -103,7 +120,7 @@ def check_number(shards: int, pattern: str) -> None:
 def _check_cost(braced: str, pattern: str) -> None:
     """Raise ConfigError for a pattern that would take minutes to expand.
 
-    Lists of words are counted by their outermost braces.
+    For lists of words, only the outermost braces are counted.
     """
     ranges = _RANGE.findall(braced)
     for numbers in ranges:
@@ -121,7 +138,7 @@ def _check_cost(braced: str, pattern: str) -> None:
 
 
 def _range_count(start: str, stop: str, step: str) -> int:
-    """Return the number of integers in a range; a step that is empty or 0 counts as 1."""
+    """Return the number of integers in a range; a step that is empty or 0 means a step of 1."""
     step_size = int(step or 1) or 1
     return abs(int(stop) - int(start)) // step_size + 1
 

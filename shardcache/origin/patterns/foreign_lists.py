@@ -1,4 +1,7 @@
-"""Lists of shards that other programs write: their names, and numbers of samples where stated.
+"""Lists of shards that other programs write: the shards' urls, and numbers of samples if stated.
+
+`expansion` calls `parse` for an index file that is not in shardcache's own format. A count is a
+shard's number of samples. A split is a named part of a dataset, such as `train`.
 
 ==================  =====================================  =========================================
 file                written by                             content
@@ -12,7 +15,8 @@ file                written by                             content
 `NAME.list`         WeNet                                  a url or path in each line
 ==================  =====================================  =========================================
 
-Energon's may be YAML instead. Which of these a file is follows from its content.
+Energon's files may be YAML instead of JSON. The kind of a list is determined by its content, not by
+its name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +32,8 @@ from shardcache.shared.urls.url_names import is_shard, is_yaml
 # A list of a million shards has 30 MB; parsed, it takes several times as much memory.
 _MAX_BYTES = 64 * 1024 * 1024
 _MAX_COUNT = 2**63
-# Names in Energon's lists are relative to the folder that contains `.nv-meta`. `join` resolves them
-# relative to a file: any file in that folder will do.
+# Names in Energon's lists are relative to the folder that contains `.nv-meta`. `join` resolves
+# names relative to a file, so this stands for any file in that folder.
 _ROOT = "../list"
 _ENERGON_COUNTS = (".info.json", ".info.yaml")
 
@@ -41,7 +45,7 @@ class NamedShards:
     Attributes:
         urls: urls of the shards.
         counts: each shard's number of samples; None where the list does not state it.
-        counts_in: names of other lists that may state the counts.
+        counts_in: names of other lists, relative to this one, that may state the counts.
     """
 
     urls: Sequence[str]
@@ -58,12 +62,12 @@ def parse(url: str, data: bytes, split: str | None) -> NamedShards | None:
     """Return the shards of a list that another program has written; None for anything else.
 
     Args:
-        url: the list's.
+        url: the list's url.
         data: the list's content.
-        split: name of the split to take; None for the only one, or a list without splits.
+        split: name of the split to return; None for a list with only one split or without splits.
 
-    Raises NotAnIndexError for a list that makes no sense, ConfigError for a split that it does not
-    have, MissingPackageError for YAML where PyYAML is not installed.
+    Raises NotAnIndexError for a list that is malformed, ConfigError for a split that the list does
+    not have, and MissingPackageError for a YAML list if PyYAML is not installed.
     """
     if len(data) > _MAX_BYTES:
         return None
@@ -91,7 +95,10 @@ def parse(url: str, data: bytes, split: str | None) -> NamedShards | None:
 
 
 def _content(url: str, data: bytes) -> Any:
-    """Return the content of a file; of a text that is not JSON, its lines."""
+    """Return the content of a file: parsed YAML or JSON, or else the lines of its text.
+
+    Returns None for a file that is not UTF-8.
+    """
     if is_yaml(url):
         return _yaml(url, data)
     try:
@@ -125,7 +132,10 @@ def _is_shards_name(name: object) -> bool:
 
 
 def _chosen_split(url: str, splits: Mapping[Any, Any], split: str | None) -> Any:
-    """Return the content of the split that is named, or of the only one. Raises ConfigError."""
+    """Return the content of a split: the one with the name `split`, or the only one for None.
+
+    Raises ConfigError if there is no such split, or several to choose from.
+    """
     if split in splits:
         return splits[split]
     if split is None and len(splits) == 1:
@@ -152,7 +162,7 @@ def _of_timm(url: str, split: Any) -> NamedShards:
 
 
 def _of_energon(url: str, patterns: Any, excluded: Any) -> NamedShards:
-    """Return the shards of a split in Energon's `split.json`, without those that it excludes."""
+    """Return the shards of a split in Energon's `split.json`, without the excluded shards."""
     root = join(url, _ROOT)
     left_out = set(_expanded(root, excluded))
     sample = next((name for name in left_out if not is_shard(name)), None)
@@ -177,7 +187,13 @@ def _expanded(base: str, patterns: Any) -> list[str]:
 
 
 def _counted(base: str, names: Sequence[Any], counts: Sequence[Any]) -> NamedShards:
-    """Return the shards of names relative to `base`, with their counts. Raises ValueError."""
+    """Return shards with their counts. Raises ValueError.
+
+    Args:
+        base: url of the file to which the names are relative.
+        names: names of the shards.
+        counts: each shard's number of samples; None for a shard without one.
+    """
     if len(names) != len(counts):
         raise ValueError(f"it has {len(names)} names, and {len(counts)} numbers of samples")
     for name, count in zip(names, counts, strict=True):

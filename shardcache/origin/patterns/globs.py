@@ -1,19 +1,27 @@
-"""Globs over urls, as regular expressions that take linear time."""
+"""Globs over urls, as regular expressions that take linear time.
+
+`expansion` compares each url of a listing with such an expression. A star is `*`, `**` or `**/`. An
+atomic group, `(?>…)`, is a part of a regular expression whose first match is final: the regular
+expression does not go back into the group to try another match.
+"""
 
 import re
 from collections.abc import Sequence
 
 from shardcache.errors import ConfigError
 
-# In brackets, a "]" that comes first, or first after "!", is one of the characters.
+# Tokens of a glob. In brackets, a "]" that comes first, or first after "!", is one of the
+# characters.
 _TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[(?>!?)(?>\]?)[^\]/]*\]|.", re.DOTALL)
 _STARS = {"*": "[^/]*", "**": ".*", "**/": "(?:.*/)?"}
-# Stars that begin an atomic group: its first match is the shortest.
+# Stars that begin an atomic group, whose first match has to be the shortest.
 _LAZY = {"*": "[^/]*?", "**": ".*?", "**/": "(?:.*?/)??"}
 
-# Stars outside atomic groups; each multiplies the work by the length of the url.
+# Maximum number of stars outside of atomic groups. Each of these stars multiplies the work by the
+# length of the url.
 _MAX_BACKTRACKING = 3
-_MAX_GLOB_CHARS = 2048  # no listed url is that long, and a longer glob takes long to parse
+# Maximum length of a glob. No listed url is that long, and a longer glob takes long to parse.
+_MAX_GLOB_CHARS = 2048
 _SHOWN_CHARS = 200
 
 
@@ -24,9 +32,9 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     match no folder.
 
     A plain translation backtracks: with seven stars in a pattern, one url takes minutes. If a later
-    star matches everything that an earlier one does, the first match of the text between them is as
-    good as any later one: an atomic group has the regular expression try no other, as in the
-    standard library's fnmatch.
+    star matches everything that an earlier star does, the first match of the text between them is
+    as good as any later match. That text is then in an atomic group, so that no other match is
+    tried. The standard library's fnmatch does the same.
 
     Raises ConfigError for a bracket range that runs backwards, and for a glob that would take too
     long.
@@ -47,9 +55,10 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _atomic_groups(tokens: Sequence[str], stars: Sequence[int]) -> dict[int, int]:
-    """Return the atomic groups: by the index of the star that begins one, that of its end.
+    """Return the atomic groups: the index of each group's end, by the index of its first star.
 
     Args:
+        tokens: tokens of the glob.
         stars: indices of the tokens that are stars.
     """
     groups: dict[int, int] = {}
@@ -61,10 +70,13 @@ def _atomic_groups(tokens: Sequence[str], stars: Sequence[int]) -> dict[int, int
 
 
 def _group_end(tokens: Sequence[str], stars: Sequence[int], star: int) -> int | None:
-    """Return the next star that matches everything that `star` does; None if there is none."""
+    """Return the end of the atomic group that begins with a star; None if there is no such group.
+
+    The group ends at the next star, if that star matches everything that the first one does.
+    """
     later = [other for other in stars if other > star]
     if tokens[star] != "*":
-        # A "*" does not match everything that "**" does.
+        # A "*" does not match everything that "**" does, so it cannot end the group.
         later = [other for other in later if tokens[other] != "*"]
     if not later:
         return None
@@ -72,7 +84,8 @@ def _group_end(tokens: Sequence[str], stars: Sequence[int], star: int) -> int | 
     next_star = later[0]
     if tokens[next_star] != "**/":
         return next_star
-    # "**/" begins only after a "/".
+    # A "**/" matches only whole folders, so it matches everything that the first star does only if
+    # it follows a "/".
     matches_all = tokens[star] != "*" and tokens[next_star - 1] == "/"
     return next_star if matches_all else None
 
@@ -82,7 +95,8 @@ def _translated(tokens: Sequence[str], atomic: dict[int, int]) -> list[str]:
     parts: list[str] = []
     for index, token in enumerate(tokens):
         parts.append(_LAZY[token] if index in atomic else _translated_token(token))
-    # From the last group to the first: one that ends where the next begins is closed before that.
+    # The groups are marked from the last to the first. If a group ends where the next one begins,
+    # its closing parenthesis is thus put before the other's opening parenthesis.
     for begin, end in reversed(atomic.items()):
         parts[begin] = "(?>" + parts[begin]
         parts[end] = ")" + parts[end]
@@ -90,7 +104,7 @@ def _translated(tokens: Sequence[str], atomic: dict[int, int]) -> list[str]:
 
 
 def _translated_token(token: str) -> str:
-    """Return the regular expression of a token; that of a star is greedy."""
+    """Return the regular expression of a token; a star's expression is greedy."""
     if token in _STARS:
         return _STARS[token]
     if token == "?":

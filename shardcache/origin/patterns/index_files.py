@@ -1,4 +1,9 @@
-"""Index files: shards by name, with versions and numbers of samples."""
+"""Index files: shards by name, with versions and numbers of samples.
+
+`expansion` calls `parse_index` for a url that names an index file. There are three kinds of lists:
+shardcache's own format (wids), the index files of other shard formats such as MDS, and lists of
+tars by other programs (`foreign_lists`).
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,14 +26,15 @@ _FORMAT = '{"shardlist": [{"url": "a.tar", "nsamples": 1000}]}'
 
 
 def parse_index(url: str, data: bytes, split: str | None = None) -> Shards:
-    """Parse an index file: in the format that `shardlist` describes, or in that of MDS and others.
+    """Return the shards of an index file in wids format (`shardlist`), or in MDS's or another's.
 
     Args:
-        url: the file's.
-        split: the split that the user named, if any.
+        url: the file's url.
+        data: the file's content.
+        split: the split of the dataset that the user named; None if the user named none.
 
-    Raises NotAnIndexError for any other content, and ConfigError for any split, as index files have
-    none.
+    Raises NotAnIndexError for any other content, and ConfigError for any split: index files have no
+    splits.
     """
     try:
         shards = Shards.of_columns(_resolved(url, *columns) for columns in shardlist.read(data))
@@ -55,9 +61,9 @@ def shards_of(listed: NamedShards) -> Shards:
 
 
 def _from_another_format(url: str, data: bytes) -> Shards | None:
-    """Return the shards of the index file of another format, such as MDS; None for other files.
+    """Return the shards of another format's index file, such as MDS; None for any other file.
 
-    Raises NotAnIndexError if its shards are of a variant that cannot be read.
+    Raises NotAnIndexError if the shards are in a variant of the format that cannot be read.
     """
     try:
         index = parsed_json(data)
@@ -80,7 +86,11 @@ def _from_another_format(url: str, data: bytes) -> Shards | None:
 
 
 def _listed_shards(index: str, listed: Iterable[ListedShard]) -> Shards:
-    """Return shards that an index file lists relative to itself. Raises ValueError for too many."""
+    """Return shards whose names are relative to an index file. Raises ValueError for too many.
+
+    Args:
+        index: url of the index file.
+    """
     refs: list[ShardRef] = []
     for shard in listed:
         url = checked(join(index, shard.name))
@@ -96,7 +106,12 @@ def _resolved(
     etags: Sequence[str | None],
     *counts: Sequence[int | None],
 ) -> ShardColumns:
-    """Return an index's columns with names resolved to urls, and ETags to versions."""
+    """Return an index's columns, with urls in place of names and versions in place of ETags.
+
+    Args:
+        index: url of the index file, to which the names are relative.
+        counts: the other columns, which are returned as they are.
+    """
     urls = [checked(join(index, name)) for name in names]
     versions = [_version(url, etag) for url, etag in zip(urls, etags, strict=True)]
     return urls, versions, *counts
@@ -105,8 +120,8 @@ def _resolved(
 def _version(url: str, etag: str | None) -> str | None:
     """Return the version that an ETag states.
 
-    Indexes have ETags with or without quotes; an origin's versions have none, except over plain
-    HTTP.
+    In index files, ETags may have quotes or not. An origin's versions have no quotes, except for
+    web servers.
     """
     if etag and '"' in etag and protocol_of(url) not in WEB:
         return etag.strip('"')

@@ -1,8 +1,9 @@
 """Programs that print AWS credentials: `credential_process` in the user's config.
 
-Such a program, of a profile or of a role's source profile, is leashed: it ends with the request
-that waits for it, and with the daemon. Its standard error may hold a secret and is dropped, and if
-it prints something else than credentials, no error quotes that.
+A profile or a role's source profile may name such a program. Here the programs are leashed, which
+means that a program is killed when the request that waits for it is cancelled, and when the daemon
+ends. A program's standard error may hold a secret, so it is dropped. For the same reason, errors do
+not quote what a program has printed.
 """
 
 import asyncio
@@ -26,15 +27,12 @@ from botocore.exceptions import CredentialRetrievalError
 
 NAME = "credential_process"
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
 _REQUIRED = ("AccessKeyId", "SecretAccessKey")
 
 
 class LeashedProfiles(AioProfileProviderBuilder):  # type: ignore[misc]
-    """The SDK's providers for a profile's credentials.
-
-    A program that one of them runs is leashed.
-    """
+    """The SDK's providers for a profile's credentials, whose programs are leashed."""
 
     def __init__(self, session: AioSession, region: str | None) -> None:
         super().__init__(session, cache={}, region_name=region)
@@ -60,7 +58,7 @@ def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolve
     profiles = LeashedProfiles(session, region)
     for provider in resolver.providers:
         if isinstance(provider, AioAssumeRoleProvider):
-            # This builder makes the providers for a role's source profile. The attribute has no
+            # This builder creates the providers for a role's source profile. The attribute has no
             # public name.
             provider._profile_provider_builder = profiles  # noqa: SLF001
     profile = session.get_config_variable("profile") or "default"
@@ -70,12 +68,15 @@ def resolver_of(session: AioSession, region: str | None) -> AioCredentialResolve
 
 
 def _replaced(providers: list[Any], leashed: AioProcessProvider) -> list[Any]:
-    """Return the providers with the leashed one in place of each that runs a program."""
+    """Return the providers, with the leashed provider in place of each that runs a program."""
     return [leashed if isinstance(each, AioProcessProvider) else each for each in providers]
 
 
 async def start(*command: str, **_options: Any) -> "CredentialProcess":
-    """Start a program; as the `popen` of `AioProcessProvider`. Raises CredentialRetrievalError."""
+    """Start a program; this is the `popen` of `AioProcessProvider`.
+
+    Raises CredentialRetrievalError if the program cannot be started.
+    """
     die_with_daemon = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         process = await asyncio.create_subprocess_exec(
@@ -100,9 +101,10 @@ class CredentialProcess:
         self._process = process
 
     async def communicate(self) -> tuple[bytes, bytes]:
-        """Return the credentials as JSON.
+        """Return the credentials as JSON, and an empty standard error.
 
-        Raises CredentialRetrievalError; a cancelled call kills the program.
+        A cancelled call kills the program. Raises CredentialRetrievalError if the program fails, or
+        prints anything but credentials.
         """
         try:
             printed, _ = await self._process.communicate()

@@ -1,4 +1,8 @@
-"""Versions and checksums of S3's objects, as headers of answers state them."""
+"""Versions and checksums of S3's objects, as headers of answers state them.
+
+S3 states checksums of whole objects, and composites: checksums of the checksums of the parts in
+which an object was uploaded. Only the former can be compared with the received bytes.
+"""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +13,7 @@ from shardcache.origin.objects import MD5, Checksum, RemoteObject, checksum_in
 from shardcache.transport.http.http_heads import ECHOED
 
 Headers = Mapping[str, str]
-"""Headers of an answer; names in lower case."""
+"""Headers of an answer, by name in lower case."""
 
 _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 
@@ -17,7 +21,8 @@ _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 def etag_in(field: str | None, url: str) -> str:
     """Return an ETag without its quotes.
 
-    Raises OriginUnavailableError for one that cannot be sent back.
+    Raises OriginUnavailableError if there is no ETag, or it has characters that a later request
+    cannot send back.
     """
     etag = (field or "").strip('"')
     if not ECHOED.fullmatch(etag):
@@ -26,9 +31,9 @@ def etag_in(field: str | None, url: str) -> str:
 
 
 def checksum_of(head: Headers, url: str) -> Checksum | None:
-    """Return the object's checksum.
+    """Return the checksum of the whole object.
 
-    None if it is, or may be, a composite of its uploaded parts' checksums.
+    Returns None if S3 states no checksum, or states one that is or may be a composite.
     """
     was_in_parts = "-" in head["etag"]
     presumed_type = "COMPOSITE" if was_in_parts else "FULL_OBJECT"
@@ -42,11 +47,11 @@ def checksum_of(head: Headers, url: str) -> Checksum | None:
 
 
 def presumed_md5(head: Headers) -> Checksum | None:
-    """Return the ETag as an MD5, unless the headers rule that out.
+    """Return the ETag as an MD5; None if the headers show that it is not one.
 
-    See "Object" in the S3 API reference: the ETag is an MD5 if the object was neither uploaded in
-    parts, which shows in its form, nor encrypted with a KMS or customer key; in a directory bucket
-    it never is.
+    See "Object" in the S3 API reference. The ETag is an MD5 if the object was not uploaded in
+    parts, which shows in the ETag's form, and not encrypted with a KMS or customer key. In a
+    directory bucket, an ETag is never an MD5.
     """
     if "x-amz-server-side-encryption-customer-algorithm" in head:
         return None
@@ -62,9 +67,9 @@ def presumed_md5(head: Headers) -> Checksum | None:
 
 
 def modified_s(field: str | None) -> float | None:
-    """Return the time in Last-Modified, in seconds since the Unix epoch; None without a valid one.
+    """Return the time in Last-Modified, in seconds since the Unix epoch.
 
-    It is only shown by clients.
+    Returns None if there is no valid time, which is not an error: clients only show this time.
     """
     if field is None:
         return None
@@ -75,10 +80,10 @@ def modified_s(field: str | None) -> float | None:
 
 
 def part_in(head: Headers, obj: RemoteObject, number: int) -> tuple[int, int] | None:
-    """Return start and end of a part, from the answer to a HEAD with its number.
+    """Return start and end of an uploaded part, from the answer to a HEAD with its number.
 
-    None if the object has no such part. A store that does not support part numbers describes the
-    whole object.
+    Returns None if the object has no such part. A store that does not support part numbers answers
+    with the whole object, which counts as the first part.
     """
     span = span_in(head.get("content-range"))
     if span is not None:

@@ -1,4 +1,9 @@
-"""HTTP session of the S3 SDK: no redirects, no large heads, new connections for silent ones."""
+"""HTTP session of the S3 SDK: no redirects, no large heads, new connections for silent ones.
+
+`s3_sessions` gives `StoreSession` to aiobotocore. A pooled connection is one that is kept open for
+further requests. A connection is silent if the server sends no answer to a request: a firewall may
+have dropped a connection that was idle.
+"""
 
 import asyncio
 import math
@@ -27,10 +32,11 @@ class _SessionWithoutRedirects(AIOHTTPSession):  # type: ignore[misc]
 
 
 class StoreSession(_SessionWithoutRedirects):
-    """Session that reuses connections, with a second one that does not.
+    """Session that reuses connections, with a second session that does not.
 
-    For `AioConfig(http_session_cls=…)`. After one connection stayed silent, idle ones are not used
-    for `IDLE_S`: by then, those that were idle together with it are closed.
+    It is for `AioConfig(http_session_cls=…)`. After one pooled connection was silent, no pooled
+    connections are used for `IDLE_S`. By then, the connections that were idle at the same time as
+    the silent one are closed.
     """
 
     def __init__(
@@ -44,8 +50,8 @@ class StoreSession(_SessionWithoutRedirects):
         del fresh["keepalive_timeout"]
         super().__init__(*args, connector_args=pooled, **options)
         self._fresh = _SessionWithoutRedirects(*args, connector_args=fresh, **options)
-        # Times by the event loop's clock: from which pooled connections are used, and of the latest
-        # answer over one.
+        # Times by the event loop's clock: the time from which pooled connections are used, and the
+        # time of the latest answer over a pooled connection.
         self._trusted_from_s = -math.inf
         self._answered_s = -math.inf
 
@@ -59,9 +65,10 @@ class StoreSession(_SessionWithoutRedirects):
         await super().__aexit__(*exc_info)
 
     async def send(self, request: Any) -> Any:
-        """Send a request; a GET or HEAD again over a new connection if an idle one stays silent.
+        """Send a request, and return the answer.
 
-        Raises LedAwayError.
+        A GET or HEAD is sent again, over a new connection, if a pooled connection is silent. Raises
+        LedAwayError.
         """
         if request.method in _REPEATABLE:
             answer = await self._send_twice(request)
@@ -74,9 +81,9 @@ class StoreSession(_SessionWithoutRedirects):
         return answer
 
     async def _send_twice(self, request: Any) -> Any:
-        """Send a request over a pooled connection; over a new one if that stays silent.
+        """Send a request over a pooled connection, then over a new one if that is silent.
 
-        Over a new one at once while pooled connections are not trusted.
+        While pooled connections are not trusted, the request is sent only over a new connection.
         """
         is_trusted = asyncio.get_running_loop().time() >= self._trusted_from_s
         if is_trusted:
@@ -86,7 +93,7 @@ class StoreSession(_SessionWithoutRedirects):
         return await self._fresh.send(request)
 
     async def _send_pooled(self, request: Any) -> Any:
-        """Return the answer over a pooled connection; None if that stays silent."""
+        """Return the answer over a pooled connection; None if the connection is silent."""
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         try:
@@ -98,8 +105,8 @@ class StoreSession(_SessionWithoutRedirects):
             self._trusted_from_s = loop.time() + IDLE_S
             return None
         except asyncio.CancelledError:
-            # The caller may have given up on a silent connection. If another request was answered
-            # since, the pool works, and this was just the slower one.
+            # The caller may have cancelled the request because the connection is silent. If another
+            # request was answered since, pooled connections work, and this one was only slower.
             if self._answered_s <= asked_s:
                 self._trusted_from_s = loop.time() + IDLE_S
             raise
@@ -120,8 +127,8 @@ class _ClientWithoutRedirects:
         if head_bytes > MAX_HEAD_BYTES:
             answer.close()
             raise HeadError
-        # aiobotocore decodes headers as UTF-8. So that each character stands for a byte, as in the
-        # answers of transport workers, they are re-encoded. aiohttp has no public way to do so.
+        # aiobotocore decodes headers as UTF-8. They are re-encoded, so that each character stands
+        # for one byte, as in the answers of transport workers. aiohttp has no public way to do so.
         pairs = answer.raw_headers
         reencoded = tuple((_latin_as_utf8(name), _latin_as_utf8(value)) for name, value in pairs)
         answer._raw_headers = reencoded  # noqa: SLF001

@@ -1,4 +1,8 @@
-"""Requests that the SDK makes, where a presigned url will not do."""
+"""Requests that the SDK makes, in cases where a presigned url cannot be used.
+
+`S3Origin` calls these functions. `fs` is an s3fs filesystem; `where` is an object's bucket and key
+as parameters of the SDK.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +19,7 @@ from shardcache.transport.between.parts import Parts
 
 
 def object_params(url: str) -> dict[str, str]:
-    """Return a url's parameters for the SDK: `Bucket`, `Key`, and `VersionId` if it names one.
+    """Return a url's parameters for the SDK: `Bucket`, `Key`, and `VersionId` for a url with one.
 
     An access point's ARN counts as the bucket. Raises OriginError without a bucket.
     """
@@ -37,7 +41,8 @@ async def call(fs: Any, operation: str, **params: Any) -> Any:
 
     Args:
         fs: an s3fs filesystem.
-        operation: the request's name in botocore.
+        operation: the request's name in botocore, such as "get_object".
+        params: the request's parameters in botocore.
     """
     # fsspec's asynchronous methods begin with an underscore.
     return await fs._call_s3(operation, **params)  # noqa: SLF001
@@ -50,14 +55,19 @@ async def read_by_sdk(
     parts: Parts,
     flow: Flow,
 ) -> memoryview:
-    """Return the bytes of parts of exactly this version."""
+    """Return the bytes of parts of exactly this version.
+
+    Raises ShardChangedError for another version, and OriginUnavailableError for other bytes.
+    """
     condition = {}
     if obj.version.isascii():
-        # The SDK would send other bytes in UTF-8; the answer's own ETag is compared in any case.
+        # The SDK would send characters beyond ASCII in UTF-8, which are other bytes than the
+        # ETag's. Without the condition, the version is still checked by the answer's ETag.
         condition["IfMatch"] = f'"{obj.version}"'
     span = range_header(parts.start, parts.stop)
     answer = await call(fs, "get_object", **where, Range=span, **condition)
-    # Not `as body`: in aiobotocore 2, that is another object, which reads everything at once.
+    # This does not use `as body`: in aiobotocore 2, that is another object, which reads the whole
+    # body at once.
     async with answer["Body"]:
         status = int(answer["ResponseMetadata"]["HTTPStatusCode"])
         check_range(obj, parts.start, parts.stop, status, answer.get("ContentRange"))
@@ -76,7 +86,8 @@ async def head_by_sdk(fs: Any, where: Mapping[str, Any]) -> Headers:
     except OSError as exn:
         if not isinstance(exn.__cause__, ClientError):
             raise
-        # An answer to HEAD has no body, hence no reason; a GET that fails the same way states it.
+        # The answer to a HEAD has no body, so it states no reason. A GET that fails in the same way
+        # states the reason, and raises its error here.
         answer = await call(fs, "get_object", Range="bytes=0-0", **where)
         answer["Body"].close()
         raise

@@ -177,7 +177,8 @@ def _loaded_descriptions() -> Loader:
 def _boto_session(profile: str | None, region: str | None) -> aiobotocore.session.AioSession:
     """Return a session of the SDK, with the shared descriptions. Blocks.
 
-    Programs that print credentials are run with a time limit (see `credential_process`).
+    A program that prints credentials ends with the request that waits for it: see
+    `credential_process`.
     """
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", descriptions())

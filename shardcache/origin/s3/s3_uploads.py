@@ -1,4 +1,8 @@
-"""Uploads to S3, by the SDK."""
+"""Uploads to S3, by the SDK.
+
+`S3Origin` calls `Uploads`. A condition is a header by which S3 stores an object only if it replaces
+a certain version, or none.
+"""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -15,15 +19,17 @@ from shardcache.origin.s3.s3_headers import etag_in
 from shardcache.origin.s3.s3_sdk_requests import head_by_sdk, object_params
 from shardcache.origin.s3.s3_sessions import SdkSessions
 
-# Parts are in memory while they are sent. S3 takes 10,000 of them: shards of up to 160 GB.
+# Size of a part of an upload. Parts are in memory while they are sent. S3 accepts 10,000 parts, so
+# files have at most 160 GB.
 _PART_BYTES = 16 * 1024**2
 _CONCURRENT_PARTS = 4
-# A size of parts that is larger than any file with a condition, which is then sent whole.
+# A size of parts that is larger than any file with a condition: such a file is then sent whole.
 _NO_PARTS_BYTES = 2**32
 _ATTEMPTS = 5
-_SILENCE_S = 60
+_SILENCE_S = 60  # time without a received byte after which a request has failed
 
-# Errors of a store, and of a release of botocore, that do not support conditions for uploads.
+# Texts of the errors of stores, and of releases of botocore, that do not support conditions for
+# uploads.
 _NO_CONDITIONS = re.compile(r"\(NotImplemented\)|Unknown parameter in input")
 
 
@@ -41,9 +47,9 @@ class Uploads:
     async def upload(self, path: Path, url: str, replaced: str | None = None) -> RemoteObject:
         """As `Origin.upload`.
 
-        A large file is sent in parts, which become an object only after the last. A file that
-        replaces a certain version is sent whole: parts cannot have conditions. Where conditions are
-        not supported, somebody else's upload in the meantime goes unnoticed.
+        A large file is sent in parts, and S3 creates the object only after the last part. A file
+        that replaces a certain version is sent whole, because parts cannot have conditions. If the
+        store does not support conditions, another upload in the meantime goes unnoticed.
         """
         where = object_params(url)
         if "VersionId" in where:
@@ -71,9 +77,13 @@ class Uploads:
 
 
 async def _put_whole(put: Callable[..., Awaitable[None]], replaced: str) -> bool:
-    """Upload a file on the condition that it replaces a version; "" stands for no object.
+    """Upload a file on the condition that it replaces a certain version.
 
     Returns False, and has uploaded nothing, if the store or botocore does not support conditions.
+
+    Args:
+        put: uploads the file with the given options.
+        replaced: the version to replace; "" if there must be no object yet.
     """
     condition = {"IfMatch": f'"{replaced}"'} if replaced else {"IfNoneMatch": "*"}
     try:

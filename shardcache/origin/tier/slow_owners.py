@@ -1,7 +1,9 @@
 """Owners of the tier's parts that are left out for a while.
 
-Measured with three nodes, one of which has a link of 1 Mbit/s: the time in which the two others
-fetch a dataset, and the number of copies that the store sends.
+The owner of a part is the node whose nginx caches the part for the cluster. While an owner is left
+out, another owner serves its parts. The table was measured with three nodes, one of which has a
+link of 1 Mbit/s. It has the time in which the two other nodes fetch a dataset, and the number of
+copies of the dataset that the store sends.
 
 =================================================  =====  ======
 the slow owner                                      time  copies
@@ -19,22 +21,24 @@ from shardcache.telemetry.logs import SharedLogger
 
 log = SharedLogger()
 
-_SLOW_S = 60.0
+_SLOW_S = 60.0  # time for which an owner is left out
 
 
 class SlowOwners:
-    """Owners that are left out for a minute.
+    """Owners that are left out because they are slow.
 
-    Each was slower than the object store twice within that time.
+    An owner is left out once it was slower than the object store twice within `pause_s`.
 
     Args:
-        pause_s: the time for which they are left out.
+        pause_s: the time for which an owner is left out.
     """
 
     def __init__(self, pause_s: float = _SLOW_S) -> None:
         self._pause_s = pause_s
-        self._seen_s: dict[str, float] = {}  # by owner: when it was last slower than the store
-        self._until_s: dict[str, float] = {}  # by owner: until when it is left out
+        # By owner, times by the monotonic clock: the last time at which the owner was slower than
+        # the store, and the time until which the owner is left out.
+        self._seen_s: dict[str, float] = {}
+        self._until_s: dict[str, float] = {}
 
     def add(self, owner: str, now_s: float) -> None:
         """Record that an owner was slower than the object store."""

@@ -1,4 +1,9 @@
-"""State of the tier as the daemon sees it, and the routes of requests to it."""
+"""State of the tier as the daemon sees it, and the routes of requests to the tier.
+
+`TieredOrigin` asks for a route before each request to the tier, and reports the result. A route is
+the address and the extra headers of one request. A suspect is a part whose copy in the tier may be
+damaged. The owner of a part is the node whose nginx caches it.
+"""
 
 import asyncio
 import time
@@ -20,7 +25,7 @@ log = SharedLogger()
 OWNER = "x-shardcache-owner"
 """Header of a question about a part's owner in the tier, and of the answer.
 
-In the answer, it is the owner's address.
+In the answer, its value is the owner's address.
 """
 
 QUESTION = 0.25
@@ -32,7 +37,7 @@ The owner has the same time to answer.
 # Interval at which the status that this node's nginx publishes is read.
 _STATUS_INTERVAL_S = 60.0
 _STATUS_TIMEOUT_S = 5.0
-_MAX_SUSPECTS = 4096
+_MAX_SUSPECTS = 4096  # maximum number of parts that are remembered as perhaps damaged
 # Statuses with which a store throttles requests.
 _BUSY = (429, 503)
 
@@ -43,12 +48,12 @@ class Route:
 
     Attributes:
         address: path of the socket to connect to.
-        refreshes: True to fetch the part past the tier's cache, and replace its copy there.
-        detours: True to be sent to another owner.
-        question: "name" or "alive" to ask about the owner, in place of the parts; empty for the
-            parts.
-        asks_version: True to ask which version of the object the store permitted lately, in place
-            of the parts.
+        refreshes: True to fetch the part past the tier's cache, and replace the tier's copy.
+        detours: True if nginx is to send the request to another owner than the part's first one.
+        question: "name" to ask for the owner's address, or "alive" to ask whether the owner
+            answers, instead of requesting parts; empty to request the parts.
+        asks_version: True to ask which version of the object the store permitted lately, instead
+            of requesting parts.
     """
 
     address: str
@@ -117,16 +122,20 @@ class TierState:
             await asyncio.sleep(_STATUS_INTERVAL_S)
 
     def route(self, obj: RemoteObject, start: int) -> Route | None:
-        """Return the way to request the part at `start`; None while the breaker is open."""
+        """Return the route of a request for the part at `start`.
+
+        Returns None while the breaker is open, which means that the tier has failed: the origin is
+        requested instead.
+        """
         if not self._breaker.admits(time.monotonic()):
             return None
         is_suspect = (obj.url, obj.version, start) in self._suspects
         return Route(self.address, refreshes=is_suspect)
 
     def version_route(self) -> Route | None:
-        """Return the way to ask which version the store permitted lately.
+        """Return the route of a question: which version of an object the store permitted lately.
 
-        None while the breaker is open.
+        Returns None while the breaker is open.
         """
         if not self._breaker.admits(time.monotonic()):
             return None
@@ -143,9 +152,9 @@ class TierState:
         """Record that the tier did not answer a request as expected.
 
         Args:
-            cause: for the log.
-            stalled: True if this node's nginx was silent. It is not at fault if only an owner is
-                lost: it then answers with 504.
+            cause: the reason, which is logged.
+            stalled: True if this node's nginx sent nothing. It is not at fault if only an owner is
+                down: then this node's nginx answers with status 504.
         """
         was_open = self._breaker.is_open
         self._breaker.failed(time.monotonic(), stalled=stalled)
@@ -158,9 +167,9 @@ class TierState:
             )
 
     def suspect(self, obj: RemoteObject, starts: Iterable[int]) -> None:
-        """Have the parts at `starts` requested past the tier's cache the next time.
+        """Remember that the tier's copies of the parts at `starts` may be damaged.
 
-        Their bytes in the cache may be damaged.
+        The next requests for these parts go past the tier's cache.
         """
         for start in starts:
             self._suspects[obj.url, obj.version, start] = None
@@ -169,7 +178,7 @@ class TierState:
             del self._suspects[oldest]
 
     def _count(self, name: str) -> int:
-        """Return a number that this node's nginx publishes; 0 if it does not."""
+        """Return a number that this node's nginx publishes; 0 if it does not publish this one."""
         count = self._published.get(name)
         return count if isinstance(count, int) else 0
 
@@ -188,8 +197,9 @@ def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
     """Return the checksums of the parts that the tier sent.
 
     Raises ShardChangedError for bytes that were not requested, OriginBusyError if the object store
-    is throttling, OriginUnavailableError for any other answer without bytes.
+    is throttling, and OriginUnavailableError for any other answer without bytes.
     """
+
     if answer.sums is not None:
         return answer.sums
     if answer.status in _BUSY and "x-shardcache-tier" in answer.headers:

@@ -1,4 +1,8 @@
-"""Socket activation: sockets that the service manager bound (sd_listen_fds(3))."""
+"""Socket activation: listening sockets that the service manager has bound (sd_listen_fds(3)).
+
+The service manager, such as systemd, passes the sockets to the daemon as it starts the daemon. They
+are called activated sockets.
+"""
 
 import socket
 from collections.abc import MutableMapping
@@ -15,11 +19,11 @@ _ANY_RIGHT_OF_OTHERS = 0o007
 
 @dataclass(frozen=True, slots=True)
 class ActivatedSockets:
-    """The sockets that the service manager bound.
+    """The sockets that the service manager has bound.
 
     Attributes:
-        unix: for jobs and tools; None if the daemon makes its own.
-        tcp: for read-only status, in place of those that `--http` would bind.
+        unix: socket for jobs and tools; None if the daemon binds its own.
+        tcp: sockets for read-only status, in place of those that `--http` would bind.
     """
 
     unix: socket.socket | None = None
@@ -53,10 +57,11 @@ class ActivatedSockets:
         return cls(unix[0], tcp)
 
     def path(self, configured: Path | None) -> Path | None:
-        """Return the path of the activated Unix socket, None without one.
+        """Return the path of the activated Unix socket; None if there is none.
 
-        Raises ConfigError if `configured` is another path: clients would look there and find no
-        daemon.
+        Args:
+            configured: the path in the settings, if any. Raises ConfigError if it is another path:
+                clients would look there and find no daemon.
         """
         if self.unix is None:
             return None
@@ -70,7 +75,7 @@ class ActivatedSockets:
 
 
 def _adopt(fd: int) -> socket.socket:
-    """Return the socket of a file descriptor. Raises ConfigError unless it is a listening one."""
+    """Return the socket of a file descriptor. Raises ConfigError unless the socket listens."""
     try:
         sock = socket.socket(fileno=fd)
         is_known = sock.family in _FAMILIES
@@ -92,7 +97,7 @@ def _adopt(fd: int) -> socket.socket:
 def _check_not_open_to_all(sock: socket.socket) -> None:
     """Raise ConfigError for a Unix socket that every user of the node may connect to."""
     name = sock.getsockname()
-    is_open = True  # so is an abstract name (bytes), which has no mode
+    is_open = True  # an abstract name (bytes) has no mode, so every user may connect to it
     try:
         if isinstance(name, str):
             is_open = bool(Path(name).stat().st_mode & _ANY_RIGHT_OF_OTHERS)

@@ -1,4 +1,7 @@
-"""The daemon's Unix socket: bound, or the activated one."""
+"""The daemon's Unix socket: a new socket, or the activated one.
+
+An activated socket is one that the service manager has bound and passed to the daemon.
+"""
 
 import os
 import shutil
@@ -9,9 +12,10 @@ from pathlib import Path
 
 from shardcache.errors import ConfigError, DaemonError, SocketInUseError
 
-# The owner and the group may connect, and so use the cache.
+# Mode of the socket: its owner and its group may connect, and so use the cache.
 _MODE = 0o660
-# After a restart, all readers of a node may reconnect together.
+# Number of connections that may wait to be accepted. After a restart of the daemon, all readers of
+# a node may reconnect at the same time.
 _BACKLOG = 1024
 
 
@@ -23,15 +27,15 @@ def listening_at(
 ) -> Iterator[socket.socket]:
     """Yield the activated socket, or a new one that listens at `path`.
 
-    A new one replaces the socket of a daemon that was killed, and is unlinked at the end.
+    A new socket replaces the socket of a daemon that was killed, and is unlinked after the block.
 
     Args:
         path: path of a new socket.
-        group: name of the group that may connect to a new socket; None for the user's own.
-        activated: the activated socket, if there is one.
+        group: name of the group that may connect to a new socket; None for the user's own group.
+        activated: the activated socket; None if there is none.
 
     Raises:
-        SocketInUseError: a daemon answers there.
+        SocketInUseError: another daemon accepts connections at the path.
         DaemonError: the socket cannot be bound.
     """
     if activated is not None:
@@ -51,13 +55,17 @@ def listening_at(
         yield sock
     finally:
         sock.close()
-        is_of_another = _is_answered(path)  # another daemon may have replaced it
+        # Another daemon may have replaced the socket with its own, which must stay.
+        is_of_another = _is_answered(path)
         if not is_of_another:
             path.unlink(missing_ok=True)
 
 
 def _bound(path: Path, group: str | None) -> socket.socket:
-    """Return a new socket that listens at a path; arguments and errors as of `listening_at`."""
+    """Return a new socket that listens at a path.
+
+    Arguments and errors are the same as for `listening_at`, but an OSError is not translated.
+    """
     if not path.parent.exists():
         path.parent.mkdir(mode=0o700, parents=True)
         if group is not None:
@@ -75,7 +83,8 @@ def _bound(path: Path, group: str | None) -> socket.socket:
         sock.bind(os.fspath(path))
         if group is not None:
             _give_to(path, group)
-        path.chmod(_MODE)  # before listen: nobody can connect while the mode is still the umask's
+        # The mode is set before `listen`, so that nobody can connect with the mode of the umask.
+        path.chmod(_MODE)
         sock.listen(_BACKLOG)
         sock.setblocking(False)
         closed_on_failure.pop_all()  # nothing has failed: the socket stays open
@@ -86,7 +95,7 @@ def _is_answered(path: Path, stale: tuple[type[OSError], ...] = (OSError,)) -> b
     """Return whether a daemon accepts a connection to the socket.
 
     Args:
-        stale: errors that mean that none does; others are raised.
+        stale: errors that mean that no daemon does; other errors are raised.
     """
     with suppress(*stale), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.connect(os.fspath(path))

@@ -1,4 +1,9 @@
-"""Reports to the service manager that started the daemon (sd_notify(3))."""
+"""Reports to the service manager that started the daemon (sd_notify(3)).
+
+The service manager is systemd or a program that behaves like it. It learns when the daemon is ready
+or stopping, and shows a status line. A ping is a message that shows that the daemon is alive: if
+there is none for the watchdog period, the manager kills the daemon and starts it again.
+"""
 
 import asyncio
 import socket
@@ -14,27 +19,28 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-# If the disk is silent for this time, the daemon counts as dead. A disk that is full, read-only or
-# broken still responds; one that hangs blocks the readers, too. After a restart the daemon finds
-# another disk, or fails to start, and jobs that may read directly from the object store do so.
+# If the disk does not respond for this time, the daemon counts as dead. A disk that is full,
+# read-only or broken still responds. A disk that hangs blocks the readers, too. After a restart,
+# the daemon finds another disk, or fails to start. Jobs that may read directly from the object
+# store then do so.
 _HUNG_S = 120.0
 # Maximum interval between two messages.
 _INTERVAL_S = 10.0
-# Pings per watchdog period: one lost ping, or a late one on a busy node, must not get the daemon
-# killed.
+# Number of pings per watchdog period: the daemon must not be killed because of one lost ping, or a
+# late ping on a busy node.
 _PINGS_PER_WATCHDOG_PERIOD = 3
-# During blocking work, each message asks for this much more time, from then on.
+# During blocking work, each message asks for this much time from then on.
 _MORE_S = 30.0
-# Duration of the work after which no more time is asked for.
+# Duration of blocking work after which the daemon does not ask for more time.
 _MAX_WORK_S = 900.0
 
 
 class Liveness(NamedTuple):
-    """The daemon's liveness at one moment; a failing origin is no reason to restart it.
+    """The daemon's liveness at one moment. A daemon whose origin fails is alive.
 
     Attributes:
-        alive: False if only a restart can help.
-        line: status line, with the daemon's load or the fault.
+        alive: False if only a restart of the daemon can help.
+        line: status line, which states the daemon's load, or the fault.
     """
 
     alive: bool
@@ -44,11 +50,11 @@ class Liveness(NamedTuple):
 def liveness(disk: Mapping[str, Any], store: Store, readers: int) -> Liveness:
     """Return the daemon's liveness.
 
-    Call it on the event loop: an answer then proves that the loop runs.
+    It must be called on the event loop: its result then proves that the loop runs.
 
     Args:
         disk: the state of the disk, as `DiskHealth.to_json` returns it.
-        store: the cache.
+        store: the files of the cache.
         readers: number of connected readers.
     """
     if disk["silent_s"] > _HUNG_S:
@@ -70,8 +76,10 @@ class ServiceNotifier:
         """Report to the manager at an address.
 
         Args:
-            address: a path, or an abstract name after an "@"; None without a manager.
-            watchdog_s: silence after which the manager kills the daemon; None if it does not.
+            address: path of the manager's socket, or an abstract name after an "@"; None if there
+                is no manager.
+            watchdog_s: time without a ping after which the manager kills the daemon; None if the
+                manager has no watchdog.
         """
         self._address = address
         self._is_unreachable = False
@@ -84,9 +92,14 @@ class ServiceNotifier:
 
     @classmethod
     def take(cls, env: MutableMapping[str, str], pid: int) -> Self:
-        """Read the manager's variables for the process `pid`, and remove them.
+        """Read the manager's environment variables, and remove them.
 
-        Otherwise child processes would inherit them, and could send reports in its name.
+        Otherwise child processes would inherit the variables, and could send reports in the
+        daemon's name.
+
+        Args:
+            env: the environment of this process.
+            pid: id of this process: a watchdog for another process is ignored.
         """
         address = env.pop("NOTIFY_SOCKET", "") or None
         watchdog_us = env.pop("WATCHDOG_USEC", "")
@@ -97,9 +110,10 @@ class ServiceNotifier:
         return cls(address)
 
     async def tell(self, **fields: object) -> None:
-        """Send one message.
+        """Send one message, if there is a manager.
 
-        A failure is logged, once per outage: a manager that gets no messages may stop the daemon.
+        A failure is logged once per outage, because a manager that gets no messages may stop the
+        daemon.
         """
         if self._address is None:
             return
@@ -137,10 +151,11 @@ class ServiceNotifier:
     async def have_patience(self, doing: str, call: Callable[[], T]) -> T:
         """Run a blocking call in a thread, and ask the manager for more time until it returns.
 
-        After a quarter of an hour, it asks no more, and the manager may end the daemon.
+        After `_MAX_WORK_S`, the daemon asks for no more time, and the manager may end it.
 
         Args:
             doing: the status line during the call.
+            call: the blocking call, whose result is returned.
         """
         work = asyncio.get_running_loop().run_in_executor(None, call)
         for _ in range(int(_MAX_WORK_S / self._period_s)):
@@ -156,7 +171,7 @@ class ServiceNotifier:
 
 
 def _message(fields: Mapping[str, object]) -> bytes:
-    """Return a message of one field per line."""
+    """Return the bytes of a message, which has one field per line."""
     lines = []
     for name, value in fields.items():
         words = str(value).split()  # a line break would begin another field

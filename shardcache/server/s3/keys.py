@@ -1,4 +1,9 @@
-"""Keys for the S3 endpoint: users get them over the Unix socket, which identifies each user."""
+"""Keys for the S3 endpoint.
+
+A key is an id and a secret with which an S3 client signs its requests. Users get keys over the Unix
+socket, where the kernel identifies each user. The keys are kept in a file in the cache folder, so
+that they remain valid when the daemon restarts.
+"""
 
 import asyncio
 import contextlib
@@ -20,13 +25,15 @@ log = structlog.get_logger()
 _ID_BYTES = 10
 _SECRET_BYTES = 30
 _ID_BEGINNING = "SHARDCACHE"
-# A key is given again as long as more than this share of a new key's life is left.
+# A user who asks again gets the same key as long as more than this share of a new key's life is
+# left.
 _MIN_SHARE_LEFT = 0.5
-# Time for which expired keys are remembered, so that their users get an error that says so.
+# Time for which expired keys are remembered, so that their users get an error that says that the
+# key has expired.
 _REMEMBERED_S = 7 * 24 * 3600
 _MAX_KEYS = 10_000
 _MODE = 0o600
-_OTHERS = 0o077  # permissions of anybody but the owner
+_OTHERS = 0o077  # permissions of users other than the owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,8 @@ class S3Key:
     Attributes:
         access_key: its public id.
         secret_key: the secret with which requests are signed.
-        peer: the user, with the groups of the user at that time.
-        expires_s: time of its expiry, in seconds since the Unix epoch.
+        peer: the user, with the groups that the user had when the key was given.
+        expires_s: time at which the key expires, in seconds since the Unix epoch.
     """
 
     access_key: str
@@ -70,7 +77,7 @@ class S3Keys:
 
     Args:
         path: path of that file.
-        unfinished: path on the same filesystem for a file that replaces it.
+        unfinished: path on the same filesystem, for a new file until it replaces the old one.
         life_s: time for which a new key is valid.
     """
 
@@ -78,7 +85,7 @@ class S3Keys:
         self._path = path
         self._unfinished = unfinished
         self._life_s = life_s
-        self._keys: dict[str, S3Key] = {}  # by id, oldest first
+        self._keys: dict[str, S3Key] = {}  # by id, the oldest key first
         self._latest: dict[Peer, S3Key] = {}  # by user, the newest key
         self._saving = asyncio.Lock()
 
@@ -112,9 +119,10 @@ class S3Keys:
         return self._keys.get(access_key)
 
     def _may_be_given_again(self, left_s: float) -> bool:
-        """Return whether to give a key again that is valid for `left_s` more.
+        """Return whether to give a key again that is valid for another `left_s`.
 
-        Not if that is longer than a new key's life, as of a key from a daemon with a longer one.
+        A key that is valid for longer than a new one is not given again: an earlier daemon, with a
+        longer life of keys, has made it.
         """
         return self._life_s * _MIN_SHARE_LEFT < left_s <= self._life_s
 
@@ -124,7 +132,7 @@ class S3Keys:
         self._latest[key.peer] = key
 
     def _forget_old(self, now_s: float) -> None:
-        """Forget keys that expired long ago, and the oldest of too many."""
+        """Forget keys that expired long ago, and the oldest keys if there are too many."""
         old = [key for key in self._keys.values() if now_s - key.expires_s > _REMEMBERED_S]
         surplus = len(self._keys) - len(old) - _MAX_KEYS
         if surplus > 0:
@@ -135,7 +143,7 @@ class S3Keys:
                 del self._latest[key.peer]
 
     async def _save(self) -> None:
-        """Write the keys, so that they survive this daemon; log it if they cannot be written."""
+        """Write the keys to the file, so that they survive this daemon; log an error."""
         async with self._saving:
             lines = [key.to_line() for key in self._keys.values()]
             try:
@@ -151,7 +159,8 @@ class S3Keys:
 def _private_lines(path: Path) -> list[bytes]:
     """Return the lines of a file that only this user can read or write. Blocks.
 
-    No lines of any other file, or of one that cannot be read; this is logged.
+    Returns no lines, and logs the reason, if the file cannot be read, or if other users could read
+    or write it.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -175,7 +184,8 @@ def _private_lines(path: Path) -> list[bytes]:
 def _write_for_owner(path: Path, unfinished: Path, lines: Iterable[str]) -> None:
     """Replace a file with one that only its owner can read or write. Blocks. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        unfinished.unlink()  # other processes may have it open
+        # A leftover is not written to, because other processes may have it open.
+        unfinished.unlink()
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.writelines(lines)

@@ -1,4 +1,7 @@
-"""Errors in S3's form: a status, a code that clients know, and a message with the remedy."""
+"""Errors in S3's form: a status, a code that clients know, and a message with the remedy.
+
+The S3 endpoint (`door`) turns each error of a request into an `S3Error`, and sends its document.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,13 +49,14 @@ _CODES: dict[type[ShardcacheError], str] = {
     errors.OriginUnavailableError: "ServiceUnavailable",
     errors.ShardChangedError: "ServiceUnavailable",
     errors.CacheError: "ServiceUnavailable",
-    errors.OriginError: "InvalidRequest",  # the store refuses the request, and would do so again
+    # The store refuses the request, and would refuse it again.
+    errors.OriginError: "InvalidRequest",
 }
 
 
 @dataclass(slots=True)
 class S3Error(Exception):
-    """The refusal of a request, as S3 would refuse it.
+    """The refusal of a request, in the form in which S3 refuses requests.
 
     Attributes:
         code: one of the codes that S3's clients know.
@@ -79,7 +83,12 @@ class S3Error(Exception):
         return cls(next(codes, "InternalError"), message)
 
     def document(self, resource: str, request_id: str) -> bytes:
-        """Return S3's error document."""
+        """Return S3's error document, which is XML.
+
+        Args:
+            resource: path of the request.
+            request_id: id of the request, as in the answer's headers.
+        """
         return (
             '<?xml version="1.0" encoding="UTF-8"?>\n'
             f"<Error><Code>{self.code}</Code><Message>{in_xml(self.message)}</Message>"
@@ -88,7 +97,7 @@ class S3Error(Exception):
 
 
 def in_xml(text: str) -> str:
-    """Return text escaped for XML; characters that XML 1.0 cannot hold are replaced."""
+    """Return text escaped for XML, with U+FFFD in place of characters that XML cannot hold."""
     valid = "".join(char if _is_valid_in_xml(char) else "\ufffd" for char in text)
     return escape(valid)
 

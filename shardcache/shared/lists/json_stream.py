@@ -1,4 +1,8 @@
-"""Incremental parser of a large JSON object, with a part of the text in memory at a time."""
+"""Incremental parser of a large JSON object, with a part of the text in memory at a time.
+
+`shardlist` reads index files with it. The window is the part of the text that is in memory; it
+slides over the text.
+"""
 
 import json
 import re
@@ -16,7 +20,7 @@ _DECODER = json.JSONDecoder()
 class JsonText:
     """Incremental parser of a JSON object, with a sliding window over its text.
 
-    No value may exceed the window.
+    A value must not be longer than the window. Every method raises ValueError for invalid JSON.
     """
 
     def __init__(self, source: TextIO) -> None:
@@ -25,7 +29,9 @@ class JsonText:
         self._at = 0  # position in the window
         self._window = ""
         self._is_last = False  # True if the text ends with the window
-        self._was_tried = False  # True once `_objects` has tried to read all of this window
+        # True once `_objects` has tried to read all objects of this window. If that has failed, to
+        # try again would fail as well.
+        self._was_tried = False
         self._slide()
 
     def begins(self, mark: str) -> bool:
@@ -34,7 +40,10 @@ class JsonText:
         return self._window.startswith(mark, self._at)
 
     def members(self) -> Iterator[str]:
-        """Yield each member name of the top-level object; the caller reads its value."""
+        """Yield the name of each member of the top-level object.
+
+        The caller has to read the member's value before it takes the next name.
+        """
         for _ in self._list("{", "}"):
             name = self.value()
             self._take(":")
@@ -65,13 +74,13 @@ class JsonText:
         except RecursionError as exn:
             raise ValueError("it is nested too deeply") from exn
         else:
-            # At the end of a window, a number may continue in the next one.
+            # A number at the end of the window may continue after the window.
             if end < len(self._window) or self._is_last:
                 self._at = end
                 return value
 
-        # The value continues after the window: move the window to the value's beginning. If it is
-        # there already, the value is too long.
+        # The value continues after the window, so the window is moved to the value's beginning. If
+        # the window begins there already, the value is too long.
         if self._at == 0:
             reason = f"invalid JSON, or a value longer than {_WINDOW_CHARS:,} characters"
             raise self._error(reason, 0)
@@ -81,12 +90,12 @@ class JsonText:
     def _objects(self) -> list[Any]:
         """Read all complete objects of the window together, up to its last brace.
 
-        Returns no values if there are others among them. This is much faster than to read them one
-        by one.
+        This is much faster than reading them one by one. Returns no values, and reads nothing, if
+        the text up to the last brace is not a list of values: then the caller reads one value.
         """
         stop = None
         if self._is_last and "]" in self._window:
-            stop = self._window.rfind("]")  # most likely the end of the list
+            stop = self._window.rfind("]")  # most likely, the list of objects ends here
         end = self._window.rfind("}", self._at, stop) + 1
         if self._was_tried or end <= self._at:
             return []
@@ -108,7 +117,7 @@ class JsonText:
         self._is_last = len(self._window) < _WINDOW_CHARS
 
     def _list(self, opening: str, closing: str) -> Iterator[None]:
-        """Yield before each element of a list or object, which the caller reads."""
+        """Yield before each element of a list or object; the caller then reads the element."""
         self._take(opening)
         if self.begins(closing):
             self._at += 1
@@ -140,7 +149,7 @@ class JsonText:
         return space.end()
 
     def _error(self, reason: str, at: int | None = None) -> ValueError:
-        """Return the error for text at a position in the window, by default the present one."""
+        """Return the error for the text at a position in the window; None for the present one."""
         if at is None:
             at = self._at
         return ValueError(f"{reason}, at character {self._start + at:,}")

@@ -1,9 +1,9 @@
 """Reader and writer of index files in wids format: every shard with its number of samples.
 
-The format is that of webdataset 0.2's `wids` package: `{"wids_version": 1, "shardlist": [{"url",
-"nsamples", "filesize"}, ...]}`, with urls absolute or relative to the file. There are two more
-fields, which wids ignores: `etag`, the shard's version in the object store to which the numbers
-belong, and `ntokens`, the number of tokens in the shard, if it has any.
+The format comes from webdataset 0.2's `wids` package: `{"wids_version": 1, "shardlist": [{"url",
+"nsamples", "filesize"}, ...]}`, with urls that are absolute or relative to the file. There are two
+more fields, which wids ignores. `etag` is the shard's version in the object store, to which the
+numbers belong. `ntokens` is the number of tokens in the shard, if it has any.
 """
 
 import io
@@ -18,14 +18,14 @@ from shardcache.shared.protocol import ShardRef
 
 KIND = "wids-shard-index-v1"
 WIDS_VERSION = 1
-# A million shards of 100 MB are 100 TB. Each takes about 250 bytes of memory while a manifest is
-# built.
+# Maximum number of shards of an index. A million shards of 100 MB are 100 TB. Each shard takes
+# about 250 bytes of memory while a manifest is built.
 MAX_SHARDS = 2_000_000
 
 _COUNTS = ("filesize", "nsamples", "ntokens")
 _TYPES_OF_ETAGS = {str, type(None)}
 _MAX_COUNT = 2**63
-_SHOWN_CHARS = 100  # of a wrong row, in an error
+_SHOWN_CHARS = 100  # number of characters of a wrong row that an error shows
 
 
 def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
@@ -33,7 +33,8 @@ def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
 
     Args:
         shards: shards with all of their numbers known.
-        relative_to: url of a folder; urls below it are written relative to it.
+        relative_to: url of a folder; urls below the folder are written relative to it. None to
+            write all urls absolute.
     """
     rows = ",\n".join("  " + _row(shard, relative_to) for shard in shards)
     lines = (
@@ -49,7 +50,7 @@ def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
 
 
 def _row(shard: ShardRef, relative_to: str | None) -> str:
-    """Return a shard's row as JSON; arguments as of `write`."""
+    """Return a shard's row as JSON; `relative_to` is as for `write`."""
     url = shard.url
     if relative_to is not None:
         url = _relative(url, relative_to.rstrip("/") + "/")
@@ -76,9 +77,9 @@ def _relative(url: str, folder: str) -> str:
 def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
     """Yield the shards of an index in its order, many at a time, with urls and etags as written.
 
-    Parsing the whole file at once would take up to thirty times its size in memory, and block the
-    interpreter. Raises ValueError, with a reason, for a file that is not an index, that lists more
-    than `max_shards`, or that refers to further datasets.
+    The file is parsed in pieces: to parse it at once would take up to thirty times its size in
+    memory, and block the interpreter. Raises ValueError, with a reason, for a file that is not an
+    index, that lists more than `max_shards`, or that refers to further datasets.
     """
     source = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
     text = JsonText(source)
@@ -104,7 +105,8 @@ def read(data: bytes, max_shards: int = MAX_SHARDS) -> Iterator[ShardColumns]:
 def _columns(rows: list[Any]) -> ShardColumns:
     """Return the rows' columns. Raises ValueError for a malformed row.
 
-    All rows are checked together. Only if that fails, each is checked, to find the reason.
+    All rows are checked together, which is fast. Only if that check fails, each row is checked to
+    find the reason.
     """
     if _types_of(rows) == {dict}:
         names = ("url", "etag", *_COUNTS)
@@ -112,11 +114,12 @@ def _columns(rows: list[Any]) -> ShardColumns:
         if _are_sound(columns):
             return columns
     faults = (fault for fault in map(_fault, rows) if fault)
-    raise ValueError(next(faults))  # there is one, as `_fault` has the same rules
+    # `_fault` has the same rules as `_are_sound`, so there is a fault.
+    raise ValueError(next(faults))
 
 
 def _are_sound(columns: ShardColumns) -> bool:
-    """Return whether all rows are well-formed; the same rules as `_fault`, but faster."""
+    """Return whether all rows are well-formed, by the same rules as `_fault` but faster."""
     urls, etags, *counts = columns
     if _types_of(urls) != {str} or not _types_of(etags) <= _TYPES_OF_ETAGS:
         return False

@@ -1,4 +1,7 @@
-"""Local paths as urls with the same meaning for the daemon, which has another working directory."""
+"""Local paths as urls that mean the same to the daemon, which has another working directory.
+
+The client and the command line call these functions on urls that a user has written.
+"""
 
 import os
 from collections.abc import Iterable
@@ -31,8 +34,11 @@ def from_here(url: str | os.PathLike[str]) -> str:
 
 
 def _absolute(path: str) -> str:
-    """Return a relative path or pattern as an absolute one; it may be too long for a path."""
-    # Only `.` and `..` at its beginning are resolved, as what follows may be a pattern.
+    """Return a relative path or pattern as an absolute one.
+
+    This works on the text alone, because a pattern may be longer than a path can be.
+    """
+    # Only `.` and `..` at the beginning are resolved: the names that follow may be a pattern.
     folder = os.getcwd()  # noqa: PTH109
     while True:
         first, _, remaining = path.partition("/")

@@ -1,4 +1,7 @@
-"""Signed urls of web servers; those that differ only in these parameters name the same object.
+"""Signed urls of web servers.
+
+A signed url has parameters that permit a read until it expires. Urls that differ only in these
+parameters name the same object, so the cache leaves the parameters out of a shard's name.
 
 ======================  ====================================================================
 signed by               parameters
@@ -11,7 +14,8 @@ Google, version 2       `GoogleAccessId`, `Signature`, `Expires`
 Azure (SAS)             `sv`, `sig`, `se`, `sp`, `sr` and the other fields of a token
 ======================  ====================================================================
 
-Anyone who has such a url may read the object until it expires. Uses the standard library alone.
+Anyone who has such a url may read the object until the url expires. The client imports this module
+as well, so it uses the standard library alone.
 """
 
 import re
@@ -25,9 +29,10 @@ class _Signing(NamedTuple):
     """One way of signing urls; names of parameters are in lower case.
 
     Attributes:
-        marks: parameters that every url signed this way has.
-        prefix: beginning of the names of its parameters; empty if they have none in common.
-        others: its other parameters, without that prefix.
+        marks: names of the parameters that every url signed this way has.
+        prefix: beginning that the names of the signature's parameters have in common; empty if they
+            have none in common.
+        others: names of the signature's other parameters, which do not have this prefix.
     """
 
     marks: frozenset[str]
@@ -41,7 +46,7 @@ class _Signing(NamedTuple):
         return bool(self.prefix) and name.startswith(self.prefix)
 
 
-# Fields of a SAS token besides its version and signature.
+# Fields that a SAS token may have in addition to its version and signature.
 _SAS_FIELDS = frozenset(
     {
         "se",
@@ -85,11 +90,11 @@ _BASIC_DATE = "%Y%m%dT%H%M%SZ"  # ISO 8601's basic format
 
 
 class _SignedUrl(NamedTuple):
-    """A url in parts.
+    """A signed url in two parts.
 
     Attributes:
         object_url: the url without its signature's parameters.
-        signature: these parameters, decoded, by their names in lower case.
+        signature: the signature's parameters, decoded, by their names in lower case.
     """
 
     object_url: str
@@ -102,7 +107,7 @@ def is_signed(url: str) -> bool:
 
 
 def without_signature(url: str) -> str:
-    """Return a url without the parameters of its signature; one that is not signed, unchanged."""
+    """Return a url without the parameters of its signature; other urls are returned unchanged."""
     parsed = _parsed(url)
     return url if parsed is None else parsed.object_url
 
@@ -110,7 +115,8 @@ def without_signature(url: str) -> str:
 def expiry_s(url: str) -> float | None:
     """Return the time at which a signed url expires, in seconds since the Unix epoch.
 
-    None if it does not state it. A policy of CloudFront is not read.
+    Returns None if the url does not state the time, and for a policy of CloudFront, which is not
+    parsed.
     """
     parsed = _parsed(url)
     if parsed is None:
@@ -137,7 +143,8 @@ def expiry_s(url: str) -> float | None:
 def _parsed(url: str) -> _SignedUrl | None:
     """Return the parts of a signed url; None for any other."""
     path, mark, query = url.partition("?")
-    if not mark or not _WEB.match(url):  # of millions of urls, few have a query
+    # This comes first because there may be millions of urls, and few of them have a query.
+    if not mark or not _WEB.match(url):
         return None
     query, hash_mark, fragment = query.partition("#")
     parameters = [(text, _name_in(text)) for text in query.split("&")]

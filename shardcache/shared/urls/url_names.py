@@ -1,9 +1,9 @@
 """Names of objects: their suffixes state whether they are shards, of which format, or index files.
 
-Lists of shards that other programs write are index files, too.
-
-A name is the path of a url. Neither the query of a web url nor the version in a url of S3
-(`?versionId=ID`) is part of it.
+An index file lists shards. Lists that other programs write are index files, too. A name is the path
+of a url: it includes neither the query of a web url nor the version in an S3 url
+(`?versionId=ID`). A key split is the mark `#key_split=last-dot`, by which a user says how the names
+in a tar are split into keys and fields. A split, such as `#train`, names a part of an index file.
 """
 
 import re
@@ -40,8 +40,11 @@ def path_of(url: str) -> str:
 
 
 def version_in(url: str) -> tuple[str, str]:
-    """Return a url of S3 without `?versionId=ID`, and this id; any other url, and an empty id."""
-    if "?" not in url:  # as nearly all of millions of urls
+    """Return an S3 url without `?versionId=ID`, and the id.
+
+    Any other url is returned unchanged, with an empty id.
+    """
+    if "?" not in url:  # a fast path for nearly all urls, of which there may be millions
         return url, ""
     match = _VERSIONED.fullmatch(url)
     if match is None:
@@ -61,14 +64,15 @@ def is_tar(url: str) -> bool:
 
 
 def is_tar_or_unnamed(url: str) -> bool:
-    """Return whether the samples of an object are read as those of a tar."""
+    """Return whether an object's samples are read as a tar's: its name states tar or no format."""
     return format_of(url) is TAR
 
 
 def is_shard_or_file(url: str) -> bool:
     """Return whether an object counts as a shard where both shards and files are wanted.
 
-    Objects whose format is as common outside of datasets count as files there.
+    This is stricter than `is_shard`: an object counts as a file if its format is as common outside
+    of datasets, such as JSON Lines.
     """
     format_ = _named_format(url)
     return format_ is not None and not format_.is_often_a_file
@@ -85,12 +89,15 @@ def may_be_a_file(url: str) -> bool:
 
 
 def format_of(url: str) -> Format:
-    """Return the format of a shard; tar unless its name says another."""
+    """Return the format of a shard; tar unless the shard's name states another format."""
     return table.format_of(path_of(url))
 
 
 def split_of(index: str) -> tuple[str, str | None]:
-    """Return the url of an index file, and the split that follows it, as in `#train`, or None."""
+    """Return the url of an index file, and the split that follows it, as in `#train`.
+
+    The split is None if the url names none.
+    """
     index, _ = key_split_in(index)
     url, mark, split = index.rpartition("#")
     if mark and "/" not in split and path_of(url).lower().endswith(_LISTS):
@@ -117,7 +124,7 @@ def may_name_index(pattern: str) -> bool:
 def compression_of(url: str) -> str | None:
     """Return the compression that a shard's name states.
 
-    None for a plain shard and any other file.
+    Returns None for a shard that is not compressed, and for any other file.
     """
     return table.compression_of(path_of(url))
 
@@ -133,7 +140,10 @@ def is_stored_as_is(url: str) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a compressed shard without its compression, others unchanged."""
+    """Return the name that a compressed shard has when it is decompressed.
+
+    Other names are returned unchanged.
+    """
     named = table.suffix_of(name)
     if named is None:
         return name
@@ -144,9 +154,9 @@ def plain_name(name: str) -> str:
 
 
 def beside_index(index: str, suffix: str) -> str:
-    """Return an index file's url with another suffix, that of a file beside it.
+    """Return the url of the file that has an index file's name with another suffix.
 
-    A query is kept. The version of an object in S3 is not: another object has no such version.
+    A query is kept. An S3 version is not kept, because the other object has other versions.
     """
     file, _ = split_of(index)
     file, _ = version_in(file)
@@ -157,7 +167,7 @@ def beside_index(index: str, suffix: str) -> str:
 
 
 def _named_format(url: str) -> Format | None:
-    """Return the format that an object's suffix names; None if it is not a shard's."""
+    """Return the format that an object's suffix names; None if the suffix is not a shard's."""
     named = table.suffix_of(path_of(url))
     if named is None:
         return None
