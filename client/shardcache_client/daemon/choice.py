@@ -1,4 +1,8 @@
-"""Choice of the daemon that serves a reader: the node's, or this user's private one."""
+"""Choice of the daemon that serves a reader: the node's daemon, or this user's private daemon.
+
+The choice is made from the arguments `socket`, `daemon` and `fallback` of a dataset. The choice
+stays the same for the life of the reader; `failover` decides which daemon serves at a moment.
+"""
 
 import os
 from contextlib import suppress
@@ -15,7 +19,7 @@ from shardcache.shared.unix_socket import health
 Which: TypeAlias = Literal["auto", "node", "private"]
 Fallback: TypeAlias = Literal["error", "private"]
 
-# Packages without which no daemon can be started.
+# Packages that a daemon imports. An installation without the extra `daemon` lacks some of them.
 _DAEMON_PACKAGES = ("aiohttp", "click", "diskcache", "fsspec", "pydantic", "structlog")
 _HEALTH_TIMEOUT_S = 2.0
 
@@ -25,8 +29,8 @@ class DaemonChoice:
     """The daemon that serves a reader.
 
     Attributes:
-        node: socket of the node's daemon; None for a private one.
-        fallback: True if a private one serves while the node's cannot.
+        node: socket of the node's daemon; None for the private daemon.
+        fallback: True if the private daemon serves while the node's daemon cannot.
     """
 
     node: Path | None
@@ -39,7 +43,16 @@ class DaemonChoice:
         daemon: Which = "auto",
         fallback: Fallback = "error",
     ) -> "DaemonChoice":
-        """Return the choice that a user's arguments describe. Raises ConfigError."""
+        """Return the choice that a user's arguments describe.
+
+        Args:
+            socket: path of the node's daemon's socket; None for the configured path.
+            daemon: "auto" for the node's daemon if the node has one, and otherwise a private one.
+            fallback: "private" if a private daemon may replace the node's daemon.
+
+        Raises ConfigError if the arguments contradict each other, or if a private daemon may be
+        needed but cannot be started.
+        """
         if socket is not None and daemon == "private":
             raise errors.ConfigError(
                 "socket and daemon='private' cannot be combined",
@@ -56,16 +69,16 @@ class DaemonChoice:
         return cls(socket_path(socket), may_fall_back)
 
     def node_status(self) -> str | None:
-        """Return the status that the node's daemon reports, "ok" if it is healthy.
+        """Return the status that the node's daemon reports: "ok" if the daemon is healthy.
 
-        None if it does not answer.
+        Returns None if the daemon does not answer.
         """
         assert self.node is not None
         return status_at(self.node)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that describe this choice."""
+        """Keyword arguments of a dataset that lead to this choice."""
         if self.node is None:
             return {"daemon": "private"}
         fallback = "private" if self.fallback else "error"
@@ -73,7 +86,7 @@ class DaemonChoice:
 
 
 def status_at(socket: Path) -> str | None:
-    """Return the status that the daemon at a socket reports; None if it does not answer."""
+    """Return the status that a socket's daemon reports; None if the daemon does not answer."""
     with suppress(OSError, ValueError):
         return str(health(socket, _HEALTH_TIMEOUT_S)["status"])
     return None

@@ -1,7 +1,8 @@
 """One connection to the daemon, which speaks `shardcache.shared.protocol`.
 
-Requests are answered in any order: answers are matched by `id`. A connection does not recover: once
-broken, every method raises NoDaemonError, and the owner opens another (see `session`).
+The messages are JSON. A request has an `id`, and its answer carries the same `id`, so answers may
+come in any order. A bundle is one message that holds several. A connection does not recover: once
+it is broken, every method raises NoDaemonError. Its owner, a `DaemonLink`, then opens another.
 """
 
 import json
@@ -24,21 +25,20 @@ from shardcache_client.order.sequences.rounds import Topology
 
 log = logging.getLogger("shardcache")
 
-# Limit for sending a message. The kernel takes it at once unless it still has some 200 kB of
-# earlier ones, and the daemon reads its sockets from an event loop that nothing may block: a daemon
-# that has read nothing for this long is frozen.
+# Time limit for sending a message. The kernel takes a message immediately unless it still has some
+# 200 kB of earlier messages. The daemon reads its sockets in an event loop that nothing may block,
+# so a daemon that has read nothing for this long is frozen.
 _SEND_TIMEOUT_S = 1.0
 # The daemon explains a wait immediately, unless it is overloaded.
 _EXPLAIN_TIMEOUT_S = 5.0
-# How long a request waits for its answer before the log says why, and from then on.
+# Wait for an answer before the log first gives the reason, and interval of the log lines after it.
 _FIRST_REPORT_S = 10.0
 _NEXT_REPORT_S = 60.0
 # How often a request that waits for its answer calls `on_wait`.
 _ON_WAIT_INTERVAL_S = 1.0
-# How long an answer is still waited for after the deadline, which may have passed while this
-# process was stopped.
+# Extra wait for an answer after the deadline, which may have passed while this process was stopped.
 _LAST_LOOK_S = 1.0
-_SHOWN_CHARS = 100
+_SHOWN_CHARS = 100  # of an unknown message type, in the error's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,12 @@ class ReaderIdentity:
     """A reading process, as shown in the daemon's list of jobs.
 
     Attributes:
-        job: its name.
+        job: name of the training job.
         topology: the process's place among the readers of the job.
-        loader: name shared by the workers of one DataLoader, which takes batches from them in turn.
-        batch_size: number of samples in such a batch.
-        pid: of the process.
+        loader: name shared by the workers of one DataLoader, which takes batches from its workers
+            in turn; empty without workers.
+        batch_size: number of samples in a batch of that DataLoader.
+        pid: id of the process.
     """
 
     job: str
@@ -86,8 +87,10 @@ class DaemonConnection:
 
         Args:
             socket: path of the daemon's socket.
-            deadline_s: for everything from the connect to the welcome.
-            is_private: True if only a daemon of this user may be at the socket.
+            reader: identity under which the daemon lists the session.
+            deadline_s: time by which the daemon must have sent its welcome.
+            is_private: True for a private daemon: the process at the socket must belong to this
+                user, and is then sent this process's credentials of object stores.
         """
         self.socket = socket
         self._last_id = 0  # of the requests
@@ -114,7 +117,7 @@ class DaemonConnection:
         """Send `hello`, and check the daemon's `welcome`.
 
         Args:
-            credentials: for a private daemon; empty for the node's.
+            credentials: credentials of object stores for a private daemon; empty for the node's.
         """
         spoken = versions.SPOKEN
         fields: Json = {
@@ -141,31 +144,35 @@ class DaemonConnection:
             )
         self._takes_bundles = welcome.get("bundles", False)
         chosen = self._checked("hello", welcome)["protocol"]
-        # The daemon has chosen a version that both speak; daemons older than negotiation report
-        # their only version.
+        # The daemon has chosen a version that both sides speak. A daemon that is too old to choose
+        # reports the only version it speaks, which `agree` may reject.
         daemon = versions.Release(str(welcome.get("version")), versions.Spoken(chosen, chosen))
         versions.agree(daemon=daemon, client=versions.Release(__version__, spoken))
 
     def tell(self, kind: str, deadline_s: float | None = None, **fields: Any) -> None:
-        """Send a message that gets no answer, by the deadline or within a second."""
+        """Send a message that gets no answer.
+
+        Args:
+            deadline_s: time by which the message must be sent; None for a second from now.
+        """
         if deadline_s is None:
             deadline_s = time.monotonic() + _SEND_TIMEOUT_S
         self._send({"type": kind, **fields}, deadline_s)
 
     def _send(self, message: Json, deadline_s: float) -> None:
-        """Send a message, which is a binary one if it has packed shards."""
+        """Send a message: as a binary frame if it has packed shards, otherwise as text."""
         is_binary = "packed" in message
         with self._translated():
             self._websocket.send(protocol.written(message), deadline_s, binary=is_binary)
 
     def request(self, kind: str, deadline_s: float | None = None, **fields: Any) -> int:
-        """Send a request, by the deadline or within a second; return its id, for `answer`."""
+        """Send a request, with a deadline as in `tell`; return the id for `answer`."""
         request = self._new_id(kind)
         self.tell(kind, deadline_s, id=request, **fields)
         return request
 
     def _new_id(self, kind: str) -> int:
-        """Return the id of a new request of a kind, whose answer is kept from now on."""
+        """Return the id for a new request of a kind; its answer is kept when it arrives."""
         self._last_id += 1
         self._kinds[self._last_id] = kind
         return self._last_id
@@ -180,8 +187,8 @@ class DaemonConnection:
     def send_all(self, messages: Sequence[Json]) -> None:
         """Send messages within a second, as one bundle if the daemon takes bundles.
 
-        A daemon that does not take them does not know the field `needed` of a lease, either: it
-        gets a message `need` for the lease.
+        A daemon that does not take bundles does not know the field `needed` of a lease, either:
+        such a daemon is sent a message `need` after the lease.
         """
         deadline_s = time.monotonic() + _SEND_TIMEOUT_S
         if self._takes_bundles:
@@ -196,9 +203,9 @@ class DaemonConnection:
                 self.tell("need", deadline_s, of=message["id"])
 
     def answer(self, request: int, deadline_s: float) -> Json | None:
-        """Return a request's answer, or None if none came by the deadline.
+        """Return a request's answer, or None if no answer came by the deadline.
 
-        If the answer is an error, raise it.
+        Raises the error if the answer is an error. The answer is not kept any longer.
         """
         while request not in self._answers:
             message = self._receive(deadline_s)
@@ -219,11 +226,14 @@ class DaemonConnection:
         # Anything else is unsolicited: a message from a newer release, which this one ignores.
 
     def arrived(self, request: int) -> Json | None:
-        """Return a request's answer, if it was received while waiting for another one."""
+        """Return a request's answer if it has been received already; None otherwise.
+
+        Reads nothing from the socket: answers arrive while `answer` waits for another request.
+        """
         return self._answers.get(request)
 
     def _checked(self, kind: str, answer: Json) -> Json:
-        """Return the answer to a kind of request; raise it if it is an error."""
+        """Return the answer to a request of a kind; raise the error if the answer is an error."""
         if answer["type"] == "error":
             raise errors.from_json(answer["error"])
         if answer["type"] not in protocol.REQUESTS[kind].answers:
@@ -249,9 +259,10 @@ class DaemonConnection:
         """Send a request and return its answer.
 
         Args:
-            on_wait: is called each second, and may raise to end the wait.
+            on_wait: called each second; it may raise to end the wait.
 
-        Raises NoDaemonError if no answer comes by the deadline, or within a second after it.
+        Raises NoDaemonError if no answer comes by the deadline. A deadline that has already passed
+        still leaves a second for the answer.
         """
         begun_s = time.monotonic()
         request = self.request(kind, max(deadline_s, begun_s + _SEND_TIMEOUT_S), **fields)
@@ -259,7 +270,7 @@ class DaemonConnection:
         reason = ""
         while True:
             now_s = time.monotonic()
-            is_last = now_s >= deadline_s
+            is_last = now_s >= deadline_s  # True in the last round, which is after the deadline
             until_s = min(deadline_s, report_s, now_s + _ON_WAIT_INTERVAL_S)
             if is_last:
                 until_s = now_s + _LAST_LOOK_S
@@ -276,7 +287,11 @@ class DaemonConnection:
                 log.warning("waiting for %.0f s: %s", time.monotonic() - begun_s, reason)
 
     def _unanswered(self, kind: str, reason: str) -> errors.NoDaemonError:
-        """Return the error for a request without an answer; the reason may be empty."""
+        """Return the error for a request that was not answered in time.
+
+        Args:
+            reason: the daemon's last explanation of the wait; empty if it gave none.
+        """
         why = f" ({reason})" if reason else ""
         return errors.NoDaemonError(
             f"the daemon did not answer {kind!r} in time{why}",
@@ -287,7 +302,8 @@ class DaemonConnection:
     def explain(self, request: int, deadline_s: float) -> tuple[str, int]:
         """Return the reason why a request is not answered yet, and the bytes that have arrived.
 
-        These are of the shard that it is for; 0 if it is for none.
+        The second value counts the bytes of the shard that was requested; it is 0 if the request is
+        not for a shard.
         """
         until_s = min(deadline_s, time.monotonic() + _EXPLAIN_TIMEOUT_S)
         answer = self.answer(self.request("explain", until_s, of=request), until_s)
@@ -306,7 +322,7 @@ class DaemonConnection:
         self._websocket.close()
 
     def _receive(self, deadline_s: float) -> Json | None:
-        """Return the daemon's next message, checked; None if none comes by the deadline."""
+        """Return the daemon's next valid message; None if no message comes by the deadline."""
         with self._translated():
             data = self._websocket.receive(deadline_s)
             if data is None:
@@ -334,18 +350,20 @@ class DaemonConnection:
 
 
 def _check_answer(message: Json) -> None:
-    """Raise ProtocolError unless a message of the daemon has its fields."""
+    """Raise ProtocolError unless a message of the daemon has the fields of its type."""
     kind = protocol.take(message, "type", str)
     protocol.ANSWERS.get(kind, protocol.UNKNOWN).check(message)
-    protocol.UNKNOWN.check(message)  # whatever its type, its `id` may name a request
+    protocol.UNKNOWN.check(message)  # a message of any type may have an `id`, which is checked here
 
 
 def hanging_daemon(socket: str | Path, how: str) -> errors.NoDaemonError:
-    """Return the error for a daemon that hangs: as it still listens, no other can be started.
+    """Return the error for a daemon that hangs.
+
+    The remedy is not to start a daemon: the hanging one still listens at the socket.
 
     Args:
         socket: path of the daemon's socket.
-        how: a clause about what it does not answer, or since when.
+        how: the sign by which it hangs, as a clause for the message.
     """
     status = f"shardcache status --socket {shlex.quote(str(socket))}"
     return errors.NoDaemonError(
@@ -356,7 +374,11 @@ def hanging_daemon(socket: str | Path, how: str) -> errors.NoDaemonError:
 
 
 def _broken(exn: OSError, where: str) -> errors.ShardcacheError:
-    """Return the error for a connection that cannot be opened, or has broken."""
+    """Return the error for a connection that cannot be opened, or has broken.
+
+    Args:
+        where: path of the daemon's socket.
+    """
     if isinstance(exn, PermissionError):
         return errors.DaemonError(
             "you may not use the daemon's socket",
@@ -374,7 +396,7 @@ def _broken(exn: OSError, where: str) -> errors.ShardcacheError:
         return errors.StoppingError("the daemon is stopping", url=where)
     if isinstance(exn, TimeoutError):
         return hanging_daemon(where, str(exn))
-    # Python checks the length of a path before the kernel does, and raises without an errno.
+    # Python checks the length of a socket's path itself, and raises an OSError without an errno.
     if exn.errno is None and "too long" in str(exn):
         return errors.ConfigError(
             "a socket's path has at most 107 bytes",
@@ -386,7 +408,7 @@ def _broken(exn: OSError, where: str) -> errors.ShardcacheError:
 
 
 def _refusal(exn: HandshakeError, where: str) -> errors.ShardcacheError:
-    """Return the error that a server sends in place of a session."""
+    """Return the error that a server has sent in its answer to the WebSocket handshake."""
     try:
         return errors.from_json(json.loads(exn.body)["error"])
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,9 @@
-"""Choice of a reader's daemon: the node's, or the private one that replaces it for a while."""
+"""The decision which daemon serves a reader now: the node's, or the user's private daemon.
+
+The node's daemon serves all users of the node. The private daemon belongs to one user, and can
+replace the node's for a while if the reader was made with `fallback="private"`. This module only
+decides; `DaemonLink` connects to the daemons.
+"""
 
 import time
 from pathlib import Path
@@ -8,26 +13,28 @@ from shardcache_client.daemon.patience import Deadline, Outage, Patience
 
 # Longest pause before the node's daemon is tried again.
 _MAX_RETRY_S = 300.0
-# Failures after which a file counts as unreadable: at the first, it may only have been evicted for
-# a more urgent shard.
+# Number of failures after which a file counts as unreadable. After the first failure, the file may
+# merely have been evicted for a more urgent shard.
 _UNREADABLE_TIMES = 2
-_NO_POSITION = -1
+_NO_POSITION = -1  # stands for "no file was unreadable"
 
 
 class Failover:
-    """Decides which daemon serves a reader; the reader's session carries it out.
+    """Decides which daemon serves a reader; the reader's session acts on the decision.
 
-    The private daemon replaces the node's if the choice allows it, and
+    The private daemon replaces the node's daemon if the reader's choice allows it, and
 
-    1. the node's has an error of its own, or does not answer while it is given time to restart;
-    2. it does not answer in a reader's wait, nor to others: it is frozen;
-    3. this process cannot read its files.
+    1. the node's daemon reports an error of its cache, or has not come back after the time that it
+       is given for a restart;
+    2. the node's daemon is frozen: it answers neither this reader nor a request for its health;
+    3. this process cannot read the files of the node's cache.
 
-    The node's is tried again after a pause, which doubles each time until it has granted a shard.
+    The node's daemon is tried again after a pause. The pause doubles with each replacement, until
+    the node's daemon has granted a shard.
 
     Attributes:
         is_private: True while a private daemon serves.
-        alive_s: when the daemon last showed a sign of life during a wait, of `time.monotonic`.
+        alive_s: time of the last sign of life from the daemon during a wait, of `time.monotonic`.
     """
 
     def __init__(self, choice: DaemonChoice, patience: Patience) -> None:
@@ -36,10 +43,10 @@ class Failover:
         self._choice = choice
         self._patience = patience
         self._has_answered = False
-        self._retry_at_s = 0.0  # when the node's is tried again
-        self._pause_s = patience.retry_s  # the pause after the next replacement
-        self._unreadable_position = _NO_POSITION  # that of the last file that could not be read
-        self._unreadable_times = 0
+        self._retry_at_s = 0.0  # time at which the node's daemon is tried again
+        self._pause_s = patience.retry_s  # pause after the next replacement
+        self._unreadable_position = _NO_POSITION  # plan position of the last unreadable file
+        self._unreadable_times = 0  # number of failures in a row to read that file
 
     def __repr__(self) -> str:
         return "private" if self.is_private else str(self._choice.node)
@@ -52,8 +59,12 @@ class Failover:
     def tried_until_s(self, deadline: Deadline, outage: Outage | None) -> float:
         """Return the time until which a daemon is tried: the deadline, or earlier.
 
-        A daemon that went away gets time to restart; but not one that has never answered, if the
-        private one can replace it.
+        A daemon that went away gets time to restart. A daemon that has never answered gets none if
+        the private daemon can replace it.
+
+        Args:
+            deadline: end of the present wait.
+            outage: None if there is no outage: the deadline alone counts then.
         """
         if outage is None:
             return deadline.at_s
@@ -81,9 +92,10 @@ class Failover:
         self.alive_s = time.monotonic()
 
     def is_frozen(self, socket: Path) -> bool:
-        """Return True if the daemon at a socket, which has not answered in a wait, is frozen.
+        """Return True if the daemon that this reader waits for is frozen.
 
-        It is asked for its health once half of its time limit is over.
+        The daemon is asked for its health once it has been silent for half of its time limit. It
+        is frozen if it has given no sign of life for all of the limit.
         """
         limit_s = self._patience.grace_s if self.can_replace else self._patience.away_s
         silent_s = time.monotonic() - self.alive_s
@@ -107,7 +119,7 @@ class Failover:
         self._unreadable_times = 0
 
     def is_unreadable(self, position: int) -> bool:
-        """Return True if a file could not be read repeatedly, and the private daemon may help."""
+        """Return True if the position's file failed repeatedly, and the private daemon may help."""
         if not self.can_replace or position != self._unreadable_position:
             return False
         return self._unreadable_times >= _UNREADABLE_TIMES
@@ -122,9 +134,9 @@ class Failover:
         self._pause_s = min(2 * self._pause_s, _MAX_RETRY_S)
 
     def return_to_node(self) -> bool:
-        """Let the node's daemon serve again, if it is due to be tried and healthy.
+        """Let the node's daemon serve again if the pause is over and the daemon is healthy.
 
-        Return True if it serves again.
+        Returns True if the node's daemon serves again.
         """
         may_return = self._choice.fallback and self.is_private
         if not may_return or time.monotonic() < self._retry_at_s:

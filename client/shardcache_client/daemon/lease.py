@@ -1,4 +1,9 @@
-"""A reader's request for one shard of its plan, and the daemon's grant of it."""
+"""A reader's request for one shard of its plan, and the daemon's grant of that request.
+
+A lease is a reader's claim on a shard, from the request until the release. A grant is the daemon's
+answer to a request: the path of the shard's file, which stays cached until the lease ends. The file
+of an "arriving" grant has only its beginning so far; a "leased" shard is complete.
+"""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,25 +15,26 @@ Grant: TypeAlias = Arriving | Leased
 
 @dataclass(slots=True, eq=False)
 class LeaseRequest:
-    """A request for one shard, and the daemon's grant of it.
+    """A request for one shard, and the daemon's grant of that request.
 
-    `number`, `request` and `grant` are those on the current connection.
+    `number`, `request` and `grant` belong to the current connection: each new connection changes
+    them.
 
     Attributes:
-        position: of the shard in the plan.
+        position: position of the shard in the plan.
         partial: True if the beginning may be granted before the whole shard has arrived.
-        unpublished: True if the checked files may be granted before they are published.
+        unpublished: True if the checked files may be granted before they have their final paths.
         first: in a plan of ranges, start and end of the bytes that are wanted.
-        ahead_to: offset up to which the reader also takes the bytes after `first`, as far as they
-            are cached; 0 for none.
-        needed: True once the daemon knows that the reader has reached the shard: it waits for the
-            shard, or holds it.
-        number: of the lease.
-        request: id of the last request for it.
-        grant: None while waiting for it.
-        latest: True if the present version will do, whatever the plan says.
+        ahead_to: offset up to which the reader also takes cached bytes after `first`; 0 for none.
+        needed: True once the daemon knows that the reader has reached the shard: the reader waits
+            for the shard, or holds it.
+        number: the daemon's number of the lease.
+        request: id of the last request for the lease.
+        grant: the daemon's last grant; None while waiting for a grant.
+        latest: True if any version of the shard may be granted, whatever version the plan names.
         named: True if a path that ends with the object's name is wanted as well.
-        unmatched: number of samples read that had no partner in the shards joined with it.
+        unmatched: number of samples read so far that had no partner in a shard joined with this
+            one.
     """
 
     position: int

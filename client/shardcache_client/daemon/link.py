@@ -1,4 +1,9 @@
-"""A way to a daemon that outlasts a connection: to the daemon's next run, or to another one."""
+"""Requests to a daemon that are repeated over new connections until a daemon answers.
+
+A connection ends when its daemon restarts. The link then connects to the daemon's next run; or,
+with a fallback, it changes from the node's daemon to the user's private daemon. An outage is the
+time from the loss of a connection until a daemon answers. `Session` is the only kind of link.
+"""
 
 import logging
 import time
@@ -19,23 +24,25 @@ log = logging.getLogger("shardcache")
 
 T = TypeVar("T")
 
-# Errors of a cache itself: another daemon may do better. Refusals and errors of the origin would be
-# the same at any daemon.
+# Errors of the daemon or of its cache, which another daemon may not have. Refusals and errors of
+# the origin would be the same at any daemon.
 CACHE_ERRORS = (errors.CacheError, errors.NoDaemonError, errors.VersionMismatchError)
-# A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its
-# successor.
+# Maximum time for opening one connection. A daemon that takes longer to accept a session is frozen
+# or exiting, and the next try may reach its successor.
 _OPEN_TIMEOUT_S = 10.0
+# Minimum time for opening one connection, granted even if the deadline is nearer or has passed.
 _MIN_OPEN_S = 1.0
 
 
 class DaemonLink(ABC):
-    """A way to a daemon that outlasts its connections.
+    """Sends requests to a daemon, and opens a new connection whenever one is lost.
 
-    A subclass prepares each new connection. It inherits from the link instead of being called back
-    by one: the two would refer to each other, and live until the garbage collector runs.
+    A subclass prepares each new connection for its requests. It inherits from the link instead of
+    giving the link a callback: the two objects would refer to each other, and stay alive until the
+    garbage collector runs.
 
     Attributes:
-        reader: as the daemon lists it.
+        reader: identity under which the daemon lists the session.
     """
 
     def __init__(self, choice: DaemonChoice, reader: ReaderIdentity, patience: Patience) -> None:
@@ -44,23 +51,31 @@ class DaemonLink(ABC):
         self._patience = patience
         self._failover = Failover(choice, patience)
         self._connection: DaemonConnection | None = None
-        # From the loss of a connection until a daemon answers.
+        # The present outage; None while the daemon answers.
         self._outage: Outage | None = None
-        # When a connection was last begun, or an answer was last found missing.
+        # Time of the last attempt to reach the daemon: when a connection was last begun, or when
+        # a wait last ended without an answer.
         self._tried_s = 0.0
 
     @abstractmethod
     def _prepare(self, connection: DaemonConnection, deadline: Deadline, *, is_new: bool) -> None:
-        """Make a connection ready for a request; `is_new` is True before its first one."""
+        """Make a connection ready for a request.
+
+        Called before every request; `is_new` is True before the connection's first request.
+        """
 
     @abstractmethod
     def _keep_pending_leases(self) -> None:
-        """Keep only leases that are not granted yet: another daemon serves from now on."""
+        """Drop the granted leases, because another daemon serves from now on."""
 
     # Messages to a daemon that may be lost
 
     def _tell_if_connected(self, send: Callable[[DaemonConnection], object]) -> None:
-        """Send a message; if the connection is broken, `_prepare` makes up for it later."""
+        """Send a message over the present connection, if there is one.
+
+        A message that is lost need not be repeated: the next connection gets the same facts from
+        `_prepare`.
+        """
         if self._connection is None:
             return
         try:
@@ -75,7 +90,10 @@ class DaemonLink(ABC):
     ) -> T:
         """Send a request, and connect again until a daemon answers.
 
-        Raises NoDaemonError if none has by the deadline.
+        Args:
+            ask: sends the request over a connection, and returns the answer.
+
+        Raises NoDaemonError if no daemon has answered by the deadline.
         """
         while True:
             try:
@@ -89,9 +107,10 @@ class DaemonLink(ABC):
             check_parent()
 
     def _ask_once(self, deadline: Deadline, ask: Callable[[DaemonConnection], T]) -> T:
-        """Send a request on the current connection only.
+        """Send a request on the current connection only; `ask` as in `_ask_until_answered`.
 
-        Raises NoDaemonError if it is lost, and if the daemon was replaced.
+        Raises NoDaemonError if the connection is lost, and if an error made the session change to
+        the private daemon.
         """
         if self._connection is None:
             raise errors.NoDaemonError("the connection to the daemon is lost")
@@ -104,9 +123,11 @@ class DaemonLink(ABC):
             raise errors.NoDaemonError(exn.message) from exn
 
     def _pause_or_replace(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
-        """After an error of a cache, pause before the next try, or change to the private daemon.
+        """Decide about the next try after one of CACHE_ERRORS.
 
-        Raises the error if the time for tries is over and there is no other daemon.
+        1. An unreachable daemon: pause, and try it again, while there is time for tries.
+        2. Another error, or no time left: change to the private daemon, if it may replace this one.
+        3. No such daemon: raise the error.
         """
         if isinstance(exn, errors.NoDaemonError):
             outage = self._record_outage(exn)
@@ -143,14 +164,14 @@ class DaemonLink(ABC):
         deadline: Deadline,
         **fields: Any,
     ) -> Json:
-        """Send a request and return its answer. Raises as `_check_silence` does."""
+        """Send a request and return its answer. Raises NoDaemonError if the daemon is frozen."""
         self._failover.begin_wait()
         return connection.call(kind, deadline.at_s, self._check_silence, **fields)
 
     def _check_silence(self) -> None:
-        """Note that no answer has come yet. Raise NoDaemonError if the daemon is frozen.
+        """Note that no answer has come yet, and raise NoDaemonError if the daemon is frozen.
 
-        The outage then counts from the daemon's last sign of life.
+        The outage of a frozen daemon begins at the daemon's last sign of life.
         """
         self._tried_s = time.monotonic()
         if self._connection is None or not self._failover.is_frozen(self._connection.socket):
@@ -167,8 +188,9 @@ class DaemonLink(ABC):
         """Change from the node's daemon to the private one for a while.
 
         Args:
-            exn: the reason.
-            deadline: of the present wait, which begins again; None if nothing waits.
+            exn: the reason, which is logged.
+            deadline: the deadline of the present wait, whose time begins again; None if nothing
+                waits.
         """
         self._failover.change_to_private()
         self._change_daemon()
@@ -180,7 +202,7 @@ class DaemonLink(ABC):
         )
 
     def _return_to_node(self) -> None:
-        """Return to the node's daemon if it is due to be tried again, and works."""
+        """Return to the node's daemon if its next trial is due, and the daemon is healthy."""
         if self._failover.return_to_node():
             self._change_daemon()
             log.info("the daemon at %s has recovered; shards come from it again", self._choice.node)
@@ -202,7 +224,7 @@ class DaemonLink(ABC):
         return self._connection
 
     def _open(self, deadline: Deadline) -> DaemonConnection:
-        """Return a new connection. A private daemon is started first, unless it runs already."""
+        """Return a new connection. A private daemon that does not run is started first."""
         is_private = self._failover.is_private
         socket = ensure_started() if is_private else cast(Path, self._choice.node)
         begun_s = time.monotonic()

@@ -1,4 +1,8 @@
-"""The patience of a reader with a daemon: limits of its waits, and pauses between its tries."""
+"""Limits of a reader's waits for a daemon and its shards, and pauses between tries.
+
+Patience holds the limits. A deadline is the end of one wait. An outage is the time during which no
+daemon answers; it spaces out the tries to reach one. `DaemonLink` and `Session` use all three.
+"""
 
 import logging
 import math
@@ -17,27 +21,29 @@ T = TypeVar("T")
 
 # How often a waiting reader calls `on_wait` and checks that its training process still runs.
 _ON_WAIT_INTERVAL_S = 1.0
-# At the deadline, how long to wait for the reason: a daemon that runs gives it immediately.
+# Minimum time for the daemon's explanation, even past the deadline: a running daemon gives one
+# immediately.
 _LAST_REASON_S = 1.0
-# After that, how long to wait for the shard: it may have come while this process was stopped.
+# Extra wait for the shard after the deadline: it may have come while this process was stopped.
 _LAST_LOOK_S = 1.0
 
 # Upper bounds of the pause before the second try, and before any later one.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
-# How long an announced restart may take before it is worth a warning.
+# How long an outage that the daemon announced may last before a warning is logged.
 _QUIET_S = 10.0
 
-# Not Python's global generator: ranks seed that alike, and training depends on its sequence.
+# Pauses are not drawn from Python's global generator: all ranks may seed it with the same number,
+# and a training program may depend on its sequence.
 _random = random.SystemRandom()
 
 
 class Deadline:
-    """End of one wait, shared by all steps of it: reconnects, greetings and requests.
+    """End of one wait, shared by all steps of the wait: reconnects, greetings and requests.
 
     Attributes:
-        limit_s: how long the wait may last.
-        at_s: when it ends, of `time.monotonic`.
+        limit_s: how long the wait may last without progress.
+        at_s: time at which the wait ends, of `time.monotonic`.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -59,12 +65,15 @@ class Patience:
     """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
 
     Attributes:
-        limit_s: for a wait for one shard while nothing of it arrives, and for a lost daemon.
+        limit_s: time limit for a wait for one shard of which nothing arrives, and for a wait for a
+            lost daemon.
         first_report_s: how long a wait lasts before it is first logged.
         next_report_s: interval between further log lines.
-        away_s: for a wait for a daemon that went away or is frozen, if shorter than `limit_s`.
-        grace_s: for a wait for a node's daemon that a private one can replace; a restart takes 2 s.
-        retry_s: delay before the node's daemon is first tried again once it was replaced.
+        away_s: time limit for a wait for a daemon that went away or is frozen, and that no other
+            daemon can replace; without effect if longer than `limit_s`.
+        grace_s: time limit for a wait for the node's daemon if a private daemon can replace it. A
+            restart takes about 2 s.
+        retry_s: delay before the node's daemon is first tried again after its replacement.
     """
 
     limit_s: float = 300.0
@@ -85,12 +94,15 @@ class Patience:
         """Wait until `poll` returns the shard, and log the reason of a long wait.
 
         Args:
-            poll: waits for the shard until a time, and returns it; None if it has not come.
-            explain: returns the reason of the wait and the number of bytes that have arrived, by a
-                time.
-            on_wait: is called each second.
+            url: the shard's, for messages.
+            deadline: end of the wait; restarts whenever more bytes have arrived.
+            poll: waits for the shard until the given time; returns the shard, or None if it has not
+                come.
+            explain: returns, by the given time, the reason of the wait and the number of the
+                shard's bytes that have arrived.
+            on_wait: called each second; None for no call.
 
-        Raises ShardTimeoutError at the deadline, which restarts whenever more bytes have arrived.
+        Raises ShardTimeoutError at the deadline.
         """
         start_s = time.monotonic()
         report_s = start_s + self.first_report_s
@@ -107,7 +119,8 @@ class Patience:
             if time.monotonic() < min(report_s, deadline.at_s):
                 continue
 
-            # Also at the deadline: it restarts if bytes have arrived since the last report.
+            # The daemon is asked even at the deadline, because the deadline restarts if bytes have
+            # arrived since the last report.
             reason, done_bytes = explain(max(deadline.at_s, time.monotonic() + _LAST_REASON_S))
             if done_bytes > most_bytes:
                 most_bytes = done_bytes
@@ -122,7 +135,13 @@ class Patience:
 
 
 def _timeout(url: str, limit_s: float, done_bytes: int, reason: str) -> errors.ShardTimeoutError:
-    """Return the error for a shard of which nothing, or nothing more, has arrived for too long."""
+    """Return the error for a shard of which nothing, or nothing more, has arrived for too long.
+
+    Args:
+        limit_s: time without progress after which the wait ended.
+        done_bytes: number of the shard's bytes that have arrived.
+        reason: the daemon's explanation.
+    """
     what = "no more of it arrived" if done_bytes else "did not arrive"
     return errors.ShardTimeoutError(
         f"{what} within {limit_s:g} s: {reason}",
@@ -132,7 +151,7 @@ def _timeout(url: str, limit_s: float, done_bytes: int, reason: str) -> errors.S
 
 
 class Outage:
-    """The time from the loss of one daemon to the first answer of the next.
+    """The time from the loss of a daemon until a daemon answers again.
 
     Pauses are drawn between 0 and a bound that doubles with each try (full jitter: Brooker,
     "Exponential Backoff and Jitter", AWS Architecture Blog, 2015). All readers of a node lose their
@@ -144,7 +163,7 @@ class Outage:
 
         Args:
             cause: the error that ended the last connection, or prevented the first.
-            begun_s: of `time.monotonic`.
+            begun_s: time at which the outage began, of `time.monotonic`.
         """
         self.begun_s = begun_s
         self._cause = cause
@@ -153,20 +172,23 @@ class Outage:
         self._max_s = _FIRST_PAUSE_S
 
     def pause(self, deadline_s: float, tried_s: float) -> bool:
-        """Wait until the next try is due, at the latest at the deadline.
+        """Wait until the next try is due, or until the deadline if that is earlier.
 
-        Return False, without a wait, if a daemon was tried after the deadline. An earlier try may
-        have failed only because this process was stopped for a while.
+        Returns False without a wait if a daemon has been tried after the deadline. The clock alone
+        does not end the tries: if this process was stopped for a while, the deadline may have
+        passed without a fair try.
 
         Args:
-            deadline_s: of `time.monotonic`.
-            tried_s: when a daemon was last tried, of `time.monotonic`.
+            deadline_s: time until which a daemon is tried, of `time.monotonic`.
+            tried_s: time of the last try, of `time.monotonic`.
         """
         if tried_s >= deadline_s:
             return False
         now_s = time.monotonic()
         left_s = max(0.0, deadline_s - now_s)
 
+        # An announced stop is logged for information. It is logged again, as a warning, once the
+        # outage lasts longer than a restart should.
         if self._is_quiet and now_s - self.begun_s > _QUIET_S:
             self._is_quiet = False
             self._is_logged = False
@@ -185,7 +207,7 @@ class Outage:
         return True
 
     def given_up(self, last: errors.NoDaemonError) -> errors.NoDaemonError:
-        """Return the error of the last try, with the time that the outage has lasted."""
+        """Return the last try's error, with the duration of the outage added to its message."""
         lasted_s = round(time.monotonic() - self.begun_s, 1)
         message = f"{last.message}; gave up after {lasted_s:g} s"
         return type(last)(message, url=last.url, remedy=last.remedy)

@@ -1,4 +1,8 @@
-"""The start of this user's private daemon."""
+"""The start of this user's private daemon.
+
+A private daemon belongs to one user, and needs no setup: the first process that wants it starts it
+by the command `shardcache serve --private`. `DaemonLink` calls `ensure_started` before it connects.
+"""
 
 import json
 import logging
@@ -14,16 +18,17 @@ from shardcache.shared.private import PrivatePlace, is_listening, locked
 
 log = logging.getLogger("shardcache")
 
-# Long, as a daemon's packages may take many seconds to import on a node under load.
+# Time limit of a start. It is long because a daemon's packages may take many seconds to import on a
+# node under load.
 _START_TIMEOUT_S = 120.0
 _SHOWN_CHARS = 1_000  # of the command's last messages
 _SHARING_HINT = (
     "to share one among users: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
 )
 
-# No thread may fork in the middle of `Popen`: the forked process, such as a worker of a DataLoader,
-# would inherit the pipe whose end tells Popen that the command runs, and Popen would wait for that
-# process to end.
+# Held during `Popen` and during every fork, so that no thread forks in the middle of `Popen`. Popen
+# waits until all copies of an internal pipe are closed, which tells it that the command runs. A
+# process forked in between, such as a DataLoader's worker, would hold a copy until it ends.
 _spawning = threading.RLock()
 os.register_at_fork(
     before=_spawning.acquire,
@@ -35,16 +40,18 @@ os.register_at_fork(
 def ensure_started() -> Path:
     """Return the socket of the private daemon with this process's credentials; start it if needed.
 
-    Of many processes that need it at once, one starts it, and the others wait.
+    If many processes need the daemon at the same time, one starts it, and the others wait.
 
-    Raises DaemonError if its folder could be another user's, and the errors of `shardcache serve`;
-    NoDaemonError if it was killed while it started, so that another try may succeed.
+    Raises DaemonError if another user could own the daemon's folder, and the errors of
+    `shardcache serve`; NoDaemonError if the daemon was killed while it started, so that another try
+    may succeed.
     """
     place = PrivatePlace.find()
     if is_listening(place.socket):
         return place.socket
     with locked(place.turn, _START_TIMEOUT_S):
-        place = PrivatePlace.find()  # another process may have started one since
+        # Another process may have started the daemon while this one waited for the lock.
+        place = PrivatePlace.find()
         if is_listening(place.socket):
             return place.socket
         return _start()
@@ -67,7 +74,7 @@ def _start() -> Path:
 
 
 def _spawn() -> "subprocess.Popen[str]":
-    """Begin the command that starts the private daemon, and then ends."""
+    """Run the command that starts the private daemon. The command ends; the daemon stays."""
     command = [sys.executable, "-P", "-m", "shardcache", "serve", "--private", "--json"]
     with _spawning:
         return subprocess.Popen(
@@ -76,25 +83,28 @@ def _spawn() -> "subprocess.Popen[str]":
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # No signal to this job's processes reaches it, even while it starts.
+            # No signal to this job's process group reaches the daemon, even while it starts.
             start_new_session=True,
         )
 
 
 def _outcome(process: "subprocess.Popen[str]") -> Any:
-    """Return the report of a start: the daemon that it has started or found, or an error."""
+    """Return the start command's report: the daemon that it has started or found, or an error.
+
+    Raises DaemonError or NoDaemonError if the command does not report anything.
+    """
     try:
         with process:
             try:
                 out, err = process.communicate(timeout=_START_TIMEOUT_S)
             finally:
-                process.kill()  # unless it has ended
+                process.kill()  # has no effect on a command that has ended
         return json.loads(out)
     except subprocess.TimeoutExpired:
         raise errors.DaemonError(
             f"the private daemon did not start within {_START_TIMEOUT_S:g} s",
         ) from None
-    except ValueError:
+    except ValueError:  # the output is not JSON: the command ended before its report
         if process.returncode < 0:
             raise errors.NoDaemonError(
                 f"the start of the private daemon was killed (signal {-process.returncode})",

@@ -1,4 +1,7 @@
-"""The sessions of one reader."""
+"""The sessions of one reader: a dataset's session pool, and the identity that the reader shows.
+
+Code that reads shards gets this object, and opens its sessions without knowing the reader.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ class ReaderSessions:
     """Opens sessions of a reader with its daemon.
 
     Attributes:
-        pool: of the reader's dataset.
-        identity: under which the daemon lists the sessions.
+        pool: the session pool of the reader's dataset.
+        identity: identity under which the daemon lists the sessions.
     """
 
     pool: SessionPool

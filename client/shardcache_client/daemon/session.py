@@ -1,4 +1,9 @@
-"""One reader's session: its plan and leases, kept from one daemon to the next."""
+"""One reader's session: its plan and leases, kept from one daemon to the next.
+
+A plan is the order in which the reader reads shards; a position is a place in it, from 0. A lease
+is the reader's claim on the shard at a position. The daemon grants a lease by naming the shard's
+file, and keeps that file until the lease is released. `resolve` at the end is for one-off calls.
+"""
 
 import logging
 import time
@@ -23,8 +28,8 @@ from shardcache_client.order.shards.manifest import Manifest
 
 log = logging.getLogger("shardcache")
 
-# How long to wait for a daemon that was at the socket a moment ago. One that restarts is back
-# within seconds, but one that is gone for good leaves the same traces.
+# How long to wait for a daemon that was at the socket a moment ago. A restarting daemon is back
+# within seconds; the wait is limited because a daemon that is gone for good leaves the same traces.
 _RESTART_S = 30.0
 
 
@@ -32,17 +37,18 @@ class Session(DaemonLink):
     """One reader's plan and leases at a daemon; after a broken connection, at the next daemon.
 
     Positions of a plan mean the same to every daemon, so no sample is lost or repeated when reading
-    continues at another one. Every method that needs an answer raises NoDaemonError if no daemon
-    gives one within the session's patience, DaemonError if this user may not use the daemon, and
-    VersionMismatchError if it speaks another protocol.
+    continues at another daemon. Every method that needs an answer raises NoDaemonError if no daemon
+    answers within the session's patience, DaemonError if this user may not use the daemon, and
+    VersionMismatchError if the daemon speaks another protocol.
 
-    With a fallback, an error of the node's cache leads to the private daemon until the node's works
-    again; errors of the origin and refusals reach the reader as usual. See `failover`.
+    With a fallback, an error of the node's cache makes the session change to the private daemon
+    until the node's daemon works again. Errors of the origin and refusals reach the reader as they
+    do without a fallback. See `failover`.
 
     Attributes:
-        reader: as the daemon lists it.
-        on_wait: called periodically while waiting for a shard.
-        waited_s: time spent waiting for daemon and shards since the session was last lent.
+        reader: identity under which the daemon lists the session.
+        on_wait: called about once a second while waiting for a shard; None for no call.
+        waited_s: time spent waiting for daemon and shards since the pool last lent the session.
     """
 
     def __init__(
@@ -67,12 +73,12 @@ class Session(DaemonLink):
         # Leases that have ended, whose release is sent with the next requests.
         self._to_release: list[LeaseRequest] = []
 
-        # Of the current connection:
+        # The rest describes the current connection. The plan that was declared over it, if any:
         self._declared: Plan | None = None
-        # The daemon's position 0: a plan declared again begins at the reader's position.
+        # Our position that is 0 to the daemon: a new daemon gets the plan from the reader on.
         self._first_position = 0
         self._unsent: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent
-        # Id of the request with the plan's last piece, until the daemon has accepted it; 0 then.
+        # Id of the request with the last piece sent of the plan; 0 once the daemon accepted it.
         self._piece_request = 0
 
     def __repr__(self) -> str:
@@ -89,20 +95,20 @@ class Session(DaemonLink):
     ) -> Manifest:
         """Have the daemon resolve urls, patterns and prefixes to shards, or to files.
 
-        Waits for a daemon that is stopping, or is lost before it has answered, and up to half a
-        minute for one that was at the socket a moment ago. If there was none, raises NoDaemonError
-        immediately. Raises NotFoundError, and any other error of the origin.
+        Waits if the daemon is stopping or is lost before it answers, and up to half a minute if a
+        daemon was at the socket a moment ago. If there was none, raises NoDaemonError immediately.
+        Raises NotFoundError, and any other error of the origin.
 
         Args:
-            wanted: use of the urls; see the protocol.
-            max_age_s: age up to which an answer that the daemon has kept may be used; None for the
-                daemon's own limit.
+            wanted: what the urls are to name, such as "samples" or "files"; see the protocol.
+            max_age_s: maximum age of a kept answer that the daemon may give; None for the daemon's
+                own limit.
         """
         deadline = Deadline(self._patience.limit_s)
         try:
             self._connected(deadline)
         except CACHE_ERRORS as exn:
-            # In the other cases, the request below deals with the loss.
+            # With a private daemon, or after an announced stop, the request below connects again.
             has_private = self._failover.is_private or self._failover.can_replace
             is_announced = isinstance(exn, errors.StoppingError)
             if not has_private and not is_announced:
@@ -121,7 +127,7 @@ class Session(DaemonLink):
     def _await_restart(self, exn: errors.ShardcacheError, deadline: Deadline) -> None:
         """Wait for the next daemon at the socket, if one was there a moment ago.
 
-        Raises the error if none was, or if it is not for want of a daemon.
+        Raises `exn` if there was no daemon, or if `exn` is not a NoDaemonError.
         """
         if not isinstance(exn, errors.NoDaemonError):
             raise exn
@@ -133,7 +139,7 @@ class Session(DaemonLink):
         self._ask_until_answered(restart, _nothing)
 
     def declare(self, plan: Plan) -> None:
-        """Declare a plan; of a long one, only the first piece.
+        """Declare a plan; of a long plan, only the first piece. `extend` sends the others.
 
         All leases of an earlier plan must have ended.
         """
@@ -141,7 +147,7 @@ class Session(DaemonLink):
         self._plan = plan
         self._failover.forget_unreadable()
         with self._timed():
-            # Any connection is prepared, by which it declares the plan.
+            # An empty request is enough: `_prepare` declares the plan before any request.
             self._ask_until_answered(Deadline(self._patience.limit_s), _nothing)
 
     @contextmanager
@@ -154,7 +160,7 @@ class Session(DaemonLink):
             self.waited_s += time.monotonic() - begun_s
 
     def extend(self) -> None:
-        """Send the next piece of the plan, if the daemon has accepted the one before.
+        """Send the next piece of the plan, if the daemon has accepted the previous piece.
 
         Called once per shard, this keeps the declared part far ahead of the reader, and the first
         sample does not wait until a plan of a million positions is sent. A daemon that is slow to
@@ -187,12 +193,13 @@ class Session(DaemonLink):
         """Request the shard at a position of the plan, without waiting for it.
 
         Args:
-            partial: True if its beginning will do; None for the session's default.
-            unpublished: True if its files may be granted before they have their final paths, to
-                this process alone.
+            partial: True if the shard may be granted before all of it has arrived; None for the
+                session's default.
+            unpublished: True if the shard's files may be granted before they have their final
+                paths, which other processes need to find them.
             first: in a plan of ranges, start and end of the bytes that are wanted.
-            latest: True if the present version will do, whatever the plan says.
-            named: True if a path that ends with the object's name is wanted as well.
+            latest: True to accept the object's present version, whatever version the plan names.
+            named: True to get a path that ends with the object's name as well.
         """
         self._choose_daemon([position])
         if partial is None:
@@ -219,11 +226,11 @@ class Session(DaemonLink):
         """Request ranges of objects of a plan of ranges, without waiting for them.
 
         Args:
-            ranges: position in the plan, and start and end of the bytes, of each.
-            needed: True if the reader can only wait for the first of them now. It must have
-                released all leases that it needed before.
-            ahead_to: with `needed`, offset up to which the reader also takes the bytes after the
-                first range, as far as they are cached; 0 for none.
+            ranges: for each, the object's position in the plan, and start and end of the bytes.
+            needed: True if the reader can do nothing but wait for the first range now. The reader
+                must have released all leases that it needed before.
+            ahead_to: with `needed`, offset up to which the reader also takes cached bytes after
+                the first range; 0 for none.
         """
         self._choose_daemon([position for position, _ in ranges])
         leases = [LeaseRequest(position, partial=True, first=span) for position, span in ranges]
@@ -234,10 +241,7 @@ class Session(DaemonLink):
         return leases
 
     def _choose_daemon(self, positions: Sequence[int]) -> None:
-        """Change to the private daemon if this process cannot read the files of the node's.
-
-        Change back from it to the node's once that works again.
-        """
+        """Change to the private daemon if this process cannot read the node's files, or back."""
         assert self._plan is not None
         unreadable = next(filter(self._failover.is_unreadable, positions), None)
         if unreadable is not None:
@@ -247,13 +251,13 @@ class Session(DaemonLink):
         self._return_to_node()
 
     def wait(self, lease: LeaseRequest) -> Grant:
-        """Wait for the shard, or for its beginning, and return its grant. The reader then holds it.
+        """Wait for the shard, or for its beginning, and return its grant.
 
-        The shard stays cached until `release`, as do all others that were waited for; but one
-        granted ahead may have been evicted before the daemon receives this request. A long wait is
-        logged with its reason. Raises ShardTimeoutError if nothing of it arrives for the session's
-        time limit, CapacityError if all readers wait for space that only they could free, and any
-        other error that the daemon met in fetching the shard; the lease has then ended.
+        From then on the shard stays cached until `release`. A shard granted before the reader
+        waited for it may already have been evicted when the daemon learns of this wait. A long wait
+        is logged with its reason. Raises ShardTimeoutError if nothing of the shard arrives for the
+        session's time limit, CapacityError if all readers wait for space that only they could free,
+        and any other error that the daemon met in fetching the shard; the lease has then ended.
         """
         deadline = Deadline(self._patience.limit_s)
         if lease.grant is None:
@@ -265,7 +269,7 @@ class Session(DaemonLink):
         return lease.grant
 
     def _send_before_wait(self, lease: LeaseRequest) -> None:
-        """Send releases and the need of a lease: without them, the daemon may not grant it."""
+        """Send pending releases, and that the reader needs a lease: a grant may depend on both."""
         if self._connection is None:
             lease.needed = True
             return
@@ -273,7 +277,7 @@ class Session(DaemonLink):
         if answer is None:
             self.flush()
         elif lease.first is not None:
-            return  # a range that was granted ahead is read at once: its need makes no difference
+            return  # a range that has been granted is read at once: no need to tell the daemon
         if not lease.needed:
             lease.needed = True
             self._tell_if_connected(lambda connection: connection.tell("need", of=lease.request))
@@ -281,10 +285,10 @@ class Session(DaemonLink):
     def more(self, lease: LeaseRequest, beyond: int) -> Grant | None:
         """Return a new grant of an arriving shard, once more than `beyond` bytes have arrived.
 
-        If all of the shard was granted, but is not published yet, wait until it is.
+        If all of the shard was granted, but is not published yet, wait until it is published.
 
-        Waits as `wait` does. Returns None if the connection broke: the earlier grant has ended and
-        must not be read any further; `wait` returns a new one.
+        Waits as `wait` does. Returns None if the connection broke: the earlier grant has ended, and
+        its file must not be read any further; `wait` returns a new grant.
         """
         assert lease.grant is not None
         lease.grant = None
@@ -312,7 +316,7 @@ class Session(DaemonLink):
         Any error but a lost connection ends the lease.
 
         Args:
-            send: the way to a daemon: `_ask_until_answered` or `_ask_once`.
+            send: `_ask_until_answered` to connect again if necessary, or `_ask_once`.
         """
         assert self._plan is not None
         url = self._plan.shard(lease.position).url
@@ -355,12 +359,12 @@ class Session(DaemonLink):
         return answer
 
     def release(self, lease: LeaseRequest, *, read: bool = True, damage: str = "") -> None:
-        """Release a shard or its request, unless it has ended.
+        """Release a lease, granted or not; do nothing if it has ended.
 
         Args:
             read: False if the file could not be read.
-            damage: what is wrong with the file: the daemon then checks the shard before it grants
-                it again.
+            damage: what is wrong with the file, so that the daemon checks the shard before it
+                grants it again; empty for nothing.
         """
         if not read:
             self._failover.record_unreadable(lease.position)
@@ -403,7 +407,7 @@ class Session(DaemonLink):
     # Each new connection, and each new daemon
 
     def _prepare(self, connection: DaemonConnection, deadline: Deadline, *, is_new: bool) -> None:
-        """Declare the plan, and request every lease, unless this has been done."""
+        """Declare the plan and request every lease, unless this connection has had both."""
         if is_new:
             self._declared = None
         if self._plan is None or self._declared is self._plan:
@@ -420,12 +424,12 @@ class Session(DaemonLink):
 
     def _declare(self, connection: DaemonConnection, plan: Plan, deadline: Deadline) -> None:
         """Declare the plan from the first lease on, and request all leases again."""
-        # The furthest position first: the daemon then takes the earlier ones for read, and the
-        # burst of requests does not distort its measure of the reader's pace.
+        # The furthest position comes first: the daemon then counts the earlier positions as read,
+        # and the burst of requests does not distort its measure of the reader's pace.
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
         self._first_position = leases[-1].position if leases else 0
         furthest = leases[0].position if leases else 0
-        if plan.wanted == "ranges":  # which are read in any order: all of the plan is declared
+        if plan.wanted == "ranges":  # ranges are read in any order, so all of the plan is declared
             self._first_position = 0
             furthest = plan.reads - 1
         self._unsent = plan.messages(self._first_position)
@@ -435,7 +439,7 @@ class Session(DaemonLink):
             return self._call(connection, kind, deadline, **fields)
 
         send_through(furthest - self._first_position, plan, self._unsent, call)
-        self._to_release.clear()  # these leases were of an earlier connection
+        self._to_release.clear()  # a new connection knows nothing of the leases to be released
         self._request(connection, leases)
 
     def _request(self, connection: DaemonConnection, leases: Sequence[LeaseRequest]) -> None:
@@ -457,7 +461,7 @@ class Session(DaemonLink):
 
 
 def _nothing(connection: DaemonConnection) -> None:
-    """Ask a daemon for nothing: the connection to it is all that is wanted."""
+    """Ask a daemon for nothing, where only a prepared connection is wanted."""
 
 
 def _release_of(lease: LeaseRequest) -> Json:
@@ -485,6 +489,6 @@ def resolve(
     wanted: Wanted = "samples",
     max_age_s: float | None = None,
 ) -> Manifest:
-    """Have a daemon resolve urls over a session of its own; see `Session.resolve`."""
+    """Have a daemon resolve urls over a new session that is then closed; see `Session.resolve`."""
     with closing(Session(choice, reader, Patience(timeout_s))) as session:
         return session.resolve(urls, wanted, max_age_s)

@@ -1,4 +1,8 @@
-"""Sessions lent to the iterators of a dataset."""
+"""Sessions lent to the iterators of a dataset.
+
+A session is one reader's plan and leases at the daemon. An iterator borrows a session for an epoch;
+the pool keeps the session for the next epoch's iterator.
+"""
 
 import atexit
 import weakref
@@ -19,10 +23,11 @@ class SessionPool:
     between epochs.
 
     Attributes:
-        settings: the arguments; two pools with the same ones are interchangeable.
+        settings: the constructor's arguments; pools with equal settings are interchangeable.
     """
 
     def __init__(self, choice: DaemonChoice, patience: Patience, partial_reads: bool) -> None:
+        # See `Session` for the arguments: every session of the pool gets them.
         self.settings = (choice, patience, partial_reads)
         self._kept: list[Session] = []  # at most one
 
@@ -30,7 +35,7 @@ class SessionPool:
     def borrow(self, reader: ReaderIdentity) -> Iterator[Session]:
         """Lend a session to an iterator.
 
-        It is closed, and its plan dropped, if the iterator stops before its end.
+        If the iterator stops before its end, the session is closed, and the daemon drops its plan.
         """
         session = self._take(reader)
         session.waited_s = 0.0
@@ -46,7 +51,7 @@ class SessionPool:
             self._kept.append(session)
 
     def _take(self, reader: ReaderIdentity) -> Session:
-        """Return the kept session if it is of this reader, or else a new one."""
+        """Return the kept session if its reader is this reader, or else a new session."""
         while self._kept:
             session = self._kept.pop()
             if session.reader == reader:

@@ -1,7 +1,8 @@
-"""A WebSocket over a Unix socket, on the Sans-I/O layer of `websockets`: no thread, one descriptor.
+"""A blocking WebSocket over a Unix socket, on the Sans-I/O layer of `websockets`.
 
-The library's own blocking client runs a thread per connection, and threads do not survive the forks
-by which a DataLoader starts its workers. A Unix socket needs no keepalive: the kernel notifies each
+`DaemonConnection` speaks to the daemon over it. It needs no thread, and one file descriptor. The
+library's own blocking client runs a thread per connection, and threads do not survive the forks by
+which a DataLoader starts its workers. A Unix socket needs no keepalive: the kernel notifies each
 side immediately when the other ends.
 """
 
@@ -24,14 +25,19 @@ from shardcache.shared import protocol
 from shardcache.shared.unix_socket import credentials
 
 _READ_BYTES = 256 * 1024
-# Opcodes of frames with parts of messages; all others are of the protocol itself.
+# Opcodes of frames that carry messages; other frames (ping, pong, close) control the connection.
 _MESSAGE_OPCODES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
-# A pong that was begun has to be sent to its end, so it gets some time even if the wait is over.
+# Extra time for sending a pong. A frame that is half sent would break the connection, so sending it
+# goes on for this long after the deadline.
 _PONG_TIMEOUT_S = 1.0
 
 
 class HandshakeError(Exception):
-    """The server on the socket refused a session, by an answer with this status and body."""
+    """The server answered the handshake with an HTTP error instead of opening a WebSocket.
+
+    Attributes:
+        body: of the server's answer.
+    """
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"HTTP status {status}")
@@ -45,12 +51,16 @@ class FarewellError(ConnectionResetError):
 class WebSocket:
     """An open WebSocket over a Unix socket.
 
-    Methods raise OSError once it is broken or closed by the other side. Deadlines are those of
-    `time.monotonic`.
+    Methods raise OSError once the connection is broken or closed by the other side. Deadlines are
+    times of `time.monotonic`.
     """
 
     def __init__(self, path: Path, resource: str, deadline_s: float) -> None:
         """Connect and shake hands by the deadline.
+
+        Args:
+            path: of the Unix socket.
+            resource: path in the handshake's HTTP request.
 
         Raises OSError (TimeoutError included) and HandshakeError.
         """
@@ -63,8 +73,9 @@ class WebSocket:
         _open_sockets.add(self._socket)
         weakref.finalize(self, self._socket.close)
         try:
-            # A connect with Python's timeout fails at once if the backlog is full. One that blocks
-            # in the kernel waits for a place in it, for as long as this option says.
+            # The kernel, not Python, times the connect. With a timeout set in Python the socket
+            # does not block, and `connect` fails immediately if the listener's backlog is full. A
+            # blocking `connect` waits for a place in the backlog, for up to SO_SNDTIMEO.
             timeout_s = _timeout_s(deadline_s)
             seconds = int(timeout_s)
             microseconds = int((timeout_s - seconds) * 1e6)
@@ -85,7 +96,8 @@ class WebSocket:
     def _shake_hands(self, deadline_s: float) -> None:
         """Ask for a WebSocket, and wait until it is open. Raises OSError, HandshakeError."""
         self._protocol.send_request(self._protocol.connect())
-        # A daemon that refuses a connection answers and closes without reading.
+        # A daemon that refuses a connection answers, and closes without reading the request. The
+        # error of sending is ignored, as the answer can still be received.
         with suppress(ConnectionError):
             self._flush(deadline_s)
 
@@ -100,7 +112,7 @@ class WebSocket:
             raise ConnectionResetError(f"WebSocket handshake failed: {exn}") from exn
 
     def send(self, message: bytes, deadline_s: float, *, binary: bool = False) -> None:
-        """Send one message. If that takes longer than the deadline, the connection is broken."""
+        """Send one message. A send that misses the deadline raises, and breaks the connection."""
         self._check_open()
         if binary:
             self._protocol.send_binary(message)
@@ -111,11 +123,11 @@ class WebSocket:
         except OSError:
             with suppress(OSError):
                 self._pump(time.monotonic())  # a close frame with the reason may still be unread
-            self._check_open()
+            self._check_open()  # raises FarewellError if the close frame was such a reason
             raise
 
     def receive(self, deadline_s: float) -> bytes | None:
-        """Return the next message, or None if none came by the deadline (of `time.monotonic`)."""
+        """Return the next message, or None if no message came by the deadline."""
         while not self._messages:
             self._check_open()
             if not self._pump(deadline_s):
@@ -128,7 +140,9 @@ class WebSocket:
     def _check_open(self) -> None:
         """Raise ConnectionResetError if the WebSocket is closed."""
         if self._protocol.state is State.OPEN:
-            if self._socket.fileno() < 0:  # in a forked child, or collected in a cycle
+            # The descriptor is closed in a forked child (see `_close_inherited`), and by the
+            # finalizer if the garbage collector has found this object in a cycle.
+            if self._socket.fileno() < 0:
                 raise ConnectionResetError("closed in this process")
             return
         self._socket.close()
@@ -149,18 +163,19 @@ class WebSocket:
             self._socket.close()
 
     def _flush(self, deadline_s: float) -> None:
-        """Send all that the protocol has to send. Raises TimeoutError at the deadline."""
+        """Send the bytes that the protocol has queued. Raises TimeoutError at the deadline."""
         for data in self._protocol.data_to_send():
-            # Empty data asks to close the sending side, which `close` does for both.
+            # Empty data asks to shut down the sending side only. There is nothing to do for it, as
+            # `close` closes both sides.
             unsent = memoryview(data)
             while unsent:
                 self._wait_to_send(deadline_s)
                 unsent = unsent[self._socket.send(unsent) :]
 
     def _wait_to_send(self, deadline_s: float) -> None:
-        """Receive until something can be sent. Raises TimeoutError at the deadline.
+        """Receive until the socket takes bytes. Raises TimeoutError at the deadline.
 
-        Without receiving, both sides could wait for ever: the other one may take no more requests
+        Without receiving, both sides could wait for ever: the other side may take no more requests
         until its answers are read.
         """
         poller = select.poll()
@@ -171,7 +186,8 @@ class WebSocket:
             if not ready:
                 raise TimeoutError("timed out")
             [(_descriptor, events)] = ready
-            # Also if the connection is broken: sending then raises the error.
+            # True if the socket can be written to, and also if the connection is broken: the send
+            # that follows then raises the error.
             if events & ~select.POLLIN:
                 return
             data = self._socket.recv(_READ_BYTES)
@@ -188,14 +204,14 @@ class WebSocket:
             return False
         self._collect_received(data)
 
-        # Answers to pings and to a close frame. The other side may be gone, but its messages have
-        # been received.
+        # Send the protocol's answers to pings and to a close frame. If the other side is gone, this
+        # fails, which does not matter: its messages have been received.
         with suppress(ConnectionError):
             self._flush(max(deadline_s, time.monotonic() + _PONG_TIMEOUT_S))
         return True
 
     def _collect_received(self, data: bytes) -> None:
-        """Process received bytes, and keep the messages in them; no bytes mean the end."""
+        """Process received bytes, and keep the messages in them. Empty data is the end of file."""
         if data:
             self._protocol.receive_data(data)
         else:
@@ -205,7 +221,7 @@ class WebSocket:
                 self._add_to_message(event)
 
     def _add_to_message(self, frame: Frame) -> None:
-        """Add a frame to its message, which is complete with the last one."""
+        """Add a frame to the message being received; the last frame completes the message."""
         self._fragments.append(bytes(frame.data))
         if frame.fin:
             self._messages.append(b"".join(self._fragments))
@@ -224,10 +240,11 @@ _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close a forked child's copies, so that a session ends with the process that opened it.
+    """Close the sockets that a forked child has inherited.
 
-    `close` drops this process's descriptor and sends nothing; only `shutdown` would affect the
-    parent's session.
+    A session then ends with the process that opened it, even if the child runs on. Closing drops
+    the child's descriptor and sends nothing, so the parent's session is not affected; `shutdown`
+    would end it.
     """
     for inherited in list(_open_sockets):
         inherited.close()
