@@ -1,4 +1,9 @@
-"""The plans of one epoch: declared one after another, each read through a window."""
+"""The plans of one epoch: declared one after another, each read through a window.
+
+A plan tells the daemon which shards this reader needs, in the order of need, so that the daemon
+prefetches them. A window requests the plan's shards ahead and releases them. The readers of this
+package share the definitions here.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +30,20 @@ from shardcache_client.samples.slicing import Sample
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
-# Errors of a single shard. Any other would affect the next shard as well.
+# Errors of a single shard. Any other error would affect the next shard as well.
 SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
 
-# Maximum number of visits of a plan: the daemon keeps it in memory, and gets the next plan's shards
-# while it serves this one.
+# Maximum number of visits (uses of a shard) in a plan. It is limited because the daemon keeps the
+# plan in memory. The plan names the shards of the next plan as well, so prefetching does not pause.
 MAX_VISITS = 4_000
 
-# Limit on open requests: the daemon stops reading from a session with too many, and a wide window
-# needs many shards.
+# Maximum number of open requests for shards that are needed at the same place. It is limited
+# because a wide window needs many shards, and the daemon stops reading from a session that has too
+# many open requests.
 MAX_AT_ONCE = 8
 
 ReadResult: TypeAlias = "Sample | Exception"
-"""A sample, or the error of the sample or its shard."""
+"""A sample, or the error of reading the sample or its shard."""
 
 
 class PlacesReader(Protocol):
@@ -46,11 +52,11 @@ class PlacesReader(Protocol):
     def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
         """Yield the results of reading the places from `start` to `stop`.
 
-        Places may be left out, but not returned to.
+        The caller may leave out places, but may not return to earlier places.
         """
 
     def close(self) -> None:
-        """Release all that is held."""
+        """Release all shards and samples that are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +64,16 @@ class SampleForm:
     """The form in which a dataset's samples are read.
 
     Attributes:
-        manifest: of the dataset.
-        view_of: returns the form of a shard's samples, by its number, or of their partners in the
-            column of a prefix.
-        handover: passes the samples' values to other processes without a copy.
-        sources: names of a mixture's sources, which its samples get.
-        firsts: number in the manifest of each source's first shard.
-        scattered: places of the samples that are read one by one; None if there are none.
+        manifest: the dataset's shards.
+        view_of: returns the form of a shard's samples, given the shard's number and None; or the
+            form of their partners in a joined source, given the shard's number and the prefix of
+            that source.
+        handover: passes the samples' values to other processes without a copy; None for values that
+            stay in this process.
+        sources: names of a mixture's sources, which its samples get as "__source__"; empty if the
+            dataset is not a mixture.
+        firsts: for each source, the number in the manifest of its first shard.
+        scattered: places of the samples that are read one by one; None if no samples are.
     """
 
     manifest: Manifest
@@ -75,7 +84,7 @@ class SampleForm:
     scattered: ScatteredPlaces | None = None
 
     def name_source(self, sample: Sample, shard: int) -> None:
-        """Give a sample of a mixture the name of its source."""
+        """Add the name of its source to a sample of a mixture; leave other samples as they are."""
         if self.sources:
             sample["__source__"] = self.sources[bisect_right(self.firsts, shard) - 1]
 
@@ -83,7 +92,8 @@ class SampleForm:
         """Declare a plan by a session, and return the window through which its shards are read.
 
         Args:
-            partial: as for the window.
+            partial: True if a shard may be granted before all of it has arrived; None for the
+                session's default.
 
         Raises NoDaemonError if the daemon stays away for longer than the session's patience.
         """
@@ -101,12 +111,12 @@ class EpochPlans:
     """Declares parts of an epoch to the daemon, each as a plan whose shards are read next.
 
     Args:
-        session: to be used by one thread at a time.
-        form: of the samples.
-        number: of the epoch, as the daemon's plan names it.
-        following: returns the shards of the next epoch. The session keeps it, so it must not refer
-            to the session.
-        check: is called now and then in a wait, and may raise to end it.
+        session: declares the plans; only one thread may use it at a time.
+        form: the form in which samples are read.
+        number: the epoch's number, which the daemon shows.
+        following: returns the shards of the next epoch. The session keeps this function, so the
+            function must not refer to the session: that would be a cycle.
+        check: called about once a second in a wait; it may raise to end the wait.
         is_shared: True if other processes read other places of this epoch, each by its own session.
     """
 
@@ -141,9 +151,9 @@ class EpochPlans:
         """Release the shards of the last plan, declare another one, and return its window.
 
         Args:
-            shards: of the plan, in the order of need.
-            later: returns the shards of the epoch after these; None if there are none. It must not
-                refer to the session, either.
+            shards: numbers of the plan's shards, in the order of need.
+            later: returns the shards of the epoch after these; None if the plan is the epoch's last
+                one. The function must not refer to the session, either.
             in_file_order: True if each shard is read from its beginning to its end.
 
         Raises NoDaemonError if the daemon stays away for longer than the session's patience.
@@ -157,7 +167,10 @@ class EpochPlans:
         return self._window
 
     def _on_wait(self) -> None:
-        """In a wait, call `check`, which may end it, and free space that others may wait for."""
+        """In a wait, call `check`, which may end the wait, and release the shards that are settled.
+
+        Other readers may be waiting for the space of these shards.
+        """
         self._check()
         if self._window is not None:
             self._window.release_settled()

@@ -1,25 +1,29 @@
-"""The time of an epoch in the training process: its own step, and what it waits for."""
+"""The time of an epoch in the training process, divided by what the training loop spends it on.
+
+The shares are the training step and the loop's waits for a batch. A wait is divided further, by
+what the process that makes the batch does in that time. `ShardLoader.stats` reports the shares.
+"""
 
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Parts of an epoch's time: the training step, and what the loop waits for.
+# Parts of an epoch's time: the training step, followed by the causes of the loop's waits.
 SHARES = ("step", "shards", "reading", "decoding", "collating", "handover")
 
 
 class BatchTimes(NamedTuple):
-    """The times of making one batch, in the process that made it.
+    """The times of making one batch, in the process that made the batch.
 
-    All processes share the clock, the system's monotonic one.
+    Times of different processes can be compared: all are of the system's monotonic clock.
 
     Attributes:
         samples: number of samples in the batch.
-        begun_s: when the making began.
-        ended_s: when it ended.
-        waited_s: time in between that was spent waiting for shards.
-        decoding_s: time in between that was spent on decoding.
-        collating_s: time in between that was spent on collating.
+        begun_s: time at which the making began.
+        ended_s: time at which the making ended.
+        waited_s: duration of the waits for shards in between.
+        decoding_s: duration of the decoding in between.
+        collating_s: duration of the collating in between.
     """
 
     samples: int
@@ -31,17 +35,22 @@ class BatchTimes(NamedTuple):
 
     @property
     def lasted_s(self) -> float:
-        """Time from the beginning to the end."""
+        """Duration of making the batch."""
         return self.ended_s - self.begun_s
 
 
 class EpochTimes:
     """The time of one epoch, as the training loop passes it.
 
-    A wait of the loop while its batch is being made counts as what the maker does, in the
-    proportions of the whole batch. A wait before that, for a worker to begin, or after it, for the
-    batch to be delivered, counts as "handover". Work that is done while the loop is busy costs
-    nothing.
+    1. While the loop waits for a batch that is being made, its wait is divided among the maker's
+       shares, in the proportions of the whole batch.
+    2. While the loop waits for a worker to begin, or for a finished batch to be delivered, its wait
+       counts as "handover".
+    3. The maker's work while the loop is busy with a step costs the loop nothing.
+
+    Args:
+        epoch: number of the epoch.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, epoch: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,11 +59,12 @@ class EpochTimes:
         self.samples = 0
         self._spent_s = dict.fromkeys(SHARES, 0.0)
         self._clock = clock
-        self._since_s = clock()
+        self._since_s = clock()  # time up to which the epoch has been accounted for
 
     def received(self, made: BatchTimes) -> None:
-        """Account for the time since the last step, which the loop waited for this batch."""
+        """Account for the time since the last step, in which the loop waited for this batch."""
         now_s = self._clock()
+        # Overlap of the loop's wait with the making of the batch.
         waited_s = max(0.0, made.ended_s - max(self._since_s, made.begun_s))
         parts = {
             "shards": made.waited_s,
@@ -79,7 +89,7 @@ class EpochTimes:
 
     def to_json(self) -> dict[str, Any]:
         """Return the epoch's numbers so far; see `ShardLoader.stats`."""
-        passed_s = sum(self._spent_s.values())
+        passed_s = sum(self._spent_s.values())  # all of the epoch so far
         step_s = self._spent_s["step"]
         shares = {name: spent_s / (passed_s or 1.0) for name, spent_s in self._spent_s.items()}
         return {

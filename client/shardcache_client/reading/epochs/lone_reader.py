@@ -1,4 +1,8 @@
-"""Readers of single samples, such as those that replace bad ones."""
+"""Readers of single samples outside of the epoch's order, such as replacements for bad samples.
+
+`LoneReader` reads a sample from its whole shard. `LoneSamples` fetches the sample's range alone,
+if a table of samples has the place of the sample in its tar.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +26,21 @@ class SampleReader(Protocol):
     """Reads single samples. Any thread."""
 
     def read(self, sample_id: SampleId) -> ReadResult:
-        """Return a sample, or the error of reading it."""
+        """Return a sample, or the error of reading the sample."""
 
     def close(self) -> None:
-        """Release all that is held."""
+        """Release the shards that are held, and close the sessions."""
 
 
 class LoneReader:
     """Reads single samples from their shards.
 
-    Its session is opened when it is first needed. The shard of the last sample stays open, as the
-    next sample is often in the same one.
+    The session is opened when it is first needed. The shard of the last sample stays open, as the
+    next sample is often in the same shard.
+
+    Args:
+        open_session: returns a new session, which this reader closes.
+        form: the form in which samples are read.
     """
 
     def __init__(self, open_session: Callable[[], Session], form: SampleForm) -> None:
@@ -56,7 +64,7 @@ class LoneReader:
         return sample
 
     def _open(self, shard: int) -> LeasedShard:
-        """Return a shard that is open; it is opened in place of another one if need be."""
+        """Return a shard that is open, after closing the previous shard if that is another one."""
         if self._leased_shard is not None and self._shard == shard:
             return self._leased_shard
         if self._window is not None:
@@ -66,6 +74,7 @@ class LoneReader:
         if self._session is None:
             self._session = self._open_session()
         form = self._form
+        # The daemon shows epochs by number; 0 stands for reading outside of an epoch.
         plan = Plan.of(form.manifest, 0, [shard])
         self._window = form.declare(self._session, plan, partial=None)
         leased_shard = self._window.take(shard, form.manifest[shard].samples)
@@ -84,7 +93,7 @@ class LoneReader:
 
 
 class LoneSamples:
-    """Reads single samples by their ranges; those whose ranges are unknown, from their shards."""
+    """Reads single samples: by their ranges, or from their shards if the ranges are unknown."""
 
     def __init__(self, form: SampleForm, pipeline: Pipeline, sessions: ReaderSessions) -> None:
         self._form = form

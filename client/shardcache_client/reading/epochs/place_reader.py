@@ -1,6 +1,9 @@
-"""Reader of the samples at the places of a rank's epoch.
+"""Reader of the samples at the places of a rank's epoch, which holds each shard while it is needed.
 
-It holds each shard for as long as it is needed.
+A place is a position in the rank's order of samples. A visit is the stretch of places at which
+samples of one shard are read; the shard is held (leased and mapped) during its visit. Visits of
+different shards overlap where their samples are mixed. A plan declares a number of visits to the
+daemon; long epochs take several plans, one after another.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ class _HeldVisit:
     """A shard that is held for a visit.
 
     Attributes:
+        visit: the places at which the shard is read.
+        leased_shard: the shard.
         read: returns a sample by its number.
-        is_open: True once opening it was tried.
-        error: why it cannot be opened, or read any further.
+        is_open: True once the shard was opened, or opening it has failed.
+        error: the error of opening the shard, or of reading it any further; None while it is sound.
     """
 
     visit: Visit
@@ -45,8 +50,8 @@ class PlaceReader:
     """The samples at the places of a rank's epoch, read in ascending order.
 
     Args:
-        plans: of the epoch.
-        epoch: of the rank.
+        plans: declares parts of the epoch to the daemon.
+        epoch: the rank's order of samples.
 
     Raises NoDaemonError if the daemon stays away for longer than the session's patience.
     """
@@ -56,12 +61,12 @@ class PlaceReader:
         self._form = plans.form
         self._epoch = epoch
         self._window: ShardWindow | None = None
-        self._visits: Iterator[Visit] = iter(())  # of the plan, still to begin
-        self._next_visit: Visit | None = None
-        self._planned_until = 0  # the place up to which the plan reaches
+        self._visits: Iterator[Visit] = iter(())  # visits of the plan after `_next_visit`
+        self._next_visit: Visit | None = None  # first visit of the plan that has not begun
+        self._planned_until = 0  # first place that is not in the plan
         self._held: list[_HeldVisit] = []
         self._held_by_shard: dict[int, _HeldVisit] = {}
-        self._next_change = 0  # the next place at which a shard is needed, or no longer
+        self._next_change = 0  # the next place at which a visit begins or has ended
 
     def __repr__(self) -> str:
         return f"PlaceReader({self._epoch!r}, held={len(self._held)})"
@@ -69,14 +74,14 @@ class PlaceReader:
     def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
         """Yield the results of reading the places from `start` to `stop`.
 
-        Places may be left out, but not returned to.
+        The caller may leave out places, but may not return to earlier places.
         """
         if self._epoch.has_runs:
             return self._read_runs(start, stop)
         return self._read_mixed(start, stop)
 
     def _read_runs(self, start: int, stop: int) -> Iterator[ReadResult]:
-        """Yield the results where samples come in runs of their shards, as in no mixture."""
+        """Yield the results where successive samples of a shard follow one another, in runs."""
         place = start
         for run in self._epoch.runs(start, stop):
             if place >= self._next_change:
@@ -85,7 +90,10 @@ class PlaceReader:
             place += run.end - run.first
 
     def _read_run(self, held: _HeldVisit, run: FileRun) -> Iterator[ReadResult]:
-        """Yield the results of a run; those of a whole shard without a call for each sample."""
+        """Yield the results of a run.
+
+        A whole shard that is not joined yields its samples in a loop, without a call for each.
+        """
         number = run.first
         while number < run.end:
             if held.error is not None:
@@ -108,7 +116,7 @@ class PlaceReader:
                 held.error = exn.with_traceback(None)
 
     def _opened(self, shard: int) -> _HeldVisit:
-        """Return a held shard, which is opened first if that was not tried yet."""
+        """Return the held shard with a number, opening it if that was not tried yet."""
         held = self._held_by_shard[shard]
         if not held.is_open:
             self._open(held)
@@ -120,7 +128,7 @@ class PlaceReader:
         for place, (shard, number) in enumerate(self._epoch.samples(start, stop), start):
             if place >= self._next_change:
                 self._move_on(place)
-            # As `_opened` does, without another call for each sample.
+            # This repeats `_opened`, to save another call for each sample.
             held = self._held_by_shard[shard]
             if not held.is_open:
                 self._open(held)
@@ -149,7 +157,8 @@ class PlaceReader:
     def _plan(self, start: int) -> None:
         """Declare the shards of the places from `start` on, as many as a plan may have."""
         self.close()
-        # The first visit beyond the plan shows where the plan ends.
+        # One visit more than a plan may have is taken: the place where that visit begins is the end
+        # of the plan.
         following = list(islice(self._epoch.visits(start), MAX_VISITS + 1))
         visits = following[:MAX_VISITS]
         if len(following) > MAX_VISITS:
@@ -167,7 +176,7 @@ class PlaceReader:
         self._next_visit = next(self._visits, None)
 
     def _move_on(self, place: int) -> None:
-        """Release the shards that are no longer needed at a place, and take those that are."""
+        """Release the shards that a place no longer needs, and take the shards that it needs."""
         if place >= self._planned_until:
             self._plan(place)
         assert self._window is not None
@@ -181,19 +190,26 @@ class PlaceReader:
         while self._next_visit is not None and self._next_visit.first <= place:
             new.append(self._next_visit)
             self._next_visit = next(self._visits, None)
+        # A shard is taken only after it was asked for. Several are asked for ahead, so that they
+        # arrive at the same time; MAX_AT_ONCE limits the open requests.
         waiting = len(new)
         for visit in new:
             self._window.ask(min(waiting, MAX_AT_ONCE))
             self._take(self._window, visit, place)
             waiting -= 1
 
-        # Where two visits of a shard overlap, the one that began first is read.
+        # If two visits of the same shard overlap, its samples are read through the visit that began
+        # first: the reversed order lets that visit replace the other in the dict.
         self._held_by_shard = {held.visit.shard: held for held in reversed(self._held)}
         next_start = self._planned_until if self._next_visit is None else self._next_visit.first
         self._next_change = min([next_start, *(held.visit.end for held in self._held)])
 
     def _take(self, window: ShardWindow, visit: Visit, place: int) -> None:
-        """Take the next shard of the plan, for its visit; give it back at once if that is past."""
+        """Take the next shard of the plan, for its visit.
+
+        A visit that ends at or before `place` was left out by the caller: its shard is given back
+        immediately.
+        """
         count = self._form.manifest[visit.shard].samples
         is_fresh = visit.is_whole and not self._plans.is_shared
         leased_shard = window.take(visit.shard, count, is_fresh=is_fresh)
@@ -208,15 +224,15 @@ class PlaceReader:
         held.is_open = True
         try:
             held.leased_shard.open()
-            # A run of samples in file order is not read by number.
+            # A cutter is faster for reading by number. Runs of samples are read in file order.
             if held.leased_shard.is_whole and not self._epoch.has_runs:
                 held.read = held.leased_shard.cutter()
         except SHARD_ERRORS as exn:
-            # Its traceback would keep the session of a reader that is gone.
+            # The traceback is removed: its frames would keep the session of a reader that is gone.
             held.error = exn.with_traceback(None)
-        self._window.ask(1)  # ahead, once nothing else is waited for
+        self._window.ask(1)  # request the next shard ahead, now that this shard has arrived
 
 
 def _shards_from(epoch: RankEpoch, start: int) -> Iterator[int]:
-    """Yield the shards of the next plan, which begins at a place."""
+    """Yield the shards of the next plan, which begins at the place `start`."""
     return (visit.shard for visit in islice(epoch.visits(start), MAX_VISITS))

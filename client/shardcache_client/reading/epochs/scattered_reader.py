@@ -1,4 +1,10 @@
-"""Reader of a rank's epoch whose samples come in any order, not shard by shard."""
+"""Reader of a rank's epoch whose samples come in any order, not shard by shard.
+
+An epoch is an order of samples; a place is a position in this order, counted from 0 for each rank.
+A span is the range of a sample's bytes in its tar. Scattered samples, those of sources with
+`shuffle="global"`, are fetched by their spans. Other samples of a mixture are read with their
+shards, by a `PlaceReader`. `reader_of` chooses the reader for an epoch.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +30,18 @@ from shardcache_client.reading.single.sample_ranges import RangeRequest, SampleR
 from shardcache_client.reading.single.scattered_places import ScatteredPlaces
 from shardcache_client.reading.single.scattered_samples import ASKED_TOGETHER, MAX_ASKED
 
-# Bytes that are requested at a time: enough to keep a network of 10 Gbit/s busy for 50 ms, and few
-# enough for the readers of a node to fit into its cache together.
+# Maximum number of bytes in open requests: enough to keep a network of 10 Gbit/s busy for 50 ms,
+# and few enough for the requests of all readers of a node to fit into its cache together.
 _MAX_ASKED_BYTES = 64 * 1024 * 1024
-# More are requested once a quarter of them has been read, so that a message asks for many samples.
+# More bytes are requested once a quarter of the maximum has been read, so that one message asks for
+# many samples.
 _REFILL_BYTES = _MAX_ASKED_BYTES * 3 // 4
 
 RUNS_AHEAD = 3
-"""Runs of places, such as batches, whose samples are requested while those of one are read."""
+"""Number of later runs whose samples are requested while one run is read.
+
+A run is a range of places that is read by one call, such as the places of a batch.
+"""
 
 
 def reader_of(
@@ -45,9 +55,10 @@ def reader_of(
 
     Args:
         session: declares the plans, or reads the ranges.
-        plans: of the epoch, by the same session.
+        plans: declares parts of the epoch by the same session.
+        epoch: the rank's order of samples.
         sessions: opens further sessions where one is not enough.
-        check: is called now and then in a wait, and may raise to end it.
+        check: called about once a second in a wait; it may raise to end the wait.
     """
     places = plans.form.scattered
     if places is None:
@@ -56,7 +67,8 @@ def reader_of(
     if are_all_scattered:
         return ScatteredReader(session, plans, places, epoch, sessions, check)
 
-    # The session has the plan of the other shards, so ranges need another session.
+    # A session has one plan at a time. This session declares the plans of the shards that are read
+    # as a whole, so the ranges need another session.
     reader = ScatteredReader(sessions.open(), plans, places, epoch, sessions, check)
     reader.read_others_by(PlaceReader(plans, epoch))
     return reader
@@ -64,13 +76,13 @@ def reader_of(
 
 @dataclass(slots=True, eq=False)
 class _QueuedSample:
-    """A sample that comes next, or soon.
+    """A sample that is read next, or soon.
 
     Attributes:
-        number: of its place in the epoch.
-        sample: which one it is.
-        span: its bytes; None if they are read with their shard.
-        request: for the span.
+        number: number of the sample's place in the epoch.
+        sample: numbers of the shard and of the sample in that shard.
+        span: range of the sample's bytes; None if the sample is read with its shard.
+        request: the request for the span; None without a span.
     """
 
     number: int
@@ -89,19 +101,20 @@ class _QueuedSample:
 class ScatteredReader:
     """The samples at the places of a rank's epoch, each read by its range.
 
-    Some hundred samples are requested ahead: those of the run of places that is read, and of the
-    runs that are expected next. As a worker makes every nth batch, runs are expected at the same
-    distance as the last two. Requests for places that do not come after all are dropped.
+    Some hundred samples are requested ahead: the samples of the run that is read, and of the runs
+    that are expected next. A worker of a loader makes every nth batch, so this reader expects the
+    next runs at the same distance as the last two. Requests for places that are not read after all
+    are dropped.
 
     Args:
-        session: for the ranges, without leases.
-        plans: of the epoch.
-        places: where the samples are in their tars.
-        epoch: of the rank.
-        sessions: for samples that take their whole shard to be read.
-        check: is called now and then in a wait, and may raise to end it.
+        session: reads the ranges; it must have no leases.
+        plans: declares parts of the epoch.
+        places: has the samples' places in their tars.
+        epoch: the rank's order of samples.
+        sessions: opens a session for samples that can only be read with their whole shard.
+        check: called about once a second in a wait; it may raise to end the wait.
 
-    Raises ConfigError if no table says where samples are; NoDaemonError if the daemon stays away
+    Raises ConfigError if no table has the places of samples; NoDaemonError if the daemon stays away
     for longer than the session's patience.
     """
 
@@ -122,11 +135,11 @@ class ScatteredReader:
         self._check = check
         self._others: PlaceReader | None = None
         self._lone = LoneReader(sessions.open, plans.form)  # reads samples without a range
-        self._ranges: SampleRanges | None = None
-        self._last_start: int | None = None  # of the run that was read before
+        self._ranges: SampleRanges | None = None  # made by the first request
+        self._last_start: int | None = None  # first place of the previous run
         self._queue: deque[_QueuedSample] = deque()
-        self._queued_bytes = 0
-        # Places whose samples are queued next.
+        self._queued_bytes = 0  # number of bytes of the samples in the queue
+        # Places whose samples are queued next, each with its sample.
         self._coming: Iterator[tuple[int, SampleId]] = iter(())
 
     def __repr__(self) -> str:
@@ -142,7 +155,7 @@ class ScatteredReader:
     def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
         """Yield the results of reading the places from `start` to `stop`.
 
-        Places may be left out, but not returned to.
+        The caller may leave out places, but may not return to earlier places.
         """
         self._expect(self._runs_from(start, stop))
         for _ in range(start, stop):
@@ -166,12 +179,13 @@ class ScatteredReader:
     # Requests
 
     def _runs_from(self, start: int, stop: int) -> list[range]:
-        """Return the places that are read now, and those that will probably be read next."""
+        """Return the run that is read now, and the runs that will probably be read next."""
         size = stop - start
         step = size
         if self._last_start is not None:
             step = max(size, start - self._last_start)
-        # One of several workers knows how far apart its runs are only from the second run on.
+        # If several workers share the epoch, each knows the distance of its runs only from its
+        # second run on.
         is_step_known = self._last_start is not None or not self._is_shared
         self._last_start = start
 
@@ -182,7 +196,10 @@ class ScatteredReader:
         return runs
 
     def _expect(self, runs: Iterable[range]) -> None:
-        """Have the places of some runs requested in this order, and drop requests for others."""
+        """Have the places of some runs requested in this order, and drop other requests.
+
+        The requests at the head of the queue are kept as far as they agree with the runs.
+        """
         runs = list(runs)
         places = chain.from_iterable(runs)
         kept = 0
@@ -206,7 +223,7 @@ class ScatteredReader:
         return zip(run, self._epoch.samples(run.start, run.stop), strict=True)
 
     def _ask_ahead(self) -> None:
-        """Queue samples until enough are requested, many by one message; at least one."""
+        """Queue samples until enough are requested: at least one, and many by one message."""
         if self._queue and not self._is_worth_a_message:
             return
         new: list[_QueuedSample] = []
@@ -233,12 +250,17 @@ class ScatteredReader:
         return has_room and self._queued_bytes <= _REFILL_BYTES
 
     def _may_ask_more(self, new: int, new_bytes: int) -> bool:
-        """Return True if samples may be added to the queue and these new ones."""
+        """Return True if another sample may be requested.
+
+        Args:
+            new: number of samples that are about to be added to the queue.
+            new_bytes: number of bytes of these samples.
+        """
         has_room = len(self._queue) + new < MAX_ASKED
         return has_room and self._queued_bytes + new_bytes < _MAX_ASKED_BYTES
 
     def _request(self, new: Iterable[_QueuedSample]) -> None:
-        """Request the bytes of those new samples that are read by their ranges."""
+        """Request the bytes of those among the new samples that are read by their ranges."""
         by_range = [queued for queued in new if queued.span is not None]
         spans = [queued.span for queued in by_range if queued.span is not None]
         if not spans:
@@ -248,7 +270,7 @@ class ScatteredReader:
             queued.request = request
 
     def _declared_ranges(self) -> SampleRanges:
-        """Return the session's ranges; the first call declares their plan."""
+        """Return the reader of ranges. The first call declares its plan to the daemon."""
         if self._ranges is None:
             form = self._form
             self._ranges = SampleRanges(
@@ -260,21 +282,22 @@ class ScatteredReader:
     # Samples
 
     def _read(self, queued: _QueuedSample) -> ReadResult:
-        """Wait for a sample, and return it, or the error of reading it."""
+        """Wait for a sample; return the sample, or the error of reading the sample."""
         if queued.request is None:
             return self._read_from_shard(queued)
         try:
             sample = self._declared_ranges().take(queued.request)
         except (SampleError, *SHARD_ERRORS) as exn:
-            # Its traceback would keep the session of a reader that is gone.
+            # The traceback is removed: its frames would keep the session of a reader that is gone.
             return exn.with_traceback(None)
         shard, _ = queued.sample
         self._form.name_source(sample, shard)
         return sample
 
     def _read_from_shard(self, queued: _QueuedSample) -> ReadResult:
-        """Return a sample without a range, or the error of reading it."""
+        """Return a sample without a range, or the error of reading the sample."""
         shard, _ = queued.sample
+        # A shard of a scattered source is not in the plan of the other reader.
         if self._others is None or self._places.has(shard):
             return self._lone.read(queued.sample)
         (result,) = self._others.reads(queued.number, queued.number + 1)
@@ -282,7 +305,11 @@ class ScatteredReader:
 
 
 def _without_first(places: int, runs: Iterable[range]) -> Iterator[range]:
-    """Yield runs without their first places."""
+    """Yield what remains of runs without their first places.
+
+    Args:
+        places: number of places to leave out, counted through all runs.
+    """
     for run in runs:
         left_out = min(places, len(run))
         places -= left_out

@@ -1,6 +1,10 @@
 """Reader of the samples at the places of an epoch whose shards are not counted.
 
-Each is counted once it is open.
+The number of an uncounted shard's samples is known only once the shard is open. A place is a
+position in a reader's order of samples. A share is the part of the shards that is dealt to one
+reader; a reader of an epoch with a fixed number of samples goes on to further shares. A share is
+read in steps: a step is one shard, or a part of several shards whose samples are mixed. A piece is
+one shard of a share, or the part of a shard that belongs to the share.
 """
 
 from __future__ import annotations
@@ -33,9 +37,10 @@ class _HeldPiece:
     """A shard that is held for some steps.
 
     Attributes:
-        numbers: of its samples, in the order in which they are spread over the steps.
+        leased_shard: the shard.
+        numbers: numbers of the shard's samples, in the order in which the steps use them.
         cut: returns a sample by its number.
-        error: that of a shard which cannot be read; None if it can.
+        error: the error of opening the shard; None if the shard is open.
     """
 
     leased_shard: LeasedShard
@@ -47,14 +52,15 @@ class _HeldPiece:
 class UncountedReader:
     """The samples at the places of a reader's epoch, read in ascending order.
 
-    The place at which a step begins depends on the shards before it. So a reader opens all of them,
-    also those whose samples it is not asked for, or begins at a step whose place is known.
+    The place at which a step begins depends on the number of samples in all earlier shards. So a
+    reader opens all of these shards, even if none of their samples is asked for; or it begins at a
+    step whose place is known from an earlier reader.
 
     Args:
-        plans: of the epoch.
-        epoch: of the reader.
+        plans: declares parts of the epoch to the daemon.
+        epoch: the reader's part of the epoch.
         start: the step to begin at.
-        begun: to which steps are added as they begin.
+        begun: steps whose places are known; this reader adds each step that it begins.
 
     Raises NoDaemonError if the daemon stays away for longer than the session's patience.
     """
@@ -69,7 +75,7 @@ class UncountedReader:
         self._plans = plans
         self._epoch = epoch
         self._begun = begun
-        self._place = start.before  # the next place
+        self._place = start.before  # the next place: the number of places before `start`
         self._unread = self._all_samples(start)
 
     def __repr__(self) -> str:
@@ -78,7 +84,8 @@ class UncountedReader:
     def reads(self, start: int, stop: int) -> Iterator[ReadResult]:
         """Yield the results of reading the places from `start` to `stop`.
 
-        Ends earlier at the end of the epoch. Places may be left out, but not returned to.
+        Ends earlier at the end of the epoch. The caller may leave out places, but may not return to
+        earlier places.
         """
         while self._place < stop:
             read = next(self._unread, None)
@@ -90,7 +97,7 @@ class UncountedReader:
                 yield read()
 
     def steps(self, start: int) -> tuple[StepPlace, ...]:
-        """Return the steps begun so far; forget those before the one with the place `start`."""
+        """Return the steps begun so far, from the step that has the place `start` on."""
         while len(self._begun) > 1 and self._begun[1].before <= start:
             self._begun.popleft()
         return tuple(self._begun)
@@ -98,11 +105,12 @@ class UncountedReader:
     def close(self) -> None:
         """Release all shards."""
         self._unread.close()
-        self._unread = _no_samples()  # the generator refers to this object: a cycle
+        # The old generator refers to this object, which would be a cycle.
+        self._unread = _no_samples()
         self._plans.close()
 
-    # The samples at all places, one after another: each is a function that reads it, which is not
-    # called for places that are left out.
+    # The methods below yield, for each place, a function that reads the sample at that place. The
+    # function is not called for places that the caller leaves out.
 
     def _all_samples(self, start: StepPlace) -> Generator[Callable[[], ReadResult]]:
         """Yield the samples of one share after another; end once every share was found empty."""
@@ -114,7 +122,9 @@ class UncountedReader:
             yield from self._samples_of_share(share, step)
             if self._place > before:
                 empty_shares = 0
-            elif step == 0:  # a share that was begun further on may have samples before that step
+            # A share that was not read from its first step on may have samples before that step, so
+            # it does not count as empty.
+            elif step == 0:
                 empty_shares += 1
             share += 1
             step = 0
@@ -153,19 +163,19 @@ class UncountedReader:
         leased = window.take(shard, count=None, span=whole_shard, is_fresh=is_fresh)
         try:
             leased.open()
-            window.ask(1)  # the next shard, only after this one was waited for
+            window.ask(1)  # request the next shard ahead, now that this shard is open
             yield from self._arriving_samples(leased)
         except SHARD_ERRORS as exn:
-            # Its traceback would keep the session of a reader that is gone.
+            # The traceback is removed: its frames would keep the session of a reader that is gone.
             yield partial(_already_read, exn.with_traceback(None))
         finally:
             window.give_back(leased)
 
     def _arriving_samples(self, leased: LeasedShard) -> Iterator[Callable[[], ReadResult]]:
-        """Yield the samples of a shard, read already, as they arrive."""
+        """Yield the samples of a shard as they arrive: each is read before its function is."""
         while True:
             try:
-                # Called again after a bad sample, it yields those that follow.
+                # Another call after a bad sample yields the samples that follow it.
                 for sample in leased.samples():
                     yield partial(_already_read, sample)
                 return
@@ -182,7 +192,8 @@ class UncountedReader:
         """Yield the samples of a step that mixes several shards.
 
         Args:
-            held: the shards that are held, by number of the piece; kept up to date here.
+            held: the shards that are held, by number of the piece. This method adds the shards that
+                the step needs, and removes the shards that the next step does not need.
         """
         pieces = mix.pieces_at(step)
         missing = sum(piece not in held for piece in pieces)
@@ -190,17 +201,19 @@ class UncountedReader:
             if piece not in held:
                 window.ask(min(missing, MAX_AT_ONCE))
                 missing -= 1
-                # A piece's own number is that of the first step that reads it.
+                # A piece has the number of the first step that reads it. So nobody has been given
+                # samples of the piece if this is that step, and if only this reader reads it.
                 is_fresh = step == piece and not self._plans.is_shared
                 leased = window.take(mix.pieces[piece].shard, count=None, is_fresh=is_fresh)
                 held[piece] = _open(leased, mix.pieces[piece])
             error = held[piece].error
             if error is not None:
-                # The error has a place in every step of the piece, not in the first alone: a reader
-                # that begins with a later step then counts the same places.
+                # The error has a place in every step of the piece, not in the first step alone. So
+                # a reader that begins with a later step counts the same places.
                 yield partial(_already_read, error)
-        window.ask(1)  # the next shard, only after those of this step were waited for
+        window.ask(1)  # request the next shard ahead, now that this step's shards are all open
 
+        # From each piece, this step takes a part of the samples. The parts are interleaved.
         parts = [mix.part(piece, step, held[piece].numbers) for piece in pieces]
         draws = [iter(part) for part in parts]
         for nth in mix.interleaved(step, [len(part) for part in parts]):
@@ -214,28 +227,29 @@ class UncountedReader:
 
 
 def _open(leased: LeasedShard, piece: Piece) -> _HeldPiece:
-    """Open a shard, and put its samples in the order of the piece; keep the error if that fails."""
+    """Open a shard, and put its samples in the piece's order; keep the error if that fails."""
     try:
         leased.open()
         numbers = piece.numbers(len(leased.whole), permuted=True)
-        # Four bytes per number, so that held pieces take hardly any memory, however wide the
-        # window.
+        # An array takes four bytes per number, so that held pieces take hardly any memory, even if
+        # a step mixes many shards.
         return _HeldPiece(leased, array("I", numbers), leased.cutter())
     except SHARD_ERRORS as exn:
         return _HeldPiece(leased, (), _unreadable, exn.with_traceback(None))
 
 
 def _no_samples() -> Generator[Callable[[], ReadResult]]:
+    """Yield nothing."""
     yield from ()
 
 
 def _already_read(result: ReadResult) -> ReadResult:
-    """Return the result itself, as the function that reads its place."""
+    """Return a result that is known already; stands in for a function that reads a place."""
     return result
 
 
 def _read_sample(cut: Callable[[int], Sample], number: int) -> ReadResult:
-    """Return a sample by its number, or the error of reading it."""
+    """Return a sample by its number, or the error of reading the sample."""
     try:
         return cut(number)
     except (SampleError, *SHARD_ERRORS) as exn:
@@ -243,10 +257,10 @@ def _read_sample(cut: Callable[[int], Sample], number: int) -> ReadResult:
 
 
 def _unreadable(number: int) -> Sample:
-    """Stand in for `cut` of a shard that cannot be read, of which no sample is asked for."""
+    """Stand in for `cut` of a shard that cannot be read: nobody asks for samples of the shard."""
     raise AssertionError(f"sample {number} of a shard that was not read")
 
 
 def _later_shards(epoch: UncountedEpoch, share: int) -> Iterator[int]:
-    """Yield the shards of the plan after that of a share."""
+    """Yield the shards of the plan that follows the plan of a share."""
     return islice(epoch.shards_after(share), MAX_VISITS)

@@ -1,4 +1,8 @@
-"""The file of a daemon's grant, opened."""
+"""The file of a daemon's grant, opened and read.
+
+A grant is the daemon's answer to a lease: it names the file that the reader may read. The readers
+of ranges and of plain files use this module; shards are mapped by `LeasedShard`.
+"""
 
 import os
 from collections.abc import Callable
@@ -12,7 +16,8 @@ from shardcache_client.samples import mapped_file as files
 
 _Result = TypeVar("_Result")
 
-# The file of a grant may be evicted, replaced or lost before it is opened, but hardly every time.
+# Maximum number of grants that are tried. A grant's file may be evicted, replaced or lost before it
+# is opened, but hardly five times in a row.
 _MAX_TRIES = 5
 
 
@@ -22,11 +27,12 @@ def read_granted(
     request_again: Callable[[], LeaseRequest],
     read: Callable[[Grant], _Result],
 ) -> tuple[LeaseRequest, _Result]:
-    """Wait for a lease, and read the file of its grant; request another if it cannot be read.
+    """Wait for a lease, and read the file of its grant; request again if it cannot be read.
 
     Args:
-        request_again: requests the same as `lease`.
-        read: opens the file by `open_granted`, and returns a result.
+        lease: what to read.
+        request_again: requests what `lease` requests, and returns the new lease.
+        read: opens a grant's file by `open_granted`, and returns a result.
 
     Returns:
         The lease whose file was read, and the result of `read`.
@@ -40,7 +46,8 @@ def read_granted(
         try:
             return lease, read(grant)
         except (CacheDirError, CorruptShardError) as exn:
-            # A file that was merely evicted does not mean that this process cannot read the cache.
+            # An evicted file does not show that this process cannot read the cache. The session
+            # counts the other failures, and changes to a private daemon after several.
             is_evicted = isinstance(exn, files.ShardGoneError) and not _is_kept(lease)
             session.release(lease, read=is_evicted, damage=files.damage_of(exn))
             tries_left -= 1
@@ -50,14 +57,18 @@ def read_granted(
 
 
 def _is_kept(lease: LeaseRequest) -> bool:
-    """Return whether the daemon keeps the granted file; a shard granted ahead may be evicted."""
+    """Return whether the daemon keeps the granted file until the release.
+
+    A whole shard that was granted before the reader needed it may be evicted.
+    """
     return lease.needed or not lease.is_granted_whole
 
 
 def open_granted(grant: Grant) -> int:
-    """Return a descriptor of a grant's file.
+    """Return a descriptor of a grant's file, to be closed by the caller.
 
-    Raises CorruptShardError if it is another one; CacheDirError if this process cannot read it.
+    Raises CorruptShardError if the path has another file than the granted one; CacheDirError if
+    this process cannot read the file.
     """
     path = Path(grant["path"])
     try:
@@ -69,7 +80,7 @@ def open_granted(grant: Grant) -> int:
 
 
 def read_span(fd: int, start: int, stop: int) -> bytes:
-    """Return the bytes of an open file from `start` to `stop`, fewer at its end.
+    """Return the bytes of an open file from `start` to `stop`, or up to the end of the file.
 
     Raises OSError.
     """

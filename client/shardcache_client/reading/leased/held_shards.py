@@ -1,4 +1,10 @@
-"""Whole shards held for reading samples by number, and the choice between them and ranges."""
+"""Whole shards held for reading samples by number, and the choice between shards and ranges.
+
+A dataset that is indexed by number (`IndexedShards`) has two ways to read a sample. It can fetch
+the sample's range, the bytes of that sample alone; or it can hold the whole shard, which is then
+cached, leased and mapped, so that its other samples cost little. Users who read near the same place
+again get whole shards.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +21,11 @@ from shardcache_client.reading.leased.shard_window import ShardWindow
 from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.pipeline import Pipeline
 
-# Number of samples of a cached shard that are read by their ranges before the shard is held, as
-# opening it takes as long as some ranges.
+# Number of samples of a cached shard that are read by their ranges before the shard is held.
+# Opening a shard takes as long as reading several ranges.
 _CACHED_RANGES = 4
-# The same for samples that are read in order: reading ahead in a held shard pays off later.
+# Number of samples that are read by their ranges in order, one after another, before their shard is
+# held, cached or not. Reading ahead in a held shard pays off only after so many.
 _RANGES_IN_ORDER = 16
 
 
@@ -39,6 +46,9 @@ class HeldShards:
     """The shards that were last asked for, held and mapped. One thread at a time.
 
     Args:
+        manifest: the dataset's shards.
+        pipeline: has the form in which samples are read.
+        sessions: opens a session for each held shard.
         window: maximum number of shards.
     """
 
@@ -76,8 +86,8 @@ class HeldShards:
         except SampleError:
             raise
         except BaseException:
-            # It may have been replaced, or the wait for it interrupted: the next call opens it
-            # again.
+            # The shard may have been replaced, or the wait for it interrupted. It is released, so
+            # that the next call opens it again.
             self._held.pop(shard).close()
             raise
 
@@ -88,7 +98,7 @@ class HeldShards:
             held_shard.close()
 
     def hold(self, shard: int) -> None:
-        """Hold a shard, which was asked for last. Raises what opening it raises."""
+        """Hold a shard, and count it as the last one asked for. Raises what opening it raises."""
         if shard not in self._held:
             while len(self._held) >= self._window:
                 self._release_oldest()
@@ -109,8 +119,8 @@ class HeldShards:
             plan = Plan.of(manifest, 0, [shard])
             session.declare(plan)
             window = ShardWindow(session, plan, partial=None, view_of=self._pipeline.view)
-            # The shard may need the space of those that are held: a reader that waits for long
-            # holds nothing in the end, so readers never wait for each other.
+            # The shard may need the space of the held shards. A reader that waits for long holds
+            # nothing in the end, so readers never wait for each other.
             session.on_wait = self._release_oldest
             leased_shard = window.take(shard, manifest[shard].samples)
             leased_shard.open()
@@ -126,8 +136,8 @@ class _Use:
     """The samples of a shard that were read by their ranges.
 
     Attributes:
-        next: number of the sample after the last one.
-        in_order: length of the latest run of samples that each followed the one before.
+        next: number of the sample after the sample that was asked for last.
+        in_order: number of latest requests that each asked for the sample after the previous one.
         cached: number of samples that were read while all of the shard was cached.
     """
 
@@ -137,7 +147,7 @@ class _Use:
 
 
 class RecentRanges:
-    """Uses of the shards that were last read by ranges, which decide when to hold one instead.
+    """Uses of the shards that were last read by ranges: they decide when to hold a shard instead.
 
     Args:
         window: number of shards that can be held.
@@ -158,7 +168,7 @@ class RecentRanges:
         return shard in self._too_large
 
     def note_request(self, shard: int, number: int) -> bool:
-        """Note that a sample is asked for; return True if its shard should be held from now on."""
+        """Note a request for a sample; return True if its shard should be held from now on."""
         if self.is_too_large(shard):
             return False
         use = self._uses.setdefault(shard, _Use())

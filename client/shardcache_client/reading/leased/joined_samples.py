@@ -1,4 +1,9 @@
-"""Samples of a shard joined with their partners in other shards: those with the same keys."""
+"""Samples of a shard joined with their partners, the samples with the same keys in other shards.
+
+`Joined` datasets read several sources side by side. A joined sample has the members of its own
+shard and those of its partner in each other source. A column stands for one other source; its
+prefix begins the names of the members that come from that source. `LeasedShard` calls this module.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +24,17 @@ _NO_PARTNER_REMEDY = (
     "or default values of the members"
 )
 
-_SHOWN_KEYS = 3
+_SHOWN_KEYS = 3  # number of example keys in an error's text
 
 
 class LeftOutError(errors.UnmatchedKeyError):
-    """A sample without a partner, to be left out."""
+    """A sample without a partner that is to be left out, as the dataset has missing="skip"."""
 
 
 def find_partners(keys: Sequence[bytes], others: Sequence[bytes]) -> list[int | None]:
     """Return the place of each of `keys` among `others`.
 
-    None if they do not have it, or if it is repeated in either list.
+    The place is None for a key that `others` lacks, and for a key that either list repeats.
     """
     places = dict(zip(others, range(len(others)), strict=True))
     repeated: list[bytes] = []
@@ -43,6 +48,7 @@ def find_partners(keys: Sequence[bytes], others: Sequence[bytes]) -> list[int | 
 
 
 def _repeated(keys: Sequence[bytes]) -> list[bytes]:
+    """Return the keys that occur more than once, each once."""
     return [key for key, times in Counter(keys).items() if times > 1]
 
 
@@ -51,9 +57,9 @@ class Partners:
     """Facts about the partners of a shard's samples.
 
     Attributes:
-        repeated: keys that another shard of the samples' own source has as well: these have no
-            partner.
-        tabled: prefixes of the columns whose shards were found by tables.
+        repeated: keys that another shard of the samples' own source has as well. Samples with these
+            keys have no partner.
+        tabled: prefixes of the columns whose shards were found by tables of samples.
     """
 
     repeated: frozenset[bytes] = frozenset()
@@ -64,9 +70,9 @@ class SampleJoin:
     """Joins the samples of a shard with their partners, one column of shards after another.
 
     Args:
-        own: the shard whose samples these are.
-        lease: on that shard; it counts the samples without a partner.
-        partners: facts about their partners.
+        own: the shard whose samples get partners.
+        lease: the lease on that shard, which counts the samples without a partner.
+        partners: facts about the samples' partners.
     """
 
     def __init__(self, own: MappedShard, lease: LeaseRequest, partners: Partners) -> None:
@@ -74,9 +80,10 @@ class SampleJoin:
         self._lease = lease
         self._partners = partners
         self._keys = keys_of(own.index)
+        # Members that are cut by their spans, and functions that add the other members; see `_add`.
         self._runs: list[ColumnSpans] = []
         self._adders: list[Adder] = []
-        self._names: set[str] = set()  # of the members so far
+        self._names: set[str] = set()  # names of the members so far
 
     def add_own(self, view: View) -> None:
         """Give the samples their own members."""
@@ -96,11 +103,13 @@ class SampleJoin:
         shards: Sequence[MappedShard],
         places: Sequence[int | None],
     ) -> None:
-        """Give the samples members of other samples.
+        """Give the samples the members of other samples, or their own.
 
         Args:
-            places: for each sample, the number of the other one, counted through the samples of
-                all `shards`; None if there is no other one.
+            view: the form in which the members are read.
+            shards: have the members.
+            places: for each sample, the number of the sample that has the members, counted through
+                the samples of all `shards`; None if there is no such sample.
         """
         names = {view.prefix + name for shard in shards for name in shard.index.extensions}
         runs = None
@@ -108,11 +117,12 @@ class SampleJoin:
         if len(shards) == 1 and has_new_names:
             runs = shards[0].runs(places)  # None unless all samples get the same members
         if runs is not None:
-            # 1. Values are cut by their spans: the fast way, without a call for each sample.
+            # 1. Values are cut by their spans. This is the fast way, as no function is called for
+            # each sample.
             self._runs += runs
         else:
-            # 2. A function adds the members to each sample: they come from several shards, differ
-            # from sample to sample, or may have names that the sample has already.
+            # 2. A function adds the members to each sample, because the members come from several
+            # shards, differ from sample to sample, or may have names that the sample has already.
             unmatched = self._unmatched(view, shards, places)
             self._adders.append(_adder(shards, places, self._own.url, unmatched))
         self._names |= names
@@ -120,6 +130,7 @@ class SampleJoin:
     def _places(self, shards: Sequence[MappedShard]) -> Sequence[int | None]:
         """Return the number of each sample's partner, counted through all `shards`."""
         keys = self._keys
+        # The common case needs no lookup: equal keys in equal order, each of which occurs once.
         has_same_keys = len(shards) == 1 and _packed_keys(shards[0]) == _packed_keys(self._own)
         if has_same_keys and not self._partners.repeated and len(set(keys)) == len(keys):
             return range(len(keys))
@@ -137,7 +148,7 @@ class SampleJoin:
         shards: Sequence[MappedShard],
         places: Sequence[int | None],
     ) -> _Unmatched:
-        """Return the treatment of the samples that have no place, with the reason."""
+        """Return the treatment of the samples whose place is None, with the reason for errors."""
         keys = self._keys
         unmatched_keys = [
             key.decode(errors="replace")
@@ -152,13 +163,14 @@ class SampleJoin:
             example = min(self._partners.repeated).decode(errors="replace")
             fault += f"; {example!r} comes again in another shard of the first source"
 
-        # The remedy of the error's class is to write tables: no help if tables found these shards.
+        # The remedy of the error's class is to write tables of samples. That is no help if tables
+        # have found these shards.
         remedy = _NO_PARTNER_REMEDY if view.prefix in self._partners.tabled else None
         return _Unmatched(view, self._lease, fault, self._own.url, remedy)
 
 
 def _packed_keys(shard: MappedShard) -> tuple[bytes, bytes]:
-    """Return a shard's keys as its index has them: equal for equal keys in the same order."""
+    """Return a shard's keys as its index stores them, to compare two shards' keys and order."""
     return shard.index.keys.tobytes(), shard.index.key_ends.tobytes()
 
 
@@ -167,11 +179,11 @@ class _Unmatched:
     """Treatment of samples without a partner in a column.
 
     Attributes:
-        view: of the column.
-        lease: counts them.
-        fault: why they have none.
-        url: of their shard.
-        remedy: of the error; None for that of its class.
+        view: the column's view, which says whether to skip, to fill or to fail.
+        lease: counts the samples without a partner.
+        fault: the reason that they have no partner, for the error's text.
+        url: url of the samples' shard.
+        remedy: remedy for the error; None for the remedy of the error's class.
     """
 
     view: View
@@ -181,9 +193,10 @@ class _Unmatched:
     remedy: str | None
 
     def accept(self, sample: Sample) -> None:
-        """Count a sample without a partner, and let it have none.
+        """Count a sample without a partner.
 
-        Raises UnmatchedKeyError unless the view fills in default values later.
+        Raises UnmatchedKeyError unless the view fills in default values later; LeftOutError if the
+        sample is to be skipped.
         """
         self.lease.unmatched += 1
         if self.view.unmatched == "fill":
@@ -205,11 +218,13 @@ def _adder(
     """Return a function that adds the members of a sample's partner to it.
 
     Args:
-        places: for each sample, the number of its partner, counted through all `shards`.
-        url: of the samples' own shard.
-        unmatched: for samples without a partner.
+        places: for each sample, the number of its partner, counted through all `shards`; None for
+            no partner.
+        url: url of the samples' own shard.
+        unmatched: treatment of samples without a partner.
     """
-    # For each place, the function that cuts samples out of its shard, and the number there.
+    # For each place: the function that cuts samples out of the place's shard, and the number of the
+    # sample in that shard.
     cuts = []
     for shard in shards:
         cut_sample = shard.cutter()
@@ -221,7 +236,8 @@ def _adder(
             unmatched.accept(sample)
             return
         cut, number_there = cuts[place]
-        added = cut(number_there, {})  # the members alone, without "__key__" and "__url__"
+        # Cut into an empty dict, the members come alone, without "__key__" and "__url__".
+        added = cut(number_there, {})
         shared = added.keys() & sample
         if shared:
             raise errors.SampleError(

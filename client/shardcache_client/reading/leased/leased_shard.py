@@ -1,4 +1,11 @@
-"""A leased shard, read to its last sample across changes of file and daemon."""
+"""A leased shard, read to its last sample across changes of file and daemon.
+
+A lease is a reader's claim on a shard; the daemon grants it by naming a file, which stays cached
+until the lease is released. The file of a shard that is arriving (being downloaded) can be read up
+to the bytes that are there. A lease may get several grants: more of an arriving file, the whole
+file, or a file of the next daemon. The readers in `reading.epochs` take these objects from a
+`ShardWindow`.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +30,9 @@ from shardcache_client.samples.slicing import Sample
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
-# A shard leased ahead may be evicted for one that is needed sooner, but hardly again while the
-# reader waits for it. A process that cannot see the cache, or finds damage, will fail each time,
-# unless there is another way to the shard.
+# Maximum number of files that are tried. A shard leased ahead may be evicted for a shard that is
+# needed sooner, but that hardly happens again while the reader waits for it. A process that cannot
+# see the cache, or finds damage, fails each time, unless the session changes to another daemon.
 _MAX_TRIES = 5
 _NO_PARTNERS = Partners()
 
@@ -34,8 +41,8 @@ class JoinedColumn(NamedTuple):
     """The shards of one source of a join that hold further members of a shard's samples.
 
     Attributes:
-        view: the form in which their samples are read.
-        shards: all that have partners of its samples.
+        view: the form in which samples of these shards are read.
+        shards: all shards of the source that hold partners, which are samples with the same keys.
     """
 
     view: View
@@ -44,25 +51,25 @@ class JoinedColumn(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class LeasedShard:
-    """Reads a shard from the sample it has reached, each time from the current grant.
+    """Reads a shard's samples, from one grant after another.
 
-    That is a grant of an arriving file, of the whole one, or of either from the next daemon.
-
-    Every error says how many samples of the shard had already been yielded. The lease is owned by
-    this object.
+    When a file cannot be read any further, reading continues in the next grant's file with the
+    sample that comes next. Every error says how many samples of the shard had already been yielded.
+    This object owns the lease, and releases it in `close`.
 
     Attributes:
         count: number of samples according to the manifest; None if unknown.
-        span: start and end of the samples to read in order, with None as the end for all; None to
-            read by number.
-        handover: passes the samples' values to other processes without a copy.
+        span: start and end of the samples to read in order by `samples`, where an end of None means
+            the last sample; None to read single samples by number.
+        handover: passes the samples' values to other processes without a copy; None for values that
+            stay in this process.
         view: the form in which samples are read.
         beside: shards of other sources, whose members the samples with the same keys get as well.
-        partners: facts about the samples' partners in these.
-        replaceable: True if another version of the shard may be read, as none of its samples was
-            handed out in this epoch.
-        number: number of the next sample; without a span, the number of samples that were read
-            before the whole shard had arrived.
+        partners: facts about the samples' partners in the shards of `beside`.
+        replaceable: True if another version of the shard may be read, because none of its samples
+            was handed out in this epoch.
+        number: with a span, the number of the next sample; without a span, how many samples were
+            read before the whole shard had arrived.
     """
 
     _session: Session
@@ -79,13 +86,13 @@ class LeasedShard:
     def __post_init__(self) -> None:
         self._start, self._stop = self.span or (0, None)
         self._shard: MappedShard | ArrivingShard | None = None
-        self._cut: Callable[[int], Sample] | None = None  # once the whole shard is open
-        self._version: str | None = None  # that of the samples read so far
+        self._cut: Callable[[int], Sample] | None = None  # set once the whole shard is open
+        self._version: str | None = None  # the version that the samples so far were read from
         self.number = self._start
         self._bad = 0  # number of samples that could not be yielded
         self._last_key = ""
-        self._is_second_try = False
-        self._was_arriving = False
+        self._is_second_try = False  # True once the second try has been used
+        self._was_arriving = False  # True once a granted file was not published yet
 
     def __repr__(self) -> str:
         return (
@@ -119,8 +126,8 @@ class LeasedShard:
     def samples(self) -> Iterator[Sample]:
         """Yield the remaining samples of the span, in file order. This object must be open.
 
-        Raises SampleError in place of a bad sample; call again for those after it. Any other error
-        concerns the shard.
+        Raises SampleError in place of a bad sample; another call yields the samples after it. Any
+        other error concerns the shard.
         """
         with self._counting_yielded():
             while True:
@@ -133,6 +140,7 @@ class LeasedShard:
                 else:
                     if isinstance(self._shard, MappedShard) or self.number == self._stop:
                         return
+                # The rest of the samples is in another file: a new grant names it.
                 self._reopen()
 
     def sample(self, number: int) -> Sample:
@@ -148,7 +156,7 @@ class LeasedShard:
             while not isinstance(self._shard, MappedShard):
                 assert self._shard is not None
                 try:
-                    # It waits until the sample has arrived.
+                    # An arriving shard waits until the sample has arrived.
                     sample = next(self._shard.samples(number, number + 1), None)
                 except errors.SampleError:
                     raise
@@ -160,7 +168,7 @@ class LeasedShard:
                     if sample is not None:
                         self.number += 1
                         return sample
-                    # The sample has to be read from another file, as a rule the whole shard's.
+                    # The sample has to be read from another file, usually the whole shard's.
                 self._reopen()
         self._cut = self.cutter()
         return self._cut(number)
@@ -168,7 +176,7 @@ class LeasedShard:
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number.
 
-        The function raises SampleError for a bad one.
+        The function raises SampleError for a bad sample. The whole shard must be open.
         """
         if not self.beside:
             return self.whole.cutter()
@@ -180,7 +188,7 @@ class LeasedShard:
 
     @property
     def settled(self) -> bool:
-        """True if every other process has mapped the files of the samples sent to it."""
+        """True if no process has yet to map a file for the samples sent to it."""
         if isinstance(self._shard, MappedShard) and not self._shard.settled:
             return False
         return all(shard.settled for shard in self._shards_beside())
@@ -197,11 +205,11 @@ class LeasedShard:
         return self._shard
 
     def _shards_beside(self) -> Iterator[LeasedShard]:
-        """Return the shards of all columns that are joined with this one."""
+        """Return the shards of all columns that are joined with this shard."""
         return chain.from_iterable(column.shards for column in self.beside)
 
     def _reopen(self) -> None:
-        """Map the file of the present grant in place of the last one.
+        """Unmap the previous grant's file, and map the file of the present grant.
 
         If that fails, and a second try may help, request the shard again.
         """
@@ -217,7 +225,8 @@ class LeasedShard:
     def _use_second_try(self, exn: errors.ShardcacheError) -> bool:
         """Use the second try if it may help after an error; return False if it is not used.
 
-        There is only one, as the daemon itself retries once.
+        A shard gets a second try only once, because the daemon itself retries once. A shard whose
+        files were all published when granted gets none: its download had already succeeded.
 
         The caller raises the error, not this method: an exception referenced from a frame of its
         own traceback would keep the whole iteration alive, session included, until the garbage
@@ -226,11 +235,11 @@ class LeasedShard:
         if self._is_second_try or not self._was_arriving:
             return False
         if isinstance(exn, errors.ShardChangedError | errors.CorruptShardError):
-            # The next version, or the next try, may be sound: that helps if no sample of this one
-            # was yielded.
+            # The next download may bring a sound file, but its samples may be different ones. So it
+            # helps only if no sample has been yielded yet.
             helps = self.number == self._start
         else:
-            # A shard that merely did not arrive can be continued after the samples yielded.
+            # A shard that merely did not arrive can be continued after the yielded samples.
             helps = isinstance(exn, errors.OriginUnavailableError | errors.DiskError)
         if helps:
             self._is_second_try = True
@@ -261,7 +270,7 @@ class LeasedShard:
         return map(self._cut, numbers)
 
     def _wait_and_map(self) -> MappedShard | ArrivingShard:
-        """Wait for the grant, and map its file; ask for another while that may help."""
+        """Wait for the grant, and map its file; ask for another grant while that may help."""
         tries_left = _MAX_TRIES
         was_checked = False
         while True:
@@ -271,28 +280,29 @@ class LeasedShard:
                 return self._map(grant)
             except (errors.CacheDirError, errors.CorruptShardError, errors.TokensError) as exn:
                 tries_left -= 1
-                # The daemon has checked the file since, so its tokens are missing in the object
-                # store, too.
+                # If the daemon has checked the file and it still has no tokens, then the object in
+                # the store has none either: another grant would not help.
                 is_final = was_checked and isinstance(exn, errors.TokensError)
                 if is_final or not tries_left:
                     raise
                 damage = damage_of(exn)
             if "inode" in grant:
-                # The file was published or given up since. Asking for more than all of its bytes
-                # waits until the daemon says which.
+                # The unpublished file has since been published, or its download was given up. A
+                # request for more than all of its bytes waits until the daemon says which.
                 self._session.more(self._lease, grant["size_bytes"])
             else:
                 self._ask_again(damage)
-                was_checked = bool(damage)
+                was_checked = bool(damage)  # the daemon checks a shard that is reported damaged
 
     def _wait_for_grant(self) -> Grant:
-        """Wait for the grant, or for that of the latest version if only that exists now."""
+        """Wait for the grant; if only a later version exists now and will do, for that one's."""
         try:
             return self._session.wait(self._lease)
         except errors.OutdatedError:
             if not self.replaceable or self._yielded or self._lease.latest:
                 raise
-        # Not partial, so that the number of samples is compared before the first is yielded.
+        # The whole shard is requested, so that its number of samples is compared with the manifest
+        # before the first sample is yielded.
         position = self._lease.position
         self._lease = self._session.lease(position, partial=False, unpublished=True, latest=True)
         return self._session.wait(self._lease)
@@ -301,7 +311,7 @@ class LeasedShard:
         """Release the lease, and request the same shard again.
 
         Args:
-            damage: what was found wrong with the file; empty if nothing was.
+            damage: what was found wrong with the file; empty if the file is not damaged.
         """
         self._session.release(self._lease, read=False, damage=damage)
         previous = self._lease
@@ -313,8 +323,9 @@ class LeasedShard:
         )
 
     def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
-        """Map the file of a grant: of the whole shard, or of one that is arriving."""
-        if "inode" in grant:  # the file was not published yet
+        """Map the file of a grant, which holds the whole shard or is still arriving."""
+        # Only the grant of a file that is not published yet, and so may be renamed, has its inode.
+        if "inode" in grant:
             self._was_arriving = True
         if grant["type"] == "arriving":
             last = None if self.count is None else self.count - 1
@@ -325,6 +336,7 @@ class LeasedShard:
     def _map_whole(self, leased: Leased) -> MappedShard:
         """Map a whole shard. Raises CountMismatchError if it has too many samples, or too few."""
         if self.view.blocks is None:
+            # The manifest counts samples, as the grant does, so no file has to be mapped for this.
             self._check_count(leased["samples"], "samples", leased["url"])
         place = ShardPlace(Path(leased["path"]), Path(leased["index_path"]), leased.get("inode"))
         shard = MappedShard(
@@ -335,7 +347,8 @@ class LeasedShard:
             view=self.view,
         )
         try:
-            # Without blocks, this compares the number of samples once more.
+            # For a view of token blocks, the manifest counts blocks, and only the mapped shard
+            # knows their number. For other views this repeats the check above.
             self._check_count(len(shard), "blocks of tokens", leased["url"])
         except errors.CountMismatchError:
             shard.close()
@@ -343,7 +356,11 @@ class LeasedShard:
         return shard
 
     def _check_count(self, count: int, unit: str, url: str) -> None:
-        """Raise CountMismatchError unless the shard has as many samples as the manifest says."""
+        """Raise CountMismatchError unless the shard has as many samples as the manifest says.
+
+        Args:
+            unit: noun for what is counted, for the message.
+        """
         if self.count in (None, count):
             return
         if self._lease.latest:
@@ -359,15 +376,16 @@ class LeasedShard:
         )
 
     def _weak_more(self) -> More:
-        """Return `_more` without a reference to this object.
+        """Return a function that does the same as `_more`, without a reference to this object.
 
-        A cycle would keep the session of a reader that is gone.
+        This object refers to the arriving shard, which refers to that function. A cycle would keep
+        the session of a reader that is gone alive until the garbage collector runs.
         """
         weak_method = WeakMethod(self._more)
 
         def wait_for_more(beyond: int) -> Arriving | None:
             more = weak_method()
-            assert more is not None  # it is called only while this object reads
+            assert more is not None  # the function is called only while this object reads
             return more(beyond)
 
         return wait_for_more
@@ -380,7 +398,7 @@ class LeasedShard:
         return cast(Arriving, grant)
 
     def _start_over_if_replaced(self, grant: Grant) -> None:
-        """Begin again at the first sample if the grant is of another version of the shard.
+        """Begin again at the first sample if the grant is for another version of the shard.
 
         Raises ShardChangedError if samples of the earlier version were yielded.
         """
@@ -411,6 +429,7 @@ class LeasedShard:
             raise
 
     def _close_shard(self) -> None:
+        """Unmap the shard's present file, and keep the lease."""
         if self._shard is not None:
             self._shard.close()
             self._shard = None

@@ -1,4 +1,10 @@
-"""The window of the shards that a reader holds, on its way through a declared plan."""
+"""The window of the shards that a reader holds, on its way through a declared plan.
+
+A plan is the order of shards that the session has declared to the daemon. The window asks for
+shards ahead (requests leases), hands each to the reader (takes it), and releases it after the
+reader has given it back. A shard that was given back stays leased while samples of it are still on
+the way to other processes; it is settled once they have mapped its file.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +29,12 @@ class ShardWindow:
     """Takes the shards of a declared plan one after another and releases them in any order.
 
     Attributes:
-        partial: True if a shard's beginning will do; None for the session's default.
-        handover: passes the samples' values to other processes without a copy.
-        view_of: returns the form in which samples of a shard, or of those beside it, are read.
+        partial: True if a shard may be granted before all of it has arrived; None for the session's
+            default.
+        handover: passes the samples' values to other processes without a copy; None for values that
+            stay in this process.
+        view_of: returns the form in which samples are read, given the number of a shard, and the
+            prefix of a column for the shards that are joined with it, or None for the shard itself.
     """
 
     _session: Session
@@ -34,15 +43,16 @@ class ShardWindow:
     partial: bool | None
     handover: Handover | None = None
     view_of: Callable[[int, str | None], View] = lambda number, column: WHOLE
-    # Requested and not taken yet: a shard, with those beside it.
+    # Leases that were requested and not taken yet. Each list is for a shard, followed by the shards
+    # that are joined with it.
     _ahead: deque[list[LeaseRequest]] = field(default_factory=deque, init=False)
-    _asked: int = field(default=0, init=False)  # number of positions of the plan
+    _asked: int = field(default=0, init=False)  # number of plan positions requested so far
     _taken: list[LeasedShard] = field(default_factory=list, init=False)
-    # Still held for other processes, which have yet to receive samples of them.
+    # Shards still held for other processes, which have yet to receive samples of these shards.
     _given_back: list[LeasedShard] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        # While this reader waits, others may be waiting for space that this frees.
+        # While this reader waits, other readers may be waiting for the space of settled shards.
         self._session.on_wait = self.release_settled
 
     def __repr__(self) -> str:
@@ -54,7 +64,7 @@ class ShardWindow:
     def ask(self, ahead: int) -> None:
         """Request shards ahead until there are `ahead` of them, earlier requests included."""
         manifest = self._plan.manifest
-        # Samples that are joined are matched by the keys of whole shards.
+        # Joining matches samples by the keys of whole shards, so no beginning of a shard will do.
         partial = False if manifest.columns else self.partial
         while len(self._ahead) < ahead and self._asked < self._plan.reads:
             shards = manifest.together(self._plan.order[self._asked])
@@ -74,13 +84,14 @@ class ShardWindow:
         *,
         is_fresh: bool = False,
     ) -> LeasedShard:
-        """Return the next shard, to be opened.
+        """Return the plan's next shard, to be opened by the caller.
 
         Args:
-            number: of the shard in the manifest.
-            count: number of its samples; None if unknown.
+            number: the shard's number in the manifest.
+            count: number of the shard's samples; None if unknown.
             span: start and end of the samples to read in order; None to read by number.
-            is_fresh: True if nobody has been given samples of it in this epoch.
+            is_fresh: True if nobody has been given samples of the shard in this epoch, so that
+                another version of it may be read.
         """
         self.ask(1)
         self.release_settled()
@@ -98,8 +109,8 @@ class ShardWindow:
             partners=partners,
             replaceable=is_fresh and manifest.is_replaceable,
         )
-        # More of the plan is declared only now, so as not to delay the request for the shard; and
-        # not with the first shard, for which the reader waits.
+        # More of the plan is declared only now, so as not to delay the request for the shard. It is
+        # not declared with the first shard, because the reader is waiting for that one.
         if lease.position > 0:
             self._session.extend()
         self._taken.append(leased_shard)
@@ -109,8 +120,8 @@ class ShardWindow:
         """Return the columns that are joined with a shard.
 
         Args:
-            number: of the shard in the manifest.
-            leases: one for each shard of the columns, in their order.
+            number: the shard's number in the manifest.
+            leases: one lease for each shard of the columns, in their order.
         """
         manifest = self._plan.manifest
         columns: list[JoinedColumn] = []
@@ -138,8 +149,8 @@ class ShardWindow:
     def empty(self) -> None:
         """Release everything, at the end of the epoch or when the rest is no longer wanted.
 
-        Files that other processes have yet to map stay mapped by their samples, and so stay cached;
-        see `handover`.
+        A file that other processes have yet to map stays mapped here by its samples, which keeps it
+        cached; see `handover`.
         """
         for leased_shard in (*self._taken, *self._given_back):
             leased_shard.close()

@@ -1,6 +1,9 @@
-"""Shards on local disk: published ones, and ones that are still arriving.
+"""Shards on local disk: whole shards, and shards that are still arriving.
 
-The former are read by their index, the latter from the beginning.
+A shard is arriving while the daemon downloads it into a file, and whole once all bytes have been
+checked. The daemon then publishes the file: it renames the file to its final path, and writes an
+index of the samples beside it. A whole shard is read by that index, an arriving shard from its
+beginning. `LeasedShard` opens both kinds.
 """
 
 from __future__ import annotations
@@ -39,10 +42,10 @@ class ShardPlace(NamedTuple):
     """Paths of a shard's files.
 
     Attributes:
-        path: of the tar.
-        index_path: of the index file beside it.
-        inode: of a tar that is not published yet, which other processes do not find at this path;
-            None for a published one.
+        path: path of the tar.
+        index_path: path of the index file beside the tar.
+        inode: inode of a tar that is not published yet, and may be renamed at any time, so that
+            other processes cannot rely on `path`; None for a published tar.
     """
 
     path: Path
@@ -51,14 +54,20 @@ class ShardPlace(NamedTuple):
 
 
 class MappedShard:
-    """One whole shard, read by its index. Its samples outlive it.
+    """One whole shard, read by its index. Its samples outlive this object.
 
-    Without a handover, all values are bytes.
+    Args:
+        place: paths of its files.
+        url: name of the shard in its samples and in errors.
+        in_order: True if the samples will be read in file order: the kernel then reads ahead.
+        handover: passes the samples' values to other processes without a copy; None for values that
+            are bytes, as far as the view does not decode them.
+        view: the form in which samples are read.
 
     Raises TokensError if the view is of blocks of tokens, and the shard has none; ShardGoneError if
-    a file does not exist, CacheDirError if it may not be read, CorruptShardError if the index is
-    damaged or of another tar; UnsupportedShardError, ConfigError for columns that cannot be
-    decoded.
+    a file does not exist, CacheDirError if a file may not be read, CorruptShardError if the index
+    is damaged or belongs to another tar; UnsupportedShardError, ConfigError for columns that cannot
+    be decoded.
     """
 
     def __init__(
@@ -79,19 +88,21 @@ class MappedShard:
             with ExitStack() as opened:  # closes what was opened if anything fails
                 index = TarIndex.open(index_path, check_members=False)
                 self.index = opened.enter_context(closing(index))
-                # None stands for a plain file: the shard was evicted, and fetched again as one.
+                # The header says None for a plain file, whose samples are not indexed. The shard
+                # was then evicted, and fetched again for a reader of files.
                 if self.index.header.get("samples", 0) is None:
                     raise FileNotFoundError(errno.ENOENT, "the shard is not indexed", str(path))
                 size_bytes = self.index.header["size_bytes"]
                 mapped = mapped_file.map_file(path, size_bytes, inode, in_order=in_order)
                 self.tar = opened.enter_context(closing(mapped))
                 names = self.index.extensions
-                # Decoders of single values and of runs of values, by column, and of whole rows.
+                # There are three ways to decode: one value at a time, or a run of successive values
+                # of a column, or whole rows. A way that a column cannot use has None for it.
                 self._decoders = decoders_of(self.index.header, names, view, url)
                 self._decode_runs = run_decoders_of(self.index.header, self._decoders)
                 self._decode_rows = rows_decoder_of(self.index.header, names, view)
-                # Where values are decoded together, the places of single members are not used. So
-                # checking them, which takes time, waits until a value is decoded by itself.
+                # Decoding values together does not use the places of single members. The check of
+                # these places takes time, so it waits until a value is decoded by itself.
                 self._are_members_checked = False
                 if self._decode_rows is None and not any(self._decode_runs):
                     self._check_members()
@@ -101,10 +112,11 @@ class MappedShard:
                     self._count = len(self._blocks)
                 self._loan: Loan | None = None
                 if handover is not None:
+                    # Another process can open the file only if it has a lasting path.
                     is_findable = inode is None and not mapped_file.is_nameless(path)
                     findable_path = path if is_findable else None
                     self._loan = handover.lend(self.tar, findable_path, path.stat().st_ino, url)
-                opened.pop_all()
+                opened.pop_all()  # nothing failed: the files stay open until `close`
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
         except OSError as exn:
@@ -117,7 +129,7 @@ class MappedShard:
         return self._count
 
     def close(self) -> None:
-        """Unmap the shard; with a handover, it stays mapped until its last value is gone.
+        """Unmap the shard. With a handover, the shard stays mapped until its last value is gone.
 
         Iterators over it raise ValueError from here on.
         """
@@ -129,18 +141,18 @@ class MappedShard:
     def settled(self) -> bool:
         """True if all processes that samples were sent to have mapped the file.
 
-        To be asked once no more samples are sliced.
+        The answer is final only once no more samples are read from the shard.
         """
         return self._loan is None or self._loan.settled()
 
     def _check_members(self) -> None:
-        """Raise CorruptShardError for members outside of the shard, unless they were checked."""
+        """Raise CorruptShardError if the index has members outside of the shard. Checks once."""
         if not self._are_members_checked:
             self.index.check_members()
             self._are_members_checked = True
 
     def _columns(self) -> list[SlicedColumn | None]:
-        """Return for each extension how its values are made; None if they are not read."""
+        """Return for each extension how its values are made; None for values that are not read."""
         if self._loan is None:
             columns = slicing.as_bytes(self.index.extensions, self.tar)
         else:
@@ -159,7 +171,7 @@ class MappedShard:
         return slicing.cutter(self.index, self._columns(), self.url)
 
     def _rows(self) -> Rows | None:
-        """Return the samples, if they can be decoded with all of their values at once."""
+        """Return the samples as rows, or None if whole rows cannot be decoded at once."""
         if self._decode_rows is None:
             return None
         return Rows(
@@ -167,7 +179,11 @@ class MappedShard:
         )
 
     def runs(self, places: Sequence[int | None]) -> list[ColumnSpans] | None:
-        """Return where the members of samples are; see `slicing.runs_of`."""
+        """Return the places of the members of samples in the file; see `slicing.runs_of`.
+
+        Args:
+            places: numbers of samples; None for a gap.
+        """
         self._check_members()
         return slicing.runs_of(self.index, self._columns(), places)
 
@@ -176,8 +192,11 @@ class MappedShard:
 
         A sample is `{"__key__": str, "__url__": str, extension: bytes…}`.
 
-        Raises SampleError in place of a bad sample. That ends the iterator, as any exception does;
-        continue with `samples(n + 1)`, where n is the number of the bad sample.
+        Raises SampleError in place of a bad sample. The error ends the iterator, as any exception
+        does; continue with `samples(n + 1)`, where n is the number of the bad sample.
+
+        Args:
+            stop: number after the last sample; None for all samples.
         """
         if stop is None or stop > len(self):
             stop = len(self)
@@ -194,15 +213,15 @@ class MappedShard:
 
 
 More = Callable[[int], Arriving | None]
-"""Waits until more than a number of a shard's bytes have arrived, and returns the new grant.
+"""Waits until more than the given number of a shard's bytes have arrived; returns the new grant.
 
-Returns None if nothing more may be read from this file. Raises the error for which the rest of the
-shard does not arrive.
+Returns None if nothing more may be read from this file. Raises the error that keeps the rest of the
+shard from arriving.
 """
 
 
 class _EndOfFileError(Exception):
-    """Nothing more may be read from an arriving file; the rest is in another one."""
+    """Nothing more may be read from an arriving file; the rest of the shard is in another file."""
 
 
 def _raise_closed(_beyond: int) -> NoReturn:
@@ -215,16 +234,16 @@ class ArrivingShard:
 
     Used like a `MappedShard`, with the same sample numbers.
 
-    The file has its final size from the start, so it is mapped once; bytes that have not arrived
+    The file has its final size from the start, so it is mapped once. Bytes that have not arrived
     would read as zeros, and are never accessed. Renaming the file on publication does not affect
     the map.
 
     A sample is yielded once the header after its last member has arrived. The last sample is never
-    yielded here, but read from the whole shard: only the end of the tar shows that it is complete,
-    and the daemon checks that end.
+    yielded here, but read from the whole shard: only the end of the tar shows that the sample is
+    complete, and the daemon checks that end.
 
-    Raises ShardGoneError if the file was published or given up, CacheDirError if it may not be
-    read, CorruptShardError if its size differs from the shard's.
+    Raises ShardGoneError if the file was published or its download given up, CacheDirError if the
+    file may not be read, CorruptShardError if the file's size differs from the shard's.
     """
 
     def __init__(
@@ -237,8 +256,11 @@ class ArrivingShard:
         """Map an arriving shard.
 
         Args:
-            last: number of the last sample according to the manifest, which is not yielded here;
-                None if unknown.
+            grant: names the file, and the number of bytes that have arrived.
+            more: waits for more bytes; see `More`.
+            last: number of the shard's last sample according to the manifest, which is not yielded
+                here; None if unknown.
+            view: the form in which samples are read.
         """
         self.url = grant["url"]
         self._view = view
@@ -266,8 +288,9 @@ class ArrivingShard:
     def close(self) -> None:
         """Unmap the file. Iterators over the shard raise ValueError from here on."""
         self._map.close()
-        # The walk refers to this object, and `more` to its reader's session: this cycle would keep
-        # the session alive until the garbage collector runs.
+        # The walk refers to this object, and this object to the walk. As `more` refers to the
+        # reader's session, this cycle would keep the session alive until the garbage collector
+        # runs.
         self._walk = None
         self._more = _raise_closed
 
@@ -277,8 +300,8 @@ class ArrivingShard:
         Ends at the first sample that has to be read from another file.
 
         Raises NotATarError, TruncatedShardError, CorruptShardError for bytes that are not a tar;
-        TornSampleError at the second part of a sample, whose first may have been yielded; what
-        `more` raises.
+        TornSampleError if the members of one sample are in two places of the tar, at the second
+        place, after the first members may have been yielded; any error that `more` raises.
         """
         numbers = count(start) if stop is None else range(start, stop)
         for number in numbers:
@@ -290,7 +313,7 @@ class ArrivingShard:
             yield from slicing.cut(tables, self._columns, self.url, number, number + 1)
 
     def _add_columns(self) -> None:
-        """Add the columns of the extensions found in the tar since this was last called."""
+        """Add the columns of the extensions found in the tar since the previous call."""
         assert self._walk is not None
         tables = self._walk.samples
         first = len(self._columns)
@@ -310,13 +333,13 @@ class ArrivingShard:
         """Number of samples that have arrived."""
         if self._walk is None:
             return 0
-        return len(self._walk.samples.member_ends)  # one for each sample
+        return len(self._walk.samples.member_ends)  # one entry for each sample
 
     def _has_arrived(self, number: int) -> bool:
         """Wait until a sample has arrived; return False if it has to be read from another file."""
         try:
-            # More than all bytes never arrive: such a wait ends with _EndOfFileError, once the
-            # whole shard can be read from its own file.
+            # More bytes than the shard has never arrive. So a wait beyond its size ends with
+            # _EndOfFileError, as soon as the whole shard can be read from its own file.
             if number == self._last:
                 self._wait_beyond(self._size_bytes)
             if self._walk is None:
@@ -329,7 +352,13 @@ class ArrivingShard:
         return True
 
     def _read(self, at: int, min_bytes: int, max_bytes: int) -> bytes:
-        """Return bytes for the walk over the tar, waiting until they have arrived."""
+        """Return bytes for the walk over the tar, waiting until they have arrived.
+
+        Args:
+            at: offset of the first byte.
+            min_bytes: number of bytes to wait for, or fewer at the end of the shard.
+            max_bytes: maximum number of bytes to return, as far as they have arrived.
+        """
         needed_bytes = min(at + min_bytes, self._size_bytes)
         while self._ready_bytes < needed_bytes:
             self._wait_beyond(needed_bytes - 1)

@@ -1,4 +1,8 @@
-"""Numbers of samples by their keys, in little memory."""
+"""Numbers of samples by their keys, in little memory.
+
+A dataset that is indexed by number uses this to find samples by key, and near keys for the error
+about a key that does not exist. A check is a hash of a key in 32 bits.
+"""
 
 import difflib
 from array import array
@@ -9,29 +13,31 @@ from shardcache.tarindex.spans import check_of
 
 _SAMPLES_PER_BUCKET = 64
 _CHECK_BITS = 32
-# Number of keys in which a similar one is looked for.
+# Maximum number of keys among which similar keys are looked for.
 _MAX_COMPARED = 1_000_000
-# Number of keys that begin alike, of which the most similar are chosen.
+# Maximum number of keys with the same beginning, of which the most similar are chosen.
 _MAX_NEAR = 1_000
-_MAX_SHOWN = 3
+_MAX_SHOWN = 3  # number of similar keys that are returned
 
 
 class SampleKeys:
-    """Numbers of the samples that may have a key: some 17 bytes for each sample.
+    """Numbers of the samples that may have a key, in about 17 bytes of memory per sample.
 
-    Keys are compared by checks of 32 bits, so a sample may have another key: one in some billions.
+    Keys are compared by checks of 32 bits. So a sample that is found may have another key, with a
+    probability of one in four billions for each comparison.
     """
 
     def __init__(self, checks: Iterable[int], count: int) -> None:
         """Collect samples.
 
         Args:
-            checks: of their keys, in the order of their numbers; see `tarindex.spans.check_of`.
+            checks: checks of the samples' keys, in the order of the samples' numbers; see
+                `tarindex.spans.check_of`.
             count: number of samples.
         """
         buckets = count // _SAMPLES_PER_BUCKET + 1
-        # A sample is in the bucket of its check's remainder, as an integer of both: the check in
-        # the lower bits, and the number of the sample in the higher ones.
+        # The remainder of its check says which bucket a sample is in. Its entry there is an integer
+        # with the check in the lower 32 bits, and the number of the sample in the higher bits.
         self._buckets = [array("Q") for _ in range(buckets)]
         for number, check in enumerate(checks):
             self._buckets[check % buckets].append(check | (number << _CHECK_BITS))
@@ -46,7 +52,8 @@ class SampleKeys:
 
 def near_keys(key: str, keys: Iterable[str]) -> list[str]:
     """Return a few of the first million keys that are spelt nearly like `key`, nearest first."""
-    # Only the keys that share the longest beginning with it are compared in full.
+    # Comparing two keys in full is slow. So only the keys that share the longest beginning with
+    # `key` are compared in full.
     longest = ""
     near: list[str] = []
     for other in islice(keys, _MAX_COMPARED):
@@ -62,7 +69,7 @@ def near_keys(key: str, keys: Iterable[str]) -> list[str]:
 
 
 def _shared_beginning(one: str, other: str) -> str:
-    """Return the characters with which both begin."""
+    """Return the characters with which both strings begin."""
     for place, (character, other_character) in enumerate(zip(one, other, strict=False)):
         if character != other_character:
             return one[:place]

@@ -1,4 +1,10 @@
-"""Places of a dataset's samples in their tars, from the tables beside its index files."""
+"""Places of a dataset's samples in their tars, from the tables of samples beside its index files.
+
+A table of samples is a shard that lists, in rows, the keys of other shards' samples and the bytes
+that each member takes. `shardcache index --samples` writes one beside each index file. A row
+describes some successive samples of one shard. A place is the range of a sample's bytes in its tar,
+by which the sample is fetched alone.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +27,22 @@ from shardcache_client.reading.single.table_rows import (
 )
 from shardcache_client.stages.pipeline import Pipeline
 
-# Errors of a missing table: S3 denies missing objects to those who may not list the bucket.
+# Errors of a missing table. S3 denies access to a missing object, instead of reporting it missing,
+# if the user may not list the bucket.
 _NO_TABLE = (NotFoundError, AccessDeniedError, NotAllowedError)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePlace:
-    """The bytes of a sample, or of those of its members that are read.
+    """The range of bytes that holds a sample, or the members of it that are read.
 
     Attributes:
-        shard: its number in the manifest.
+        shard: number of the shard in the manifest.
         start: offset of the first byte in the tar.
-        stop: offset after the last one.
-        check: of the key; see `tarindex.spans.check_of`.
-        version: of the tar; None if the table does not have it.
+        stop: offset after the last byte.
+        check: short hash of the sample's key, to recognise a place that holds another sample; see
+            `tarindex.spans.check_of`.
+        version: the tar's version when the table was written; None if the table does not say.
     """
 
     shard: int
@@ -47,14 +55,15 @@ class SamplePlace:
 class SamplePlaces:
     """Places of samples by shard and number, as far as tables list them. One thread at a time.
 
-    The tables stay cached, and mapped, until `close`; a row of them is parsed when one of its
-    samples is first asked for. From then on, each of its samples takes 12 bytes. A process that was
-    forked opens the tables again.
+    The tables stay cached, and mapped, until `close`. A row of a table is parsed when one of the
+    row's samples is first asked for. From then on, each sample of the row takes 12 bytes of memory.
+    A process that was forked opens the tables again.
 
     Args:
         manifest: the shards.
-        tables: urls of the tables beside its index files; none if there cannot be any.
-        sessions: to read the tables with.
+        tables: urls of the tables beside the manifest's index files; empty if the shards were not
+            listed by index files, so that there cannot be any tables.
+        sessions: opens the session that reads the tables.
         pipeline: chooses the members that are read.
     """
 
@@ -70,10 +79,12 @@ class SamplePlaces:
         self._sessions = sessions
         self._pipeline = pipeline
         self._rows: TableRows | None = None
-        # The rows of the process that this one was forked from: kept, so that they are not closed.
+        # Rows opened by the process that this process was forked from. The reference is kept, so
+        # that their finalizers do not run in this process.
         self._rows_of_parent: TableRows | None = None
-        self._has_tables = bool(tables)
-        self._spans: dict[int, tuple[RowSpans, str | None]] = {}  # by number of the row
+        self._has_tables = bool(tables)  # False as well once the tables were found missing
+        # By number of the row: the spans of its samples, and the version of their tar.
+        self._spans: dict[int, tuple[RowSpans, str | None]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.manifest, self._tables, self._sessions, self._pipeline)
@@ -92,7 +103,7 @@ class SamplePlaces:
     def place(self, shard: int, number: int) -> SamplePlace | None:
         """Return the place of a sample by its number in the tar; None if no table lists it.
 
-        Raises ConfigError if a table belongs to other shards, and what reading it raises.
+        Raises ConfigError if a table belongs to other shards, and any error of reading the tables.
         """
         rows = self._open_rows()
         if rows is None:
@@ -107,19 +118,21 @@ class SamplePlaces:
         return SamplePlace(shard, start, stop, spans.checks[place_in_row], version)
 
     def are_listed(self, shard: int, number: int) -> bool:
-        """Return whether a table lists the places of samples near this one.
+        """Return whether a table lists the places of the samples in the same row as this sample.
 
-        Raises as `place` does.
+        If it does, a sample that has no place is an exception, which has to be read with its shard.
+        If it does not, places are unknown for the whole shard. Raises as `place` does.
         """
         rows = self._open_rows()
         if rows is None:
             return False
         spans, _ = self._spans_of(rows, shard, rows.row_with(shard, number))
-        # A sample without a span starts where it stops.
+        # A sample without a span has a start equal to its stop. So the arrays are equal only if no
+        # sample of the row has a span.
         return spans.starts != spans.stops
 
     def checks(self, shard: int) -> array[int]:
-        """Return `tarindex.spans.check_of` of the key of each sample in a shard's tar.
+        """Return the check of each sample's key in a shard; see `tarindex.spans.check_of`.
 
         Raises as `place` does; ConfigError if there are no tables.
         """
@@ -138,7 +151,7 @@ class SamplePlaces:
                 yield from self._row(rows, shard, row)["keys"]
 
     def _required_rows(self) -> TableRows:
-        """Return the rows. Raises ConfigError if there are no tables."""
+        """Return the rows of the tables. Raises ConfigError if there are no tables."""
         rows = self._open_rows()
         if rows is None:
             raise ConfigError(
@@ -151,7 +164,10 @@ class SamplePlaces:
         return rows
 
     def _open_rows(self) -> TableRows | None:
-        """Return the rows, whose tables are opened unless they are; None if there are none."""
+        """Return the rows of the tables, opening the tables if necessary; None without tables.
+
+        Raises ConfigError if the tables describe another number of shards than the manifest has.
+        """
         if self._rows is not None or not self._has_tables:
             return self._rows
         try:
@@ -182,7 +198,8 @@ class SamplePlaces:
         try:
             spans = RowSpans.of(row, self._choice_of_members(shard))
             if compression_of(self.manifest.shards.urls[shard]) is not None:
-                # Offsets in the tar are not those in the object: no sample gets a span.
+                # The object is compressed, so offsets in the tar are not offsets in the object. No
+                # sample gets a span: each stop is set equal to its start.
                 spans = RowSpans(spans.starts, spans.starts, spans.checks)
             return spans, row["version"]
         except INVALID_ROW as exn:
@@ -192,9 +209,12 @@ class SamplePlaces:
         """Return a row by its number. Raises ConfigError if it belongs to another shard."""
         row = rows.row(number)
         ref = self.manifest[shard]
+        # Number of the sample in the shard at which the next row, or the shard's end, comes.
         is_last_of_shard = number + 1 == rows.rows_of(shard).stop
         end = ref.samples if is_last_of_shard else rows.first_of(number + 1)
         try:
+            # The row was found by the order of the tables. It belongs to the shard only if it has
+            # the shard's number of samples, and the version that the index file names.
             is_of_shard = row["samples"] == ref.samples
             is_complete = row["first"] + len(row["keys"]) == end
             is_same_version = ref.version in (None, row["version"])
@@ -211,8 +231,9 @@ class SamplePlaces:
     def _choice_of_members(self, shard: int) -> Callable[[str], bool] | None:
         """Return a function that chooses a shard's members by extension; None to read them all."""
         view = self._pipeline.view(shard)
-        reads = view.reads
+        reads = view.reads  # True for the name of a member that is read; None if all are
         if reads is None:
             return None
+        # In a join, the name of a member in a sample is its extension after the source's prefix.
         prefix = view.prefix
         return lambda name: reads(prefix + name)

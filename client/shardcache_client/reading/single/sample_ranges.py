@@ -1,4 +1,9 @@
-"""Reader of samples by their ranges of tars; nothing else of the tars is fetched."""
+"""Reader of samples by their ranges of tars; nothing else of the tars is fetched.
+
+A place names a sample's range: its shard, and the start and end of its bytes. The daemon is asked
+by a plan of ranges, a plan whose leases are on byte ranges of objects instead of whole shards.
+`ScatteredSamples` and `ScatteredReader` read in this way.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +30,8 @@ class RangeRequest:
     """A request for one sample.
 
     Attributes:
-        place: of the sample.
-        lease: on its bytes.
+        place: place of the sample.
+        lease: lease on the sample's bytes.
     """
 
     place: SamplePlace
@@ -34,10 +39,11 @@ class RangeRequest:
 
 
 class SampleRanges:
-    """Reads samples by their places: all that are asked for are fetched at the same time.
+    """Reads samples by their places. All samples that were asked for are fetched at the same time.
 
-    A sample that was taken is released with the next requests, before a wait, or by `flush`. So a
-    reader of ranges protects hardly more from eviction than it has asked for.
+    The lease of a sample that was taken is released together with the next requests, or before a
+    wait, or by `flush`. So a reader of ranges protects hardly more from eviction than the samples
+    that it has yet to take.
     """
 
     def __init__(
@@ -49,12 +55,13 @@ class SampleRanges:
         """Declare a plan of ranges of a manifest's shards.
 
         Args:
-            session: declares the plan; it must have no leases of an earlier one.
+            session: declares the plan; it must have no leases of an earlier plan.
             manifest: the shards, by whose numbers places name them.
             view_of: returns the form in which samples of a shard are read.
         """
         self._session = session
         self._view_of = view_of
+        # The daemon shows epochs by number; 0 stands for reading outside of an epoch.
         plan = Plan.of(manifest, 0, range(len(manifest)), wanted="ranges")
         session.declare(plan)
 
@@ -62,10 +69,10 @@ class SampleRanges:
         return f"SampleRanges({self._session!r})"
 
     def ask(self, places: Sequence[SamplePlace], *, needed: bool) -> list[RangeRequest]:
-        """Request samples without waiting for them. Each has to be taken, or dropped.
+        """Request samples without waiting for them. Each request has to be taken, or dropped.
 
         Args:
-            needed: True if the reader can only wait for the first of them now.
+            needed: True if the reader can do nothing but wait for the first of these samples now.
         """
         leases = self._leases(places, needed=needed)
         return [RangeRequest(place, lease) for place, lease in zip(places, leases, strict=True)]
@@ -86,7 +93,7 @@ class SampleRanges:
     def take(self, request: RangeRequest) -> Sample:
         """Wait for a sample, and return it.
 
-        Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
+        Raises any error of `Session.wait`; CacheDirError if this process cannot read the cache
         folder; ShardChangedError if the shard was replaced since its table was written; ConfigError
         if the table is wrong. The request has then ended.
         """
@@ -118,7 +125,9 @@ class SampleRanges:
 
         lease, (data, grant) = read_granted(self._session, request.lease, request_again, read)
         self._session.release_later(lease)
-        if lease.needed:  # it takes space in addition to that for samples requested ahead
+        # The daemon gives a needed lease space in addition to the space for samples requested
+        # ahead. So this space is released immediately.
+        if lease.needed:
             self._session.flush()
         return data, grant
 
@@ -134,7 +143,10 @@ def _read_place(grant: Grant, place: SamplePlace) -> bytes:
 
 
 def _cut_sample(data: bytes, place: SamplePlace, url: str, view: View) -> Sample:
-    """Return the sample that the bytes of a place are. Raises ConfigError if they are not one."""
+    """Return the sample in the bytes of a place.
+
+    Raises ConfigError if the bytes are not one sample, or not the sample that the table lists.
+    """
     try:
         tables = samples_in(data, url)
     except ShardError as exn:

@@ -1,4 +1,8 @@
-"""Places of the samples that are read one by one: those of sources with `shuffle="global"`."""
+"""Places of the scattered samples: samples that are read one by one, not shard by shard.
+
+Samples are scattered if their source has `shuffle="global"`. Each is fetched by its place, the
+range of its bytes in the tar. A mixture may have scattered sources beside other sources.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,12 @@ from shardcache_client.reading.single.table_rows import TABLES_REMEDY
 class ScatteredPlaces:
     """Places of samples in their tars, for a dataset or for sources of a mixture. Any thread.
 
-    They are kept from one epoch to the next, 12 bytes a sample; a copy for another process looks
-    them up again.
+    Places are kept from one epoch to the next, in 12 bytes per sample. A copy of this object in
+    another process looks the places up again.
 
     Args:
-        sources: for each source, the number of its first shard in the manifest, and the places.
+        sources: for each scattered source, the number of its first shard in the manifest, and the
+            places of its samples by the shards' numbers in the source.
     """
 
     def __init__(self, sources: Sequence[tuple[int, SamplePlaces]]) -> None:
@@ -37,10 +42,10 @@ class ScatteredPlaces:
         return f"ScatteredPlaces(firsts={[first for first, _ in self._sources]})"
 
     def moved(self, first: int) -> list[tuple[int, SamplePlaces]]:
-        """Return copies of the sources for a mixture, in which the first shard has another number.
+        """Return copies of the sources for a mixture that has these shards after other shards.
 
         Args:
-            first: that number.
+            first: number in the mixture's manifest of the shard that is the first here.
         """
         return [(first + own_first, copy(places)) for own_first, places in self._sources]
 
@@ -51,8 +56,8 @@ class ScatteredPlaces:
     def place(self, shard: int, number: int) -> SamplePlace | None:
         """Return the place of a sample by its number in the tar; None if its shard has to be read.
 
-        Raises ConfigError if no table says where the samples of its shard are, and what reading the
-        tables raises.
+        Raises ConfigError if no table has the places of the shard's samples, and any error of
+        reading the tables.
         """
         source = self._source_of(shard)
         if source is None:
@@ -75,16 +80,16 @@ class ScatteredPlaces:
                 places.close()
 
     def _source_of(self, shard: int) -> tuple[int, SamplePlaces] | None:
-        """Return the entry of the source that has a shard; None if there is none."""
+        """Return the first shard's number and the places of a shard's source; None if none."""
         for first, places in self._sources:
             if first <= shard < first + len(places.manifest):
                 return first, places
         return None
 
     def _forget_if_forked(self) -> None:
-        """In a forked process, leave the open tables to its parent.
+        """In a forked process, leave the open tables to the parent process.
 
-        The lock is replaced, too, as a thread of the parent may have held it.
+        The lock is replaced, too, because a thread of the parent may have held it during the fork.
         """
         if self._pid == os.getpid():
             return

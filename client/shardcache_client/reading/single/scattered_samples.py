@@ -1,4 +1,8 @@
-"""Samples read by their ranges, by any number of threads."""
+"""Samples read by their ranges, by any number of threads.
+
+A range is the part of a tar that holds one sample. The daemon fetches the range alone, unless the
+whole shard is cached. Datasets that are indexed by number read single samples in this way.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,18 @@ from shardcache_client.samples.slicing import Sample
 from shardcache_client.stages.pipeline import Pipeline
 
 MAX_ASKED = 256
-"""Number of samples that are requested at a time: enough to use all of the daemon's connections."""
+"""Maximum number of open requests for samples: enough to use all of the daemon's connections."""
 
 ASKED_TOGETHER = 64
-"""Number of samples in a later request: one message, sent once as many samples were taken."""
+"""Number of samples that a later message requests. It is sent once as many have been taken."""
 
 
 class RangedSample(NamedTuple):
     """A sample that was read by its range.
 
     Attributes:
-        sample: the sample itself.
-        is_cached: True if its shard is cached as a whole.
+        sample: the sample.
+        is_cached: True if the sample came from a shard that is cached as a whole.
     """
 
     sample: Sample
@@ -36,7 +40,13 @@ class RangedSample(NamedTuple):
 
 
 class ScatteredSamples:
-    """Reads samples by their places. Threads that read at the same time have a session each."""
+    """Reads samples by their places. Threads that read at the same time have a session each.
+
+    Args:
+        manifest: the shards, by whose numbers places name them.
+        pipeline: has the form in which samples are read.
+        sessions: opens the sessions.
+    """
 
     def __init__(self, manifest: Manifest, pipeline: Pipeline, sessions: ReaderSessions) -> None:
         self._manifest = manifest
@@ -45,14 +55,15 @@ class ScatteredSamples:
         self._idle: list[tuple[Session, SampleRanges]] = []
 
     def read(self, places: Sequence[SamplePlace]) -> Iterator[RangedSample]:
-        """Yield the samples at some places, in their order; many are fetched at the same time.
+        """Yield the samples at some places, in the places' order, fetching many at the same time.
 
-        Raises what `SampleRanges.take` raises, which ends the iterator.
+        Raises any error of `SampleRanges.take`, which ends the iterator.
         """
         if not places:
             return
         with self._lent() as ranges:
-            # `needed`: the reader waits for these now, and for the later ones only after them.
+            # `needed` is True because the reader waits for the first of these samples now. The
+            # requests further down are for samples that it takes later.
             requests = deque(ranges.ask(places[:MAX_ASKED], needed=True))
             next_place = MAX_ASKED
             try:
@@ -71,7 +82,11 @@ class ScatteredSamples:
 
     @contextmanager
     def _lent(self) -> Iterator[SampleRanges]:
-        """Lend a session, which is closed after an error that is not shardcache's."""
+        """Lend the ranges of an idle session, or of a new one.
+
+        An error of shardcache leaves the session usable. After any other error, such as an
+        interrupt in the middle of a message, the session is closed.
+        """
         if self._idle:
             session, ranges = self._idle.pop()
         else:

@@ -1,4 +1,9 @@
-"""Rows of sample tables, found by shard and sample without reading the others."""
+"""Rows of sample tables, found by shard and sample without reading the other rows.
+
+A sample table is itself a shard, written by `shardcache index --samples`. Each of its samples is a
+row, a JSON object about some successive samples of one shard that the table describes. A row's key
+is the number of that shard, a dash, and the number of the first sample that the row describes.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +28,28 @@ Row = dict[str, Any]
 TABLES_REMEDY = "write both files again: shardcache index URL... -o index.json --samples"
 
 INVALID_ROW = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
-"""Errors of a row that has other fields than it should, or values of other types."""
+"""Errors that code meets in a row whose fields, or the types of whose values, are invalid."""
 
 
 class TableRows:
-    """The rows of some sample tables, which stay cached until `close`.
+    """The rows of some sample tables. The tables stay cached until `close`.
 
-    Rows are numbered through all tables.
+    Rows and shards are numbered through all tables. `open` makes this object.
     """
 
     def __init__(self, tables: Sequence[LeasedShard]) -> None:
         self._tables = tables
-        self._opened = ExitStack()  # closed by `close`
-        self._ends = array("Q")  # for each table: number of rows up to its end
-        self._firsts = array("Q")  # for each row: number of its first sample in the shard
-        self._shard_ends = array("Q")  # for each shard: number of rows up to its last one
+        self._opened = ExitStack()  # holds the session and the open tables until `close`
+        self._ends = array("Q")  # for each table: number of all rows up to its last row
+        self._firsts = array("Q")  # for each row: number in the shard of the row's first sample
+        self._shard_ends = array("Q")  # for each shard: number of all rows up to its last row
 
     @classmethod
     def open(cls, urls: Sequence[str], sessions: ReaderSessions) -> Self:
         """Wait for tables, and list their rows.
 
-        Raises NotFoundError if one is missing, ConfigError for a file of another kind, and other
-        errors of reading them.
+        Raises NotFoundError if a table is missing, ConfigError for a file of another kind, and
+        other errors of reading the tables.
         """
         with ExitStack() as opened:
             session = opened.enter_context(closing(sessions.open()))
@@ -53,6 +58,7 @@ class TableRows:
             window = ShardWindow(session, plan, partial=False)
             opened.callback(window.empty)
             window.ask(len(urls))
+            # None: the number of rows in a table is not known before it is open.
             tables = [window.take(number, None) for number in range(len(urls))]
             session.on_wait = None  # a cycle would keep the session of a reader that is gone
             rows = cls(tables)
@@ -63,7 +69,8 @@ class TableRows:
             return rows
 
     def _add(self, url: str, table: LeasedShard) -> None:
-        """Add the rows of the next table, as their keys name them: shard, dash, first sample."""
+        """Add the rows of the next table, by their keys. Raises ConfigError for invalid keys."""
+        # Keys count shards from the table's own first shard.
         shards_before = len(self._shard_ends)
         try:
             for key in keys_of(table.whole.index):
@@ -79,9 +86,10 @@ class TableRows:
         """Add the next row; raise ValueError if it is out of order.
 
         Args:
-            shard: number of its shard.
-            first: number in the shard of its first sample.
+            shard: number of the shard that the row describes.
+            first: number in that shard of the first sample that the row describes.
         """
+        # Rows are ordered by shard, then by sample. The first row of a shard begins with sample 0.
         if shard == len(self._shard_ends) and first == 0:
             self._shard_ends.append(len(self._firsts))
         elif shard != len(self._shard_ends) - 1 or first <= self._firsts[-1]:
@@ -104,18 +112,18 @@ class TableRows:
         return range(start, self._shard_ends[shard])
 
     def row_with(self, shard: int, sample: int) -> int:
-        """Return the number of the row with a sample of a shard."""
+        """Return the number of the row that describes a sample of a shard."""
         rows = self.rows_of(shard)
         return bisect_right(self._firsts, sample, rows.start, rows.stop) - 1
 
     def first_of(self, row: int) -> int:
-        """Return the number in its shard of a row's first sample."""
+        """Return the number, in its shard, of the first sample that a row describes."""
         return self._firsts[row]
 
     def row(self, number: int) -> Row:
-        """Return a row by its number, with the url of its table as "table".
+        """Return a row by its number, with the url of the row's table added as "table".
 
-        Raises ConfigError if it is not a row.
+        Raises ConfigError if the table has no valid row there.
         """
         table = bisect_right(self._ends, number)
         start = self._ends[table - 1] if table else 0
