@@ -1,4 +1,9 @@
-"""`ShardLoader`: a dataset's batches, with its epochs and an exact state."""
+"""`ShardLoader`: a dataset's batches, with its epochs and an exact state.
+
+An iteration is one pass over the loader by one iterator. A source makes the batches of an
+iteration, with workers; it is kept for the next iteration. Batches have numbers if the dataset's
+samples are counted in advance; otherwise a stage or a filter decides what goes into them (staged).
+"""
 
 import inspect
 import logging
@@ -43,7 +48,7 @@ ORDER_OPTIONS = ("sampler", "batch_sampler", "shuffle")
 _DATALOADER_ATTRIBUTES = inspect.signature(DataLoader).parameters.keys() - {*ORDER_OPTIONS}
 """Attributes of the DataLoader that frameworks look at."""
 
-# Each in two forms: for batches that have numbers, and for those that a stage or a filter makes.
+# Both come in two forms: for batches that have numbers, and for batches of a stage or a filter.
 Position: TypeAlias = BatchPosition | StagedPosition
 Source: TypeAlias = NumberedBatches | StagedBatches
 
@@ -52,16 +57,16 @@ class ShardLoader(Generic[B_co]):
     """The batches of a ShardDataset. Made by `ShardDataset.loader`, which describes the arguments.
 
     Each iteration reads one epoch: the one set by `set_epoch`, or else the next. An epoch counts as
-    begun from the iterator's second batch on, or from its last if it has only one. Until then, the
-    iterator is only a look at the data (`next(iter(loader))`), and changes nothing. If you read on
-    from an older iterator, those begun since were nested in it, and no longer count. State and
-    epoch are those of the iterator that took the last batch: when a nested one is dropped, the
-    outer one has the position again. Each iterator has workers of its own, while those of the
-    others persist. If a state is loaded while an iterator is read, the iterator raises a
-    ConfigError at its next batch.
+    begun from the iterator's second batch on, or from its last batch if it has only one. Until
+    then, the iterator is only a look at the data (`next(iter(loader))`), and changes nothing. If
+    you read on from an older iterator, the iterators begun since were nested in it, and no longer
+    count. State and epoch belong to the iterator that took the last batch: when a nested iterator
+    is dropped, the outer one has the position again. Each iterator has its own workers, while the
+    workers of other iterators persist. If a state is loaded while an iterator is read, the iterator
+    raises a ConfigError at its next batch.
 
-    It is not a torch DataLoader but uses some inside, so that frameworks which would shard a
-    DataLoader's samples a second time take it as it is.
+    The loader is not a torch DataLoader, but uses DataLoaders inside. So frameworks that would
+    shard a DataLoader's samples a second time take the loader as it is.
 
     Attributes:
         dataset: the dataset, wrapped so that it is not an IterableDataset.
@@ -81,13 +86,13 @@ class ShardLoader(Generic[B_co]):
         self._dataset = dataset
         self.batch_size: int | None = options["batch_size"]
         if collate_fn is None:
-            # Single samples are not stacked, nor are groups of them, such as blocks, whose shapes
-            # differ.
+            # Single samples are not stacked. Neither are groups of samples that a stage makes, such
+            # as blocks, because their shapes differ.
             are_stacked = self.batch_size is not None and reader.parts.stage is None
             collate_fn = default_collate if are_stacked else default_convert
         self.collate_fn = collate_fn
-        self._reader = reader  # derived from the dataset's, with this batch size
-        self._options = dict(options)  # of a DataLoader
+        self._reader = reader  # derived from the dataset's reader, with this batch size
+        self._options = dict(options)  # the user's options, with defaults filled in below
         if self._options["num_workers"] is None:
             self._options["num_workers"] = _default_workers()
         self._choice = WorkerChoice.of(self._options)
@@ -95,13 +100,13 @@ class ShardLoader(Generic[B_co]):
             self._options["pin_memory"] = torch.cuda.is_available()
         if self._options["persistent_workers"] is None:
             self._options["persistent_workers"] = self._has_processes()
-        self._times = EpochTimes(0)  # of the latest epoch
+        self._times = EpochTimes(0)  # times of the latest epoch; before any, of none
         try:
             self._template = self._new_template()
         except (TypeError, ValueError) as exn:  # DataLoader's own checks of its arguments
             raise ConfigError(f"the DataLoader refuses its arguments: {exn}") from exn
-        # A source of batches, whose workers the next iteration may use, and the iteration that
-        # reads it now, or was the last to do so.
+        # A source whose workers the next iteration may use, and the iteration that reads the source
+        # now or read it last.
         self._kept_source: Source | None = None
         self._source_reader: Iteration | None = None
 
@@ -112,13 +117,12 @@ class ShardLoader(Generic[B_co]):
     def __getattr__(self, name: str) -> Any:
         if name in _DATALOADER_ATTRIBUTES:
             if name == "num_workers":
-                return self._options[name]  # the template has none for threads
+                return self._options[name]  # the template has num_workers=0 for threads
             return getattr(self._template, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers, and iterations that were begun, stay with this process; the copy begins at their
-        # position.
+        # Workers and begun iterations stay with this process. The copy begins at their position.
         is_begun = self._follow_dataset().bookmark.current is not None
         return self._copied_attributes() | {"copied_from": self.state_dict() if is_begun else None}
 
@@ -135,7 +139,7 @@ class ShardLoader(Generic[B_co]):
         return copied
 
     def _copied_attributes(self) -> dict[str, Any]:
-        """Return the attributes of a copy: all but those that each process makes for itself."""
+        """Return the attributes for a copy, without those that each loader makes for itself."""
         own = ("_template", "_kept_source", "_source_reader")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -181,11 +185,12 @@ class ShardLoader(Generic[B_co]):
         watch = StepWatch(self._choice)
         try:
             for taken, (batch, mark, made_times) in enumerate(source.read(iteration.position)):
-                if taken == 1:  # the second batch: this is more than a look
+                if taken == 1:  # the second batch: the iterator is more than a look at the data
                     self._make_main(iteration, source)
                 bookmark.take(iteration)
                 position.note(mark)  # type: ignore[arg-type]  # the source is of the position's kind
-                if position.is_read:  # before the last batch is yielded: a loop may ask for no more
+                # Done before the last batch is yielded, as a loop may not ask for another batch.
+                if position.is_read:
                     self._finish(iteration, source)
                 times.received(made_times)
                 if iteration.role == "main":
@@ -202,7 +207,8 @@ class ShardLoader(Generic[B_co]):
         finally:
             watch.close()
         position.end()
-        self._finish(iteration, source)  # also if the last batch was not known to be the last
+        # Not done above if the last batch was not known to be the last.
+        self._finish(iteration, source)
         iteration.reading = "over"
         if iteration.role != "overtaken":
             self._times = times
@@ -218,8 +224,8 @@ class ShardLoader(Generic[B_co]):
         self._keep(source, iteration)
         return source
 
-    # The source is offered again whenever an iteration begins to count, or ends: the iteration that
-    # reads the kept one may be gone by then.
+    # Each time that an iteration begins to count, or ends, its source is offered to be kept: the
+    # iteration that reads the kept source may be gone by then.
 
     def _make_main(self, iteration: Iteration, source: Source) -> None:
         """Let an iteration count as the reading of its epoch."""
@@ -242,7 +248,7 @@ class ShardLoader(Generic[B_co]):
         return BatchForm(self.batch_size, self._template.drop_last, self.collate_fn)
 
     def _is_usable(self, source: Source, position: Position) -> bool:
-        """Return True if a source that was read before can make the batches of an iteration."""
+        """Return True if a kept source can make the batches from a position on."""
         if isinstance(position, BatchPosition):
             deal = self._reader.epochs.deal
             return isinstance(source, NumberedBatches) and source.is_usable(deal)
@@ -261,9 +267,9 @@ class ShardLoader(Generic[B_co]):
         return StagedBatches(Workers(reading, form, name, self._options, self._choice), form)
 
     def _new_template(self) -> DataLoader[Any]:
-        """Return a DataLoader with the same options, over an empty dataset.
+        """Return a DataLoader with the same options, over an empty dataset, which is never read.
 
-        It checks the options, and has the attributes that frameworks look at.
+        It is made to check the options, and to have the attributes that frameworks look at.
         """
         options = {name: value for name, value in self._options.items() if name != "workers"}
         if self._options["workers"] == "threads":
@@ -283,7 +289,7 @@ class ShardLoader(Generic[B_co]):
         return self._reader
 
     def _position_of(self, iteration: Iteration | None) -> Position:
-        """Return this rank's position at the start of an iteration; with None, of the next one."""
+        """Return this rank's position at the start of an iteration; None for the next iteration."""
         bookmark = self._reader.bookmark
         if iteration is None:
             epoch = bookmark.next_epoch
@@ -322,7 +328,7 @@ class ShardLoader(Generic[B_co]):
 
     @property
     def _position(self) -> Position:
-        """The position of the current iteration; before any, the start of the next one."""
+        """The current iteration's position; before any, the start of the next iteration."""
         current = self._follow_dataset().bookmark.current
         return self._position_of(None) if current is None else current.position
 
@@ -330,7 +336,7 @@ class ShardLoader(Generic[B_co]):
     def epoch(self) -> int:
         """The epoch of the last batch taken, while its iterator is held or has batches left.
 
-        After that, the next one.
+        After that, the epoch that is read next.
         """
         position = self._position
         return self._reader.bookmark.next_epoch if self._is_over else position.epoch
@@ -347,7 +353,7 @@ class ShardLoader(Generic[B_co]):
 
     @property
     def _is_over(self) -> bool:
-        """True if the last iteration was read to its end: the position is the next one's start."""
+        """True if the last iteration was read to its end, so that the next position counts."""
         current = self._reader.bookmark.current
         return current is not None and current.position.is_read and not current.live
 
@@ -356,10 +362,10 @@ class ShardLoader(Generic[B_co]):
 
         At the epoch's end, the same is logged as info.
 
-        `shares` of the time add up to 1: "step" is the loop's own time; in the others it waited:
+        `shares` of the time add up to 1. "step" is the loop's own time. The other shares are waits:
         for "shards", "reading" of their samples, "decoding" by the dataset's functions,
-        "collating", and "handover" by workers, their start included. `ideal_samples_per_s` would be
-        the rate if data took no time.
+        "collating", and "handover" by workers, including their start. `ideal_samples_per_s` is the
+        rate that the loop would have if data took no time.
         """
         return self._times.to_json()
 
@@ -385,12 +391,11 @@ class ShardLoader(Generic[B_co]):
 
         They are not read, and count as taken in the state.
 
-        In a loop, they are the batches after the last one taken. Outside a loop, also after one
-        that was left early, they are the first batches that the next iterator would read: of the
-        next epoch, or of the one that was set, which stays set.
+        In a loop, the batches after the last batch taken are left out. Outside a loop, even after a
+        loop that was left early, the first batches that the next iterator would read are left out:
+        of the next epoch, or of the epoch that was set, which stays set.
 
-        Raises ConfigError if batches have no numbers, as those of uncounted shards or of a filtered
-        dataset.
+        Raises ConfigError if batches have no numbers, as with uncounted shards or a filter.
         """
         bookmark = self._follow_dataset().bookmark
         position: Position
@@ -420,7 +425,7 @@ class ShardLoader(Generic[B_co]):
         """
         set_epoch = self._reader.bookmark.chosen
         self._reader.load_state_dict(state)
-        if set_epoch is not None:  # loading a state has undone it
+        if set_epoch is not None:  # loading a state has undone `set_epoch`
             self._reader.set_epoch(set_epoch)
 
     def load_state_dict(self, state: object) -> None:
@@ -436,8 +441,8 @@ class ShardLoader(Generic[B_co]):
 class _LoadedDataset:
     """A loader's dataset for frameworks: it has all attributes, but is not an IterableDataset.
 
-    Lightning warns of the length of a loader over an IterableDataset: a DataLoader's is wrong
-    unless the dataset divides its samples among the workers. A ShardLoader's length is exact.
+    Lightning warns of the length of a loader over an IterableDataset, because a DataLoader's length
+    is wrong unless the dataset divides its samples among the workers. A ShardLoader's is exact.
     """
 
     def __init__(self, dataset: ShardReader[Any]) -> None:
@@ -453,7 +458,7 @@ class _LoadedDataset:
         return iter(self._dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # also while it is unpickled, before it has a dataset
+        if name.startswith("_"):  # happens while unpickling, before `_dataset` is set
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._dataset, name)
 

@@ -1,4 +1,9 @@
-"""Probe of Python's global lock: the share of its time for which some work holds the lock."""
+"""Probe of Python's global lock: the share of its time for which some work holds the lock.
+
+A sample is one test, at a random time during the work, of whether the lock is held. Worker
+processes and the training loop are probed while `worker_choice` has not chosen between threads and
+processes.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,10 @@ from dataclasses import dataclass
 from random import Random
 
 MAX_SAMPLES = 120
-"""Samples that are enough for one process; they take a quarter of a second of its work."""
+"""Number of samples that is enough for one process. Taking them needs 0.25 s of its work."""
 
-# Pauses between samples: irregular, as the work may be regular; much shorter than a batch, and much
-# longer than taking a sample.
+# Limits of the pauses between samples. Pauses are irregular, as the work may be regular. They are
+# much shorter than making a batch, and much longer than taking a sample.
 _MIN_PAUSE_S = 0.001
 _MAX_PAUSE_S = 0.003
 
@@ -27,7 +32,7 @@ class LockUse:
 
     Attributes:
         samples: number of samples.
-        held: number of those that found the lock held.
+        held: number of samples that found the lock held.
     """
 
     samples: int = 0
@@ -49,11 +54,11 @@ class LockProbe:
     """Samples whether this process holds Python's global lock while it works.
 
     A thread sleeps for a moment, and needs the lock when it wakes. If the lock is held, the thread
-    has to wait once more, which the kernel counts. The length of that wait does not matter, and so
-    the load of the machine does not, either.
+    has to wait once more, and the kernel counts its waits. Only the number of waits matters, not
+    their length, so the load of the machine has no effect on the result.
 
     Args:
-        max_samples: number of samples after which the thread ends; 0 for none, and no thread.
+        max_samples: number of samples after which the thread ends; 0 for no samples and no thread.
     """
 
     def __init__(self, max_samples: int) -> None:
@@ -67,7 +72,10 @@ class LockProbe:
         self._reported = LockUse()
 
     def begin(self) -> None:
-        """Note that a piece of work begins. The first one, which imports, is not sampled."""
+        """Note that a piece of work begins.
+
+        The first piece is not sampled, because it imports modules.
+        """
         if not self._is_warm:
             self._is_warm = True
             return
@@ -79,7 +87,7 @@ class LockProbe:
         self._at_work.set()
 
     def end(self) -> LockUse:
-        """Note that the piece has ended; return the samples that were taken of it."""
+        """Note that the piece has ended; return the samples that were taken during it."""
         self._at_work.clear()
         use = self._use
         new = use - self._reported
@@ -96,13 +104,15 @@ class LockProbe:
     def _sample(self) -> None:
         """Take the samples, in the probe's thread, while pieces of work are being done."""
         pauses = Random()  # not the generator that training seeds
-        # Processor time of the other threads from which on a sample counts.
+        # Processor time that the other threads must have used in total before a sample counts.
         needed_work_s = 0.0
         while self._use.samples < self._max_samples:
             if not self._at_work.is_set():
                 self._at_work.wait()
                 if time.monotonic() - self._begun_s >= sys.getswitchinterval():
-                    # This thread waited that long for the lock until Python took it from the work.
+                    # This thread waited for the lock until Python took it from the work, which it
+                    # does after the switch interval. So the work's thread does not have the lock
+                    # back yet.
                     needed_work_s = _work_of_others_s() + _MIN_PROGRESS_S
             if self._is_closed:
                 return
@@ -119,11 +129,11 @@ class LockProbe:
 def _is_held_after(pause_s: float) -> bool:
     """Sleep; return True if this thread then had to wait for the lock.
 
-    Also return True if the kernel does not count waits.
+    Returns True as well if the kernel does not count waits.
     """
     waits = _voluntary_waits()
     time.sleep(pause_s)
-    return _voluntary_waits() - waits != 1  # the sleep is one
+    return _voluntary_waits() - waits != 1  # the sleep itself counts as one wait
 
 
 def _work_of_others_s() -> float:

@@ -1,6 +1,8 @@
 """Batches of numbered samples for a training loop, from any batch on.
 
-They are made by this thread, by other threads or by processes.
+The samples are counted in advance, so each batch has a number, and its samples are known before it
+is made. This thread, other threads or processes make the batches; see `Workers`. `ShardLoader`
+reads them.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ class BatchPosition:
     """Position of a rank among its batches of an epoch.
 
     Attributes:
-        batches: those of the epoch, or of its rest.
+        batches: the batches of the epoch, or of the rest of an epoch.
         rank: the rank.
         size: number of samples in a batch.
-        form: of the rank's states.
+        form: the form of the rank's states.
         next: number of the next batch.
-        has_gaps: True if a batch had no good sample, and was left out: this rank may be ahead of
-            others.
+        has_gaps: True if a batch had no good sample, and was left out. This rank may then be ahead
+            of others.
     """
 
     batches: RankBatches
@@ -76,7 +78,7 @@ class BatchPosition:
     def to_json(self) -> dict[str, Any]:
         """Return the rank's state as a JSON object."""
         ended = self.is_read
-        # All ranks end together, unless batches that were left out have put this one ahead.
+        # All ranks end together, unless batches that were left out have put this rank ahead.
         is_in_step = self.rank.world_size == 1 or not self.has_gaps
         over = ended and is_in_step and self.form.ends_together(self.batches.progress, self.rank)
         progress = self.batches.after(self.next)
@@ -95,19 +97,19 @@ class NumberedBatches:
 
     def is_usable(self, deal: Deal) -> bool:
         """Return True if these workers can make the batches of an iteration in this process."""
-        # A state that was loaded may have another seed than the workers know.
+        # After a state with another seed was loaded, the deal is another one than the workers have.
         return self._workers.are_of_this_process and self._workers.deal is deal
 
     def read(self, position: BatchPosition) -> Generator[tuple[Any, int, BatchTimes]]:
         """Yield each batch with the number of the next one, and the times of making it.
 
-        Batches that the position skips in the meantime are left out. Raises what making the batches
-        raises.
+        Batches that the position skips in the meantime are left out. Raises any error of making the
+        batches.
         """
         bad = Bad()
         try:
             yield from self._read(position, bad)
-        finally:  # also of an epoch that is left early
+        finally:  # an epoch that is left early is reported as well
             is_replaced = position.form.deal.even is not None
             report(position.epoch, bad.samples, bad.lost, repeated=is_replaced)
 
@@ -115,7 +117,7 @@ class NumberedBatches:
         """Yield the same as `read`, and note the bad samples."""
         is_over = False
         while not (is_over or position.is_read):
-            # Begun again at another batch whenever the user skips some.
+            # The task is begun again, at another batch, whenever the user skips batches.
             start = position.next
             task = BatchTask(position.batches.progress, position.rank)
             with closing(self._workers.made(task, position.batches, start)) as batches:

@@ -1,6 +1,7 @@
-"""A chunk of samples on its way from a worker process.
+"""A chunk of samples on its way from a worker process to the trainer.
 
-It takes one block of shared memory, however many arrays the samples have.
+A parcel takes one block of shared memory, however many arrays the samples have. torch's own way
+takes a file descriptor for each tensor.
 """
 
 from __future__ import annotations
@@ -19,23 +20,22 @@ _PICKLE_PROTOCOL = 5  # the first with buffers outside of the pickle
 
 
 class _Pickler(ForkingPickler):
-    """Pickles a value without the memory of its arrays and tensors, which goes into `buffers`.
-
-    torch's own way takes a file descriptor for each tensor.
-    """
+    """Pickles a value without the memory of its arrays and tensors, which goes into `buffers`."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        # By position, as it takes no keywords: protocol, fix_imports, buffer_callback.
+        # The base class takes no keywords. The arguments are file, protocol, fix_imports and
+        # buffer_callback.
         super().__init__(file, _PICKLE_PROTOCOL, True, buffers.append)
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is torch.Tensor and _is_plain(value):
-            # numpy's arrays have no negation or conjugation that is yet to be computed.
+            # A tensor may be a lazy negation or conjugate of its memory. numpy has no such arrays,
+            # so it is computed here.
             return torch.from_numpy, (value.resolve_conj().resolve_neg().numpy(),)
         return NotImplemented
 
 
-# The dtypes that numpy has as well.
+# The dtypes of torch that numpy has as well.
 _NUMPY_DTYPES = {
     torch.bool,
     torch.uint8,
@@ -52,19 +52,19 @@ _NUMPY_DTYPES = {
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if the tensor's memory and shape, as numpy has them, are all there is to it."""
+    """Return True if a numpy array of the tensor's memory and shape represents the tensor fully."""
     is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return is_dense and not tensor.requires_grad and tensor.dtype in _NUMPY_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A value as bytes of its structure, and the memory of its arrays one after another.
+    """A value as a pickle of its structure, and the memory of its arrays one after another.
 
     Attributes:
-        head: the structure.
-        memory: uint8; None if there are no arrays.
-        sizes: of each array, in bytes.
+        head: the pickle, without the arrays' memory.
+        memory: the bytes of all arrays, as a tensor of uint8; None if there are no such bytes.
+        sizes: number of bytes of each array.
     """
 
     head: bytes
@@ -73,7 +73,7 @@ class Parcel:
 
     @classmethod
     def of(cls, value: Any) -> Parcel:
-        """Pack a value in a worker process. Raises what pickling raises."""
+        """Pack a value in a worker process. Raises any error of pickling the value."""
         file = io.BytesIO()
         pickle_buffers: list[pickle.PickleBuffer] = []
         _Pickler(file, pickle_buffers).dump(value)
@@ -81,7 +81,8 @@ class Parcel:
         sizes = [buffer.nbytes for buffer in buffers]
         memory = None
         if sum(sizes):
-            # Shared from the start, as by torch's `default_collate`: a queue would copy any other.
+            # The memory is shared from the start, as in torch's `default_collate`. A queue would
+            # copy memory that is not shared.
             storage = torch.UntypedStorage._new_shared(sum(sizes))  # type: ignore[no-untyped-call]  # noqa: SLF001
             memory = torch.empty(0, dtype=torch.uint8).set_(storage)
             target = memory.numpy().data
@@ -94,7 +95,8 @@ class Parcel:
     def value(self) -> Any:
         """Unpack the value, whose arrays share the parcel's memory."""
         if self.memory is None:
-            # For arrays without elements: writable, as torch warns of read-only memory.
+            # All arrays are empty. Their memory must be writable, because torch warns of read-only
+            # memory.
             whole = memoryview(bytearray())
         else:
             whole = self.memory.numpy().data

@@ -1,6 +1,10 @@
 """Parts of a rank's work made by worker processes.
 
-A DataLoader over the numbers of the parts sees to their order, their memory, and dead workers.
+A part is one batch, or one chunk of samples. A task says what a rank has to make in an iteration;
+its parts are numbered. A torch DataLoader, whose samples are the numbers of the parts, starts the
+processes, keeps the parts in order, passes their memory, and reports dead workers. `Workers` uses
+the pool. While the kind of workers is not decided, a probe samples how much the work holds Python's
+global lock; see `worker_choice`.
 """
 
 from __future__ import annotations
@@ -29,20 +33,19 @@ from shardcache_client.loading.worker_process import end_workers, hold_queues, p
 from shardcache_client.reading.epochs.epoch_plans import PlacesReader
 
 _MAX_WAITED_SHARE = 0.1
-"""Maximum share of the time of making a part that may be waits for shards.
+"""Maximum share of waits for shards in the time of making a part, for its lock samples to count.
 
-The lock samples of a part with longer waits do not count: a wait needs no lock, and would hide how
-much the work itself needs it.
+A wait needs no lock, and would hide how much the work itself needs the lock.
 """
 
 
 class IssuedTask(NamedTuple):
-    """A task as workers get it, along with each number of a part that they are to make.
+    """A task as it is sent to workers, together with the number of each part to be made.
 
     Attributes:
-        serial: number of the iteration, as a later one may have the same task.
-        task: the task itself.
-        is_watched: True to see whether making its parts holds Python's global lock.
+        serial: number of the iteration, which tells two iterations with equal tasks apart.
+        task: the task.
+        is_watched: True to sample whether making the task's parts holds Python's global lock.
     """
 
     serial: int
@@ -52,11 +55,17 @@ class IssuedTask(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _OpenTask:
-    """The task that a worker works on, and the resources that it holds for it.
+    """The task that a worker works on, and the resources that the worker holds for the task.
 
     Attributes:
+        issued: the task as it was sent.
+        work: makes the raw parts of the task in this process.
+        session: the session with the daemon.
+        places: reads the samples.
+        maker: decodes and collates raw parts.
+        probe: samples the use of Python's global lock.
         resources: closes maker, places and probe, and gives back the session.
-        next: the number after that of the last part.
+        next: number of the part after the last part that was made.
     """
 
     issued: IssuedTask
@@ -79,7 +88,7 @@ class _OpenTask:
             made = made._replace(batch=Parcel.of(made.batch))
         times = made.times
         if times.waited_s > _MAX_WAITED_SHARE * times.lasted_s:
-            lock_use = LockUse()  # no samples
+            lock_use = LockUse()  # no samples: those that were taken do not count
         return MadePart(made, lock_use)
 
 
@@ -93,14 +102,19 @@ class MadePart(NamedTuple):
 class PartsByTask(Dataset[MadePart]):
     """The parts of a rank's work by task and number, each made by the worker that is asked for it.
 
-    A worker reads on from its last part, so the numbers that it is asked for have to ascend.
+    A worker reads on from its last part, so the numbers that a worker is asked for have to ascend.
+
+    Args:
+        reading: has what is needed to read the dataset.
+        form: the form of the batches.
+        loader: name of the loader, under which the daemon groups the workers.
     """
 
     def __init__(self, reading: Reading, form: BatchForm, loader: str) -> None:
         self._reading = reading
         self._form = form
-        self._loader = loader  # its name
-        self._open_task: _OpenTask | None = None  # of which this worker made its last part
+        self._loader = loader
+        self._open_task: _OpenTask | None = None  # the task of the part that was made last
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open_task": None}
@@ -117,7 +131,8 @@ class PartsByTask(Dataset[MadePart]):
         except BaseException:
             self.close()
             raise
-        # Parts are made by the workers in turn.
+        # The workers make parts in turn, so this worker's next part is as many numbers further as
+        # there are workers. If there is none, the task is closed now, to free its shards.
         next_number = number + self._workers()
         if next_number >= open_task.work.count or part.made.is_last:
             self.close()
@@ -152,7 +167,7 @@ class PartsByTask(Dataset[MadePart]):
         raise AssertionError  # for type checkers: an ExitStack might suppress an exception
 
     def close(self) -> None:
-        """Release the resources of the last task; the session is kept for the next one."""
+        """Release the resources of the open task; the pool keeps the session for the next task."""
         open_task = self._open_task
         self._open_task = None
         if open_task is not None:
@@ -160,21 +175,31 @@ class PartsByTask(Dataset[MadePart]):
 
 
 def _put_error(queue: Queue[Any], _error: Exception, lost: Any) -> None:
-    """Put the current error in place of a part that cannot be pickled: the trainer waits for one.
+    """Send the current error in place of a part that cannot be pickled.
 
-    Overrides a hook of multiprocessing, as concurrent.futures does. A queue pickles in a thread of
-    its own, which would print the error and go on without the part.
+    The trainer would otherwise wait for the part. A queue pickles in a separate thread, which by
+    default prints an error and goes on without the part. This overrides a hook of multiprocessing,
+    as concurrent.futures does.
+
+    Args:
+        lost: the message that could not be pickled.
     """
     match lost:
         case (number, MadePart()):
             error = ExceptionWrapper(where="in a worker process")  # type: ignore[no-untyped-call]
             queue.put((number, error))
-        case _:  # another queue's
+        case _:  # a message of another queue: print the error, as the hook does by default
             traceback.print_exc()
 
 
 class _PartNumbers(Sampler[tuple[IssuedTask, int]]):
-    """The numbers of a task's parts. Task and numbers are set before each iteration."""
+    """Sampler of the numbers of a task's parts.
+
+    Attributes:
+        issued: the task; set before each iteration.
+        numbers: numbers of the parts; set before each iteration.
+        are_over: True once workers are to be asked for no further parts.
+    """
 
     def __init__(self) -> None:
         self.issued: IssuedTask | None = None
@@ -194,7 +219,14 @@ class _PartNumbers(Sampler[tuple[IssuedTask, int]]):
 
 
 class ProcessPool:
-    """Worker processes that make the parts of a task; of several if the workers persist."""
+    """Worker processes that make the parts of a task, or of several tasks if the workers persist.
+
+    Args:
+        reading: has what is needed to read the dataset.
+        form: the form of the batches.
+        loader: name of the loader, under which the daemon groups the workers.
+        options: options of the DataLoader that starts the processes.
+    """
 
     def __init__(
         self, reading: Reading, form: BatchForm, loader: str, options: dict[str, Any]
@@ -213,16 +245,18 @@ class ProcessPool:
 
     @property
     def is_of_this_process(self) -> bool:
-        """False in a process that was forked from the one that made this."""
+        """False in a process that was forked from the process that made this pool."""
         return self._pid == os.getpid()
 
     def made(self, task: Task, numbers: range, *, is_watched: bool = False) -> Generator[MadePart]:
         """Yield the parts of these numbers, in order, until `retire` is called.
 
         Args:
-            is_watched: True to see whether making them holds Python's global lock.
+            task: has the parts.
+            numbers: numbers of the parts to make.
+            is_watched: True to sample whether making the parts holds Python's global lock.
 
-        Raises what the workers raise, and torch's errors of their deaths.
+        Raises any error of the workers, and torch's errors about dead workers.
         """
         self._serial += 1
         self._part_numbers.issued = IssuedTask(self._serial, task, is_watched)
@@ -242,12 +276,15 @@ class ProcessPool:
                 end_workers(self.loader, parts)
 
     def retire(self) -> None:
-        """Ask the workers for no further parts. They end once those asked for are taken."""
+        """Ask the workers for no further parts.
+
+        The workers end once the caller has taken the parts that they were already asked for.
+        """
         self._part_numbers.are_over = True
 
 
 def _unpacked(part: MadePart) -> MadePart:
-    """Return a part with its chunk, which comes in a parcel; other parts as they are."""
+    """Return a part with its chunk unpacked from its parcel; return other parts as they are."""
     made = part.made
     if not isinstance(made.batch, Parcel):
         return part
@@ -255,5 +292,5 @@ def _unpacked(part: MadePart) -> MadePart:
 
 
 def _unchanged(batch: Any) -> Any:
-    """Replace torch's collating: a worker's part is complete."""
+    """Return a part as it is; replaces torch's collating, as a worker's part is complete."""
     return batch

@@ -1,6 +1,9 @@
 """Batches of samples without numbers for a training loop.
 
-Workers make chunks, of which this process makes batches.
+If a filter drops samples, or a stage such as packing regroups them, nobody can say in advance which
+samples a batch will have. So workers make chunks, each with the good samples at some places of the
+epoch. This process runs the stage over the chunks' samples, and puts the stage's items together to
+batches. `ShardLoader` reads them.
 """
 
 from __future__ import annotations
@@ -29,26 +32,28 @@ from shardcache_client.stages.stage import Placed
 STAGED_CHUNK = 16
 """Number of places of a chunk whose samples a stage regroups.
 
-Each chunk costs a message, and a stage keeps many samples anyway: a few more do not matter.
+Larger chunks need fewer messages. The samples in them take memory, but a stage keeps many samples
+anyway.
 """
 
-# Batches that are put together before they are asked for. Workers make chunks for further ones.
+# Number of batches that are put together before they are asked for. Workers make chunks for further
+# batches.
 _AHEAD = 2
 
 BatchEnd: TypeAlias = tuple[Reached, bool]
-"""End of a batch, and True if it is known to be the last."""
+"""Position at the end of a batch, and True if the batch is known to be the epoch's last."""
 
 StagedBatch: TypeAlias = tuple[Any, BatchEnd, BatchTimes]
-"""A batch as it is collated, with its end and the times of making it."""
+"""A collated batch, with its end and the times of making it."""
 
 
 class StagedWork(NamedTuple):
-    """One rank's epoch, or its rest, to be made.
+    """One rank's epoch, or the rest of it, to be made into batches.
 
     Attributes:
         staged_epoch: the items that the stage makes, and the states between them.
-        chunks: of the samples, which workers make.
-        task: makes the same chunks in worker processes.
+        chunks: the chunks of samples that workers make.
+        task: describes the same chunks to worker processes.
     """
 
     staged_epoch: StagedEpoch
@@ -62,7 +67,14 @@ class StagedWork(NamedTuple):
 
 
 class StagedPosition:
-    """A rank's position among the batches of an epoch."""
+    """A rank's position among the batches of an epoch.
+
+    Args:
+        work: the epoch from this position on.
+        form: the form of the stage's items.
+        batch_form: the form of the batches.
+        is_over: True if there are no batches left.
+    """
 
     def __init__(
         self, work: StagedWork, form: StagedForm, batch_form: BatchForm, *, is_over: bool
@@ -93,9 +105,9 @@ class StagedPosition:
 
     @property
     def batches_left(self) -> int:
-        """Number of batches that are left, if it is known.
+        """Number of batches that are left; 0 if it is unknown.
 
-        It is a maximum if samples may be left out.
+        The number is a maximum if samples may be left out.
         """
         samples = self.work.staged_epoch.samples_left(self._reached)
         size = self._batch_form.places
@@ -129,8 +141,8 @@ class StagedBatches:
     """The batches of one iteration after another.
 
     Args:
-        workers: make the chunks.
-        form: of the batches; its size is None if the stage's items are batches already.
+        workers: makes the chunks.
+        form: the form of the batches; its size is None if the stage's items are batches already.
     """
 
     def __init__(self, workers: Workers, form: BatchForm) -> None:
@@ -142,12 +154,14 @@ class StagedBatches:
         return self._workers.are_of_this_process and self._workers.deal == deal
 
     def read(self, position: StagedPosition) -> Generator[StagedBatch]:
-        """Yield the batches from a position on. Raises what making them raises."""
+        """Yield the batches from a position on. Raises any error of making the batches."""
         if position.is_read:
             return
         work = position.work
         samples = _ChunkSamples(work)
         read = partial(self._uncollated_batches, work, samples)
+        # With workers, a thread of this process puts batches together ahead of the loop. A stage
+        # that waits for other ranks may only run in the loop's own thread.
         if self._workers.are_any and not position.may_wait_for_ranks:
             begin = self._workers.preparation()
             made = made_by_threads(read, self._collate, threads=1, ahead=_AHEAD, begin=begin)
@@ -156,7 +170,7 @@ class StagedBatches:
         try:
             with closing(made):
                 yield from made
-        finally:  # also of an epoch that is left early
+        finally:  # an epoch that is left early is reported as well
             report(position.epoch, samples.skipped, samples.lost, repeated=False)
 
     def _uncollated_batches(
@@ -165,7 +179,9 @@ class StagedBatches:
         """Yield the items of each batch.
 
         Args:
-            check: is called before each chunk, and may raise to end the batches.
+            work: what to make.
+            samples: turns chunks into samples, and counts bad ones.
+            check: called before each chunk; it may raise to end the batches.
         """
         chunks = self._workers.made(work.task, work.chunks, start=0)
         with closing(chunks):
@@ -184,7 +200,7 @@ class StagedBatches:
                 yield self._collate(uncollated)
 
     def _collate(self, uncollated: _UncollatedBatch) -> StagedBatch:
-        """Make a batch of its items, or of its one item if that is a batch already."""
+        """Collate the items of a batch; with a size of None, its only item is the batch."""
         begun_s = monotonic()
         items = uncollated.items
         samples = items[0] if self._form.size is None else items
@@ -197,9 +213,9 @@ class _ChunkTimes(NamedTuple):
     """The times of making the chunks of a batch.
 
     Attributes:
-        begun_s: when the first chunk was begun; None without chunks.
-        waited_s: sum over all chunks.
-        decoding_s: sum over all chunks.
+        begun_s: time at which the first chunk was begun; None without chunks.
+        waited_s: duration of the waits for shards, summed over all chunks.
+        decoding_s: duration of decoding, summed over all chunks.
     """
 
     begun_s: float | None = None
@@ -211,14 +227,14 @@ class _ChunkTimes(NamedTuple):
 
         Args:
             samples: number of samples of the batch.
-            collating_begun_s: when its collating began.
-            ended_s: when the collating ended.
+            collating_begun_s: time at which collating the batch began.
+            ended_s: time at which the collating ended.
         """
         begun_s = collating_begun_s
         if self.begun_s is not None:
             begun_s = min(self.begun_s, collating_begun_s)
-        # Workers wait and decode at the same time, so their seconds may add up to more than have
-        # passed: then each sum is scaled down.
+        # Several workers wait and decode at the same time, so the sums may exceed the time that has
+        # passed. In that case both sums are scaled down to it.
         spent_s = self.waited_s + self.decoding_s
         scale = min(1.0, (collating_begun_s - begun_s) / spent_s) if spent_s else 0.0
         return BatchTimes(
@@ -240,11 +256,11 @@ class _UncollatedBatch(NamedTuple):
 
 
 class _ChunkSamples:
-    """The samples of chunks, one after another, and the times of making these.
+    """The samples of chunks, one after another, and the times of making the chunks.
 
     Attributes:
-        skipped: number of samples that were skipped.
-        lost: urls of the shards that were skipped.
+        skipped: number of bad samples that were skipped.
+        lost: urls of the shards that could not be read and were skipped.
     """
 
     def __init__(self, work: StagedWork) -> None:
@@ -257,21 +273,24 @@ class _ChunkSamples:
         """Yield the samples of chunks.
 
         Args:
-            made_chunks: by the workers; each has its chunk in place of a batch.
-            check: is called before each chunk, and may raise to end it.
+            made_chunks: results of the workers; each has a chunk in place of a batch.
+            check: called before each chunk; it may raise to end the samples.
 
         Raises ShardError if all samples have come, and none of them was good.
         """
-        begun_steps = self._work.staged_epoch.begun  # which drops those that are passed
+        # The steps begun so far; the staged epoch drops the steps that it has passed.
+        begun_steps = self._work.staged_epoch.begun
         resumed = self._work.resumes_at
-        last_good = Spot(resumed.mark.place, resumed.step.share)  # until there is an item
+        # Spot of the last good sample: the start, until there is one.
+        last_good = Spot(resumed.mark.place, resumed.step.share)
         for made in made_chunks:
             check()
             chunk: Chunk = made.batch
             self.skipped += made.skipped
             self.lost |= made.lost
             self._add_times(made.times)
-            # A chunk lists the step in which it begins, which an earlier one may have listed.
+            # A chunk lists the steps that it touches. An earlier chunk may have listed the first of
+            # these as well.
             for step in chunk.steps:
                 if not begun_steps or step.before > begun_steps[-1].before:
                     begun_steps.append(step)
@@ -279,6 +298,8 @@ class _ChunkSamples:
             if chunk.items:
                 last_good = Spot(chunk.items[-1].place, share)
             else:
+                # Raises an error if all samples have been tried since the last good one: an epoch
+                # that lasts until enough good samples have come would never end.
                 end = Spot(chunk.end, share)
                 self._work.chunks.check_progress(last_good, end, chunk.first_error)
             yield from chunk.items

@@ -1,4 +1,7 @@
-"""Tasks of a loader's workers in one iteration: a rank's batches, or chunks for a stage."""
+"""Tasks of a loader's workers in one iteration: a rank's batches, or chunks for a stage.
+
+A task is small and can be pickled: it is sent to worker processes, which make the work of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,12 @@ from shardcache_client.position.staged_state import Resume
 
 @dataclass(frozen=True, slots=True)
 class BatchTask:
-    """The batches of a rank."""
+    """The batches of a rank.
+
+    Attributes:
+        progress: the epoch, and the samples of it that have been read already.
+        rank: the rank.
+    """
 
     progress: Progress
     rank: Topology
@@ -29,7 +37,9 @@ class ChunkTask:
     """The chunks of a rank.
 
     Attributes:
-        size: number of places of a chunk.
+        resume: the epoch, and the position in it at which the chunks begin.
+        rank: the rank.
+        size: number of places (positions in the epoch's order of samples) of a chunk.
     """
 
     resume: Resume

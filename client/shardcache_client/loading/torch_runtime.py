@@ -1,4 +1,8 @@
-"""A program with torch: it may have DataLoader workers, and its ranks agree over torch's store."""
+"""The runtime of a program with torch.
+
+A `Runtime` tells the dataset about the program that uses it. In a program with torch, datasets may
+be read by DataLoader workers, and ranks communicate over torch's key-value store.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ class TorchRuntime(Runtime):
 
     @property
     def is_asked_by_loader(self) -> bool:
-        """True in a worker, or if a StatefulDataLoader without workers asks for something."""
+        """True in a worker, or if a StatefulDataLoader without workers makes the present call."""
         return in_worker() or stateful_loader_asks()
 
     def loader_name(self) -> str:
@@ -62,7 +66,8 @@ class TorchRuntime(Runtime):
         worker = get_worker_info()
         if worker is None:
             return ""
-        # Seeds alone may be the same in two runs, and process ids in two containers.
+        # Two runs may have the same seed, and two containers the same process id. Containers differ
+        # in the inode of their PID namespace.
         container = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
         return f"{container}-{os.getppid()}-{_loader_seed(worker)}"
 
@@ -74,16 +79,16 @@ class TorchRuntime(Runtime):
         """Return the batch size of the DataLoader that asks for a sample.
 
         Args:
-            batch_size: the dataset's, which is returned if no DataLoader asks.
+            batch_size: the dataset's own batch size, which is returned if no DataLoader asks.
         """
-        # A DataLoader does not tell its dataset the size. It is found on the call stack, in the
-        # first frame outside of this package.
+        # A DataLoader does not pass its batch size to the dataset. The size is found on the call
+        # stack, in the first frame outside of this package.
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and _is_ours(frame):
             frame = frame.f_back
         if frame is None or frame.f_code.co_qualname != "_IterableDatasetFetcher.fetch":
             return batch_size
-        if not frame.f_locals["self"].auto_collation:  # batch_size=None
+        if not frame.f_locals["self"].auto_collation:  # the DataLoader has batch_size=None
             return 1
         return len(frame.f_locals["possibly_batched_index"])
 
@@ -98,7 +103,7 @@ class TorchRuntime(Runtime):
     def counting_remedy(self, manifest: Manifest) -> str:
         """Return a further remedy for ranks that cannot be sure of the sample counts, or "".
 
-        It is written after the advice to index the shards.
+        The remedy is appended to the advice to index the shards.
         """
         if manifest.uncounted:
             return ""

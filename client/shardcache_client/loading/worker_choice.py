@@ -1,4 +1,9 @@
-"""The kind of a loader's workers: with `workers="auto"`, threads if they rarely need the lock."""
+"""The kind of a loader's workers, threads or processes, and its choice with `workers="auto"`.
+
+Threads start faster and copy nothing, but only one thread at a time can hold Python's global lock
+("the lock" in this module). So a loader begins with processes, observes how much of the time the
+lock is held, and changes to threads if they would rarely wait for it.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +23,17 @@ WorkerKind: TypeAlias = Literal["threads", "processes"]
 PROCESS_OPTIONS = ("multiprocessing_context", "persistent_workers", "worker_init_fn", "timeout")
 """Options that have no effect on threads."""
 
-# Share of time for which threads and training may hold the lock in total without long waits for it.
+# Maximum share of time for which threads and training may hold the lock in total. Above it, they
+# would wait for the lock for long.
 _MAX_DEMAND = 0.5
 
-# Samples from which on the shares count as known: of each worker, and of the training process.
+# Minimum numbers of samples for the shares to count as known: per worker, and for the training
+# process.
 _MIN_SAMPLES_A_WORKER = 60
 _MIN_SAMPLES_OF_STEPS = 100
 
-# Steps that take a smaller share of the time need no samples: they count as holding the lock.
+# If training steps take a smaller share of the time than this, they need no samples: they then
+# count as holding the lock throughout.
 _MIN_STEP_SHARE = 0.05
 
 
@@ -36,7 +44,7 @@ def process_option_in(options: Mapping[str, Any]) -> str | None:
 
 def has_global_lock() -> bool:
     """Return True unless this is a free-threaded Python that runs without its lock."""
-    # Since Python 3.13.
+    # The function exists since Python 3.13. Earlier versions always have the lock.
     is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     return is_enabled()
 
@@ -47,10 +55,10 @@ class ObservedLockUse:
 
     Attributes:
         workers: number of worker processes.
-        making: samples taken in all of them, while they made batches.
-        steps: samples taken in the training process, in the steps of its loop.
+        making: samples taken in all worker processes, while they made batches.
+        steps: samples taken in the training process, during the steps of its loop.
         step_s: time that the loop spent in its steps.
-        passed_s: all of its time, including that in which it waited for batches.
+        passed_s: all time of the loop, including its waits for batches.
     """
 
     workers: int
@@ -69,12 +77,13 @@ class ObservedLockUse:
             return step_share
         if self.steps.samples < _MIN_SAMPLES_OF_STEPS:
             return None
-        # As if the loop did nothing but its steps: so far, it may have waited for its first shards.
+        # The share is counted as if the loop did nothing but its steps. Its waits so far do not
+        # count, because they may have been waits for the first shards.
         return self.steps.share
 
     @property
     def demand(self) -> float | None:
-        """Share of time for which the lock would be held with threads; None while it is unknown."""
+        """Share of time for which the lock would be held with threads; None while unknown."""
         training = self.training_demand
         if training is None or self.making.samples < _MIN_SAMPLES_A_WORKER * self.workers:
             return None
@@ -93,7 +102,8 @@ class WorkerChoice:
     """The kind of one loader's workers, decided once. Can be pickled.
 
     Attributes:
-        kind: None until it is decided; until then, watched processes make the batches.
+        kind: the kind; None until it is decided. Until then, processes make the batches, and their
+            use of the lock is sampled.
     """
 
     def __init__(self, kind: WorkerKind | None, workers: int) -> None:
@@ -107,7 +117,9 @@ class WorkerChoice:
     def of(cls, options: Mapping[str, Any]) -> WorkerChoice:
         """Return the choice of a loader with these options.
 
-        They are as the user gave them, except for the number of workers, which is known.
+        Args:
+            options: the loader's options as the user gave them; but "num_workers" must be a number,
+                not None.
         """
         kind: WorkerKind | Literal["auto"] = options["workers"]
         workers: int = options["num_workers"]
@@ -139,9 +151,9 @@ class WorkerChoice:
         """Note a step of the loop.
 
         Args:
-            use: of the lock during the step.
-            step_s: time of the step.
-            passed_s: time since the end of the step before it.
+            use: samples of the lock during the step.
+            step_s: duration of the step.
+            passed_s: time from the end of the previous step to the end of this step.
         """
         observed = self._observed
         self._observed = replace(
@@ -173,7 +185,7 @@ class StepWatch:
         self._choice = choice
         self._probe = LockProbe(MAX_SAMPLES if choice.is_open else 0)
         self._begun_s = 0.0
-        self._ended_s: float | None = None  # of the step before
+        self._ended_s: float | None = None  # end of the previous step; None before the second step
 
     def begin(self) -> None:
         """Note that a step begins."""

@@ -1,6 +1,7 @@
 """The process of a DataLoader's worker: its end, and the memory that it keeps.
 
-It ends with the trainer's process, or when the loader ends it.
+The trainer is the process that runs the training loop and has started the worker. A worker's
+process ends with the trainer's process, or when the loader ends it.
 """
 
 import ctypes
@@ -32,21 +33,22 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 
-# By default, glibc returns the top of the heap to the kernel once 128 KiB of it are free, or twice
-# the size of the largest mapped block freed so far. A batch is larger, so all pages of each batch
-# would be faulted in again, which takes longer than copying the batch.
+# Number of free bytes at the top of the heap from which on glibc returns them to the kernel. The
+# default is 128 KiB, or twice the size of the largest mapped block freed so far. A batch is larger,
+# so all pages of each batch would be faulted in again, which takes longer than copying the batch.
 _MAX_KEPT_BYTES = 128 * _MIB
 
-# A trim keeps this much. It must be well below 64 MiB, the size of the segments of other threads'
-# heaps: glibc removes a free segment only if this much is free in the previous one, so with 64 MiB
-# such heaps would never shrink.
+# Number of free bytes that glibc keeps when it returns the others. It must be well below 64 MiB,
+# the size of the segments of other threads' heaps: glibc removes a free segment only if this much
+# is free in the previous segment, so with 64 MiB such heaps would never shrink.
 _KEPT_BY_TRIM_BYTES = 16 * _MIB
 
-# Size from which on a block is mapped, and returned to the kernel, by itself. Setting the other two
-# parameters stops glibc from adjusting this one, which would stay at 128 KiB or what it is by now.
-# 32 MiB is the upper limit of glibc's adjustment.
+# Size from which on glibc maps a block by itself, and returns it to the kernel when it is freed.
+# glibc adjusts this size, but no longer once the other two parameters are set: the size would then
+# stay at 128 KiB, or at its present value. 32 MiB is the upper limit of glibc's adjustment.
 _MIN_MAPPED_BYTES = 32 * _MIB
 
+# Environment variables by which users set these parameters themselves.
 _GLIBC_VARIABLES = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_TOP_PAD_",
@@ -68,7 +70,7 @@ def prepare(handover: "Handover | None") -> None:
         return
     from shardcache_client.sharing.buffer import Buffer, pass_on
 
-    # torch documents this map, which each process has, as its point of extension.
+    # torch documents this map as the way to extend `default_collate`. Each process has its own map.
     default_collate_fn_map[Buffer] = pass_on
     if not in_worker():
         handover.acks.receive_here()
@@ -78,9 +80,9 @@ def prepare(handover: "Handover | None") -> None:
 def end_with_trainer() -> None:
     """End this worker's process as soon as its trainer has ended, even by SIGKILL.
 
-    torch checks for that only between two batches. A worker that waits because its batches fill the
-    pipe to the dead trainer would stay for ever, as its siblings hold the other end of the pipe;
-    and with it its leases, and the sockets that it has inherited.
+    torch checks for the trainer's end only between two batches. A worker may be blocked because its
+    batches fill the pipe to the dead trainer. It would stay for ever, because its siblings hold the
+    other end of the pipe; its leases, and the sockets that it has inherited, would stay with it.
     """
     trainer = parent_process()
     if trainer is None or trainer.pid is None:
@@ -131,14 +133,14 @@ def may_tune_malloc(env: Mapping[str, str]) -> bool:
     return not any(name in env for name in _GLIBC_VARIABLES)
 
 
-# Where a trainer and its loader refer to each other, the garbage collector may close the queues
-# before torch has sent the workers over them the order to end. Torch would then wait up to 5 s for
-# each worker to look by itself. References from here keep the queues out of the cycle.
+# If a trainer and its loader refer to each other, the garbage collector may close the queues before
+# torch has sent the workers, over these queues, the order to end. Torch would then wait up to 5 s
+# for each worker to find out. A reference to the queues from here keeps them open until then.
 _queues_of_workers: WeakKeyDictionary[Iterator[Any], Any] = WeakKeyDictionary()
 
 
 def hold_queues(batches: Iterator[Any]) -> None:
-    """Keep the queues to the workers of a DataLoader's iteration, if it has any."""
+    """Keep the queues to the workers of a DataLoader's iteration, if there are workers."""
     queues = getattr(batches, "_index_queues", None)
     if queues is not None:
         _queues_of_workers[batches] = queues
@@ -147,11 +149,15 @@ def hold_queues(batches: Iterator[Any]) -> None:
 def end_workers(loader: DataLoader[Any], batches: Iterator[Any] | None) -> None:
     """End the workers of an iteration that failed, or is done.
 
-    An error of the iteration refers to it: the workers would only end when both are collected.
+    Without this, the workers of a failed iteration would run until the error is collected, because
+    the error's traceback refers to the iteration.
+
+    Args:
+        batches: the iteration; None if it has not begun.
     """
     # A DataLoader with persistent workers keeps the iteration for the next one.
     loader._iterator = None  # noqa: SLF001
 
     shut_down = getattr(batches, "_shutdown_workers", None)
-    if shut_down is not None:  # else the batches are made in this process
+    if shut_down is not None:  # an iteration without it has no workers
         shut_down()

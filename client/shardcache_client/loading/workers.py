@@ -1,6 +1,8 @@
-"""The workers of a loader, which make the parts of a rank's work: its batches, or chunks for them.
+"""The workers of a loader, which make the parts of a rank's work.
 
-They are threads or processes, or this process alone.
+A part is a batch, or a chunk of samples from which this process makes batches. A task describes
+what a rank has to make in one iteration. Workers are threads or processes; with a count of 0, the
+thread that iterates makes the parts itself.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ from shardcache_client.loading.processes import ProcessPool
 from shardcache_client.loading.tasks import BatchTask, Task
 from shardcache_client.loading.worker_choice import WorkerChoice
 
-# Options of a loader that are about its batches; all others are for the DataLoader over the worker
-# processes.
+# Options of a loader that are not passed on to the DataLoader that starts the worker processes.
 _BATCH_OPTIONS = ("batch_size", "drop_last", "workers", "in_order")
-# Parts that each worker makes ahead, by default: as many as a DataLoader's.
+# Default number of parts that each worker makes ahead; a DataLoader's default is the same.
 _DEFAULT_PREFETCH = 2
 
 
@@ -32,16 +33,17 @@ def _prepare_thread(device: int | None) -> None:
     A DataLoader prepares a worker, or its pinning thread, in the same way.
 
     Args:
-        device: of the training process, if there is one.
+        device: index of the accelerator that the training thread uses; None if the thread does not
+            pin memory.
     """
     torch.set_num_threads(1)  # other threads have the other cores
     if device is not None:
-        # Without this, pinning memory would initialise the first device, on every rank.
+        # Without this, pinning memory would initialise the first device of the node on every rank.
         torch.accelerator.set_device_index(device)
 
 
 def _unchanged(made: MadeBatch) -> MadeBatch:
-    """The last step for a part that needs no pinned memory."""
+    """Return a part as it is: the last step of making a part that needs no pinned memory."""
     return made
 
 
@@ -49,14 +51,14 @@ class Workers:
     """Makes the parts of one task after another.
 
     Args:
-        reading: of the dataset.
-        form: of the batches.
-        loader: name of the loader.
-        options: those of `ShardDataset.loader`, defaults filled in.
-        choice: of the kind of workers.
+        reading: has what is needed to read the dataset.
+        form: the form of the batches.
+        loader: name of the loader, under which the daemon groups worker processes.
+        options: the options of `ShardDataset.loader`, with defaults filled in.
+        choice: the choice of the kind of workers.
 
     Attributes:
-        deal: of the samples that parts are made of.
+        deal: division among the ranks of the samples that parts are made of.
     """
 
     def __init__(
@@ -88,12 +90,13 @@ class Workers:
         """Yield the parts of a task from number `start` on; batches are pinned if that is wanted.
 
         Args:
-            task: for worker processes.
+            task: describes the work to worker processes.
             work: the same work, for threads of this process.
 
-        Raises what making them raises, and torch's errors of the deaths of processes.
+        Raises any error of making the parts, and torch's errors about dead processes.
         """
-        if self._choice.kind == "threads":  # which may have been chosen since the last task
+        # The choice may have been made since the last task.
+        if self._choice.kind == "threads":
             self._pool = None
         taken = 0
         if self._pool is not None:
@@ -103,7 +106,8 @@ class Workers:
                     taken += 1
                     yield part
 
-        # Threads make the rest, if they were chosen during the task, or all of it.
+        # Threads make all parts; or the rest of them, if threads were chosen during the task, as
+        # `_made_by_processes` then removes the pool.
         if self._pool is None:
             finish = self._pinned_part if isinstance(task, BatchTask) else _unchanged
             yield from work.made(
@@ -120,7 +124,7 @@ class Workers:
         task: Task,
         numbers: range,
     ) -> Generator[MadeBatch]:
-        """Yield parts that worker processes make: all, or the first ones if threads are chosen."""
+        """Yield parts that worker processes make, until the end or the choice of threads."""
         choice = self._choice
         with closing(pool.made(task, numbers, is_watched=choice.is_open)) as parts:
             for part in parts:
@@ -133,11 +137,14 @@ class Workers:
 
     @property
     def are_any(self) -> bool:
-        """True if others than this thread make the parts."""
+        """True if there are workers; False if the thread that iterates makes the parts."""
         return self._count > 0
 
     def preparation(self) -> Callable[[], None]:
-        """Return a function that each thread calls before it makes batches for the calling one."""
+        """Return the function that a thread has to call before it makes batches.
+
+        Must be called by the training thread, whose accelerator the other threads will use.
+        """
         if not self._pins:
             return partial(_prepare_thread, None)
         return partial(_prepare_thread, torch.accelerator.current_device_index())
@@ -149,4 +156,5 @@ class Workers:
         return pin_memory(batch)  # type: ignore[no-untyped-call]
 
     def _pinned_part(self, made: MadeBatch) -> MadeBatch:
+        """Return a part with its batch in pinned memory, if that is wanted."""
         return made._replace(batch=self.pinned(made.batch))
