@@ -189,7 +189,7 @@ class ShardLoader(Generic[B_co]):
                     self._make_main(iteration, source)
                 bookmark.take(iteration)
                 position.note(mark)  # type: ignore[arg-type]  # the source is of the position's kind
-                # Done before the last batch is yielded, as a loop may not ask for another batch.
+                # Done before the last batch is yielded: a loop may not ask for another batch.
                 if position.is_read:
                     self._finish(iteration, source)
                 times.received(made_times)

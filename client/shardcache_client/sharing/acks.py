@@ -1,4 +1,9 @@
-"""Acknowledgements, between related processes, that messages have arrived."""
+"""Acknowledgements, between related processes, that messages have arrived.
+
+The sender of a message picks a cell (8 bytes of a shared file in memory) and a random number, and
+sends both along with the message. The receiver acknowledges the message by writing the number into
+the cell. `Handover` learns in this way that a file may be released.
+"""
 
 import os
 import struct
@@ -15,10 +20,11 @@ from shardcache.errors import ConfigError
 from shardcache_client.sharing.file_locks import reopen, try_lock
 
 _NUMBER = struct.Struct("<Q")
-# More than a process ever needs, as cells are reused. It only divides the file's address space.
+# Number of cells reserved for a process. This is more than a process ever needs, as cells are
+# reused. The reserve costs no memory: only cells that are written to take space in the file.
 _CELLS_PER_PROCESS = 1 << 20
 
-# All that this process has, by name.
+# All `Acks` of this process, by name.
 _ALL_ACKS: "weakref.WeakValueDictionary[int, Acks]" = weakref.WeakValueDictionary()
 
 
@@ -27,9 +33,9 @@ class Ack:
     """The acknowledgement sent along with one message.
 
     Attributes:
-        name: of the sender's `Acks`.
-        cell: the cell to write to.
-        number: to be written there.
+        name: name of the sender's `Acks`.
+        cell: number of the cell to write to.
+        number: the number to be written into the cell.
     """
 
     name: int
@@ -57,9 +63,9 @@ class _Cells:
     """The cells reserved for one sending process during its lifetime.
 
     Attributes:
-        pid: of the process.
-        fresh: numbers of cells that were never used.
-        free: numbers of cells whose acknowledgements have arrived.
+        pid: id of the process.
+        fresh: numbers of the cells that were never used, without end.
+        free: numbers of the cells whose acknowledgements have arrived.
     """
 
     pid: int
@@ -71,12 +77,12 @@ class Acks:
     """Acknowledgements between related processes that messages have arrived, by any channel.
 
     Sender and receiver share a memfd, an unnamed file that vanishes with the last process that
-    holds it. The sender chooses a cell of it and a random number; the receiver of the message
-    writes the number into the cell. Handing in an acknowledgement twice has no effect, several
-    receivers need no lock, and a late acknowledgement for a sender that is gone does not count for
-    the next process that uses the cell.
+    holds it. The sender chooses a cell of the file and a random number; the receiver of the message
+    writes the number into the cell. Handing in an acknowledgement twice has no effect, and several
+    receivers need no lock. As numbers are random, a late acknowledgement for a sender that is gone
+    does not count for the next process that uses the cell.
 
-    Shared with forked and spawned children. A copy pickled for any other purpose is a new set.
+    Forked and spawned children share the object. A copy pickled for any other purpose is a new set.
     """
 
     def __init__(self) -> None:
@@ -86,7 +92,13 @@ class Acks:
         return f"Acks({self._name:016x}, inherited={self.inherited})"
 
     def _take_over(self, fd: int, name: int, receiver_pid: int) -> None:
-        """Begin with a memfd, under a name that is the same in all related processes."""
+        """Initialise this object with a memfd.
+
+        Args:
+            fd: descriptor of the memfd, which this object closes.
+            name: a number that identifies the memfd in all related processes.
+            receiver_pid: id of the process that receives messages.
+        """
         self.fd = fd
         self._name = name
         self._receiver_pid = receiver_pid
@@ -100,7 +112,7 @@ class Acks:
 
     @property
     def inherited(self) -> bool:
-        """True if the process that started this one is the receiver."""
+        """True unless this process is the receiver itself: one of its ancestors then is."""
         return os.getpid() != self._receiver_pid
 
     def expect(self) -> Ack:
@@ -115,7 +127,7 @@ class Acks:
     def has_arrived(self, ack: Ack) -> bool:
         """Return True if an acknowledgement that this process expects was handed in.
 
-        Its cell may be reused then: do not ask for it again.
+        After True, the acknowledgement's cell may be reused: do not ask for it again.
         """
         if os.pread(self.fd, _NUMBER.size, ack.cell * _NUMBER.size) != _NUMBER.pack(ack.number):
             return False
@@ -123,16 +135,17 @@ class Acks:
         return True
 
     def _cells_here(self) -> _Cells:
-        """Return the cells of this process; after a fork, the parent's are replaced."""
+        """Return the cells of this process. After a fork, the parent's cells are replaced."""
         if self._cells is None or self._cells.pid != os.getpid():
             self._cells = self._reserve_cells()
         return self._cells
 
     def _reserve_cells(self) -> _Cells:
         """Return cells that no other living process uses."""
-        fd = reopen(self.fd)  # its lock is released when this process ends, however it ends
+        # The kernel releases the lock on this descriptor when the process ends, however it ends.
+        fd = reopen(self.fd)
         weakref.finalize(self, os.close, fd)
-        # Byte n of the file is the lock of the nth range of cells.
+        # The lock on byte n of the file reserves the nth range of cells.
         number = next(number for number in count() if try_lock(fd, number))
         return _Cells(os.getpid(), count(number * _CELLS_PER_PROCESS))
 

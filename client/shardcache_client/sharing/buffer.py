@@ -1,8 +1,9 @@
-"""Zero-copy values of samples: runs of a mapped shard's bytes.
+"""Zero-copy values of samples: a Buffer is a run of a mapped shard's bytes.
 
-They need numpy; the rest of the client does not. They are numpy arrays because before Python 3.12
-only types written in C can export their memory. They have a type of their own because a loader
-leaves bytes as they are, but stacks plain arrays, and takes a memoryview for a list of integers.
+Datasets with `zero_copy` yield Buffers in place of `bytes`. Buffers need numpy; the rest of the
+client does not. A Buffer is a numpy array because before Python 3.12 only types written in C can
+export their memory. It has a separate type because of torch's collating, which leaves bytes as they
+are, but stacks plain arrays, and takes a memoryview for a list of integers.
 """
 
 import mmap
@@ -19,12 +20,12 @@ except ImportError as exn:
     ) from exn
 
 MIN_BUFFER_BYTES = 4096
-"""Minimum size of a Buffer: smaller runs are cheaper to copy than to reference, and are `bytes`."""
+"""Minimum size of a Buffer. Smaller runs are `bytes`, as copying them is cheaper than a view."""
 
-_BYTE = np.dtype(np.uint8)  # a singleton in numpy: comparing identity is enough, and fast
+_BYTE = np.dtype(np.uint8)  # a singleton in numpy, so that comparing by identity is enough
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 _OUT_OF_BAND_PROTOCOL = 5  # the first pickle protocol with buffers outside of the pickle
-_SHOWN_BYTES = 16
+_SHOWN_BYTES = 16  # number of bytes in a Buffer's repr
 
 
 class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
@@ -35,28 +36,28 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     are Buffers as well, and keep the file mapped as long as they live. Results with another dtype
     or shape, or of arithmetic, are plain numpy.
 
-    It converts and compares like `bytes`, not like numbers: `int`, `float`, `bool`, `str`, `hash`,
-    `in`, `==` and `!=` with bytes-like objects, and all methods of `bytes`, such as `decode` and
-    `startswith`. Compared with numbers and arrays, in arithmetic and in access to elements, it
-    behaves as an array.
+    A Buffer converts and compares like `bytes`, not like numbers: `int`, `float`, `bool`, `str`,
+    `hash`, `in`, `==` and `!=` with bytes-like objects, and all methods of `bytes`, such as
+    `decode` and `startswith`. In comparisons with numbers and arrays, in arithmetic and in access
+    to elements, it behaves as an array.
 
-    Pickled, it becomes a Buffer over a copy of its bytes, unless `handover` can pass a reference to
-    the other process.
+    When pickled, it becomes a Buffer over a copy of its bytes, unless `handover` can pass a
+    reference to the other process.
     """
 
     shard_source: object = None
-    """For a whole shard's Buffer: its loan.
+    """The loan of a whole shard's Buffer; None for other Buffers.
 
-    Its slices reference it when they are pickled, instead of carrying their bytes.
+    Slices of the Buffer are pickled with a reference to the loan instead of their bytes.
     """
     address: int | None = None
-    """For a whole shard's Buffer: its start address in memory, once computed."""
+    """Start address in memory of a whole shard's Buffer; None until it is computed."""
 
     @staticmethod
     def over(data: bytes | bytearray | memoryview | mmap.mmap | pickle.PickleBuffer) -> "Buffer":
         """Return all bytes of `data` as a Buffer.
 
-        It keeps `data` from being closed or resized while it lives.
+        While the Buffer lives, `data` cannot be closed or resized.
         """
         return np.frombuffer(memoryview(data).toreadonly(), np.uint8).view(Buffer)
 
@@ -104,7 +105,7 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array.ndim == 0:
-            return array[()]  # as a scalar
+            return array[()]  # turns an array without dimensions into a scalar
         return np.asarray(array)
 
     def astype(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +133,7 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 def _contiguous_bytes(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
-    """Return the bytes of a value in one piece, copied if they are not in one."""
+    """Return the bytes of a value in one piece, copied if they are scattered in memory."""
     view = memoryview(value)
     if view.c_contiguous:
         return view.cast("B")
@@ -140,9 +141,9 @@ def _contiguous_bytes(value: Buffer | bytes | bytearray | memoryview) -> memoryv
 
 
 def span_in_whole(value: Buffer) -> tuple[Buffer, int, int] | None:
-    """Return the Buffer that `value` is a slice of, and where the slice starts and stops in it.
+    """Return the Buffer that `value` is a slice of, and the slice's start and stop in that Buffer.
 
-    None if it is not a contiguous slice.
+    Returns None if `value` is not a contiguous slice of bytes.
     """
     if value.dtype is not _BYTE or value.ndim != 1 or not value.flags.c_contiguous:
         return None
@@ -154,14 +155,14 @@ def span_in_whole(value: Buffer) -> tuple[Buffer, int, int] | None:
 
 
 def _address(value: Buffer) -> int:
-    """Return where a value's bytes begin in memory."""
-    address: int = value.__array_interface__["data"][0]  # not cheap, but the alternatives cost more
+    """Return the address in memory of a value's first byte."""
+    address: int = value.__array_interface__["data"][0]  # slow, but other ways are slower
     return address
 
 
 def pass_on(batch: list[Buffer], *, collate_fn_map: object = None) -> list[Buffer]:
-    """Collate Buffers as torch collates `bytes`, which it leaves in their list.
+    """Return Buffers in their list, as torch's collating does with `bytes`.
 
-    It is for torch's `default_collate_fn_map`.
+    The function is an entry for torch's `default_collate_fn_map`, which defines its arguments.
     """
     return batch

@@ -1,4 +1,10 @@
-"""A counter of epochs, shared by a trainer and the DataLoader workers that it starts."""
+"""A counter of epochs, shared by a trainer and the DataLoader workers that it starts.
+
+The trainer is the process that runs the training loop. Workers of a plain DataLoader iterate over
+the dataset without the trainer, so trainer and workers agree by this counter on the epoch that an
+iteration reads. A pass is one such iteration, by all workers of a DataLoader. The counter lives in
+a small file in memory, with two slots of which one holds the present count.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +21,21 @@ from typing import Any, ClassVar
 from shardcache.errors import ConfigError
 from shardcache_client.sharing.file_locks import locked
 
-# Bytes of the file that processes lock.
-_COUNTING = 0  # while the count is read or changed
-_BEGINNING = 1  # while an iteration begins
+# Numbers of the bytes in the file that processes lock; the locks do not touch the content.
+_COUNTING = 0  # locked while the count is read or changed
+_BEGINNING = 1  # locked while an iteration begins
 
-# Offsets in the file. Its first byte is the number of the slot that has the count. A changed count
-# is written to the other slot first, so a process that is killed meanwhile has changed nothing.
+# Offsets in the file. The first byte of the file is the number of the slot that has the count. A
+# changed count is written to the other slot before that byte changes, so a process that is killed
+# in between has changed nothing.
 _SLOTS_AT = (1 << 12, 1 << 13)
-_LOADED_AT = 1 << 14  # of the states that were loaded last
+_LOADED_AT = 1 << 14  # offset of the states that were loaded last
 _SLOT_BYTES = 1 << 12
 
 _MAX_WORKERS = 1024
 _BITS_BYTES = _MAX_WORKERS // 8
-# Number of passes that are kept, those of abandoned loaders included: as many as fit into a slot.
+# Maximum number of passes that are kept, including passes of abandoned loaders: as many as fit into
+# a slot.
 _MAX_KEPT = 12
 
 
@@ -36,12 +44,12 @@ class Pass:
     """One iteration of a plain DataLoader over the dataset, by all its workers.
 
     Attributes:
-        loader: a number that its workers share.
-        nth: number of the iteration among those of each worker, from 1.
-        epoch: that it reads.
-        workers: number of them.
-        pid: of the worker that has begun first.
-        is_resuming: True if they read from the state that was loaded last.
+        loader: a number that identifies the DataLoader to all of its workers.
+        nth: number of the iteration, counted by each worker from 1.
+        epoch: the epoch that the pass reads.
+        workers: number of workers.
+        pid: process id of the worker that began first.
+        is_resuming: True if the pass reads from the state that was loaded last.
         joined: bit n is set once worker n has begun.
         read: bit n is set once worker n has read its part to the end.
     """
@@ -72,7 +80,7 @@ class Pass:
 
     @classmethod
     def unpack(cls, data: bytes) -> Pass:
-        """Build from the bytes of `pack`."""
+        """Return the pass that `pack` turned into bytes."""
         *numbers, joined, read = cls.FORM.unpack(data)
         unpacked = cls(*numbers)
         unpacked.joined = int.from_bytes(joined, "little")
@@ -90,13 +98,13 @@ class Count:
     """Counts shared by a trainer and its workers.
 
     Attributes:
-        next: the epoch that an iteration reads if none is set.
-        chosen: the epoch that is set, which every iteration reads; -1 if none is.
+        next: the epoch that an iteration reads if the user has set no epoch.
+        chosen: the epoch that the user has set, which every iteration reads; -1 if none is set.
         loads: number of states that were loaded.
         is_resumed: True once an iteration reads from the state that was loaded last.
-        workers: number of workers of the last iteration; 0 if it was begun without.
-        is_explained: True once it was logged that samples are not counted.
-        passes: of plain DataLoaders, in the order in which they began.
+        workers: number of workers of the last iteration; 0 for an iteration without workers.
+        is_explained: True once the log has explained that samples are not counted.
+        passes: passes of plain DataLoaders, in the order in which they began.
     """
 
     next: int = 0
@@ -110,7 +118,7 @@ class Count:
     FORM: ClassVar[struct.Struct] = struct.Struct("<qqq?q?B")
 
     def pack(self) -> bytes:
-        """Return the count as bytes that fit into a slot; the latest passes are kept."""
+        """Return the count as bytes that fit into a slot, with the latest passes only."""
         kept = self.passes[-_MAX_KEPT:]
         head = self.FORM.pack(
             self.next,
@@ -125,7 +133,7 @@ class Count:
 
     @classmethod
     def unpack(cls, data: bytes) -> Count:
-        """Build from the bytes of `pack`."""
+        """Return the count that `pack` turned into bytes."""
         *numbers, kept_passes = cls.FORM.unpack_from(data)
         count = cls(*numbers)
         for number in range(kept_passes):
@@ -142,16 +150,16 @@ def _never_in_worker() -> bool:
 class EpochCounter:
     """A count that a process shares with the DataLoader workers that it starts.
 
-    Any other process that receives it by fork or spawn is a trainer in its own right: it has a
-    count of its own, which begins as it was when the process was started. A copy pickled for any
-    other purpose begins with the current count.
+    Any other process that receives the counter by fork or spawn is a trainer in its own right: it
+    has a separate count, which begins with the value at the time when the process was started. A
+    copy pickled for any other purpose begins with the current count.
 
-    It lives in a memfd, an unnamed file that vanishes with the last process that holds it, however
-    that process ends. Threads and processes may read and change it at any time, and may be killed
-    while doing so.
+    The count lives in a memfd, an unnamed file that vanishes with the last process that holds it,
+    however that process ends. Threads and processes may read and change the count at any time, and
+    may be killed while doing so.
 
     Args:
-        count: to begin with; None for a new one.
+        count: the count to begin with; None for a new count.
         in_worker: returns True in a DataLoader worker; it is pickled with the counter.
     """
 
@@ -159,8 +167,9 @@ class EpochCounter:
         self, count: Count | None = None, in_worker: Callable[[], bool] = _never_in_worker
     ) -> None:
         self._in_worker = in_worker
-        # Descriptors of files by pid of their trainer. The last is this process's or its trainer's,
-        # those before it are of the trainers that this process was forked from.
+        # Descriptors of the files, by the pid of each file's trainer. The last file belongs to this
+        # process or to its trainer. Earlier files belong to trainers that this process was forked
+        # from.
         self._fds: dict[int, int] = {}
         first = count or Count()
         self._keep(_new_file(first), os.getpid(), first)
@@ -172,22 +181,29 @@ class EpochCounter:
         """Keep the file with the count of a trainer and its workers, as long as this object lives.
 
         Args:
+            fd: descriptor of the file.
+            trainer_pid: process id of the trainer.
             at_start: the count with which this process begins if it turns out to be a trainer
                 itself.
         """
         self._at_start = at_start
+        # `setdefault` is atomic, so of two threads that make a file for this process, one wins.
         if self._fds.setdefault(trainer_pid, fd) == fd:
             weakref.finalize(self, os.close, fd)
             _COUNTERS.add(self)
         else:
-            os.close(fd)  # another thread was first
+            os.close(fd)  # another thread was first, and its file is used
 
     def _latest_file(self) -> tuple[int, int]:
         """Return the pid of the trainer and the descriptor of the last file."""
         return list(self._fds.items())[-1]
 
     def _own_fd(self) -> int:
-        """Return the descriptor of this process's count, which it shares with its trainer."""
+        """Return the descriptor of the file with this process's count.
+
+        A worker shares its trainer's file. Any other process makes its own file when it first needs
+        the count.
+        """
         trainer_pid, fd = self._latest_file()
         if trainer_pid == os.getpid() or self._in_worker():
             return fd
@@ -210,7 +226,7 @@ class EpochCounter:
             _write(fd, count)
 
     def hold_loaded(self, states: bytes) -> None:
-        """Keep the states that were loaded last, for workers that run already.
+        """Keep the states that were loaded last, for workers that are running already.
 
         Workers look for them once the caller has raised `Count.loads`.
         """
@@ -220,7 +236,7 @@ class EpochCounter:
             os.pwrite(fd, states, _LOADED_AT)
 
     def loaded(self) -> bytes:
-        """Return the states that were loaded last; b"" if none were since this process began."""
+        """Return the states that were loaded last; b"" if none was since this process began."""
         fd = self._own_fd()
         with locked(fd, _COUNTING):
             size_bytes = os.fstat(fd).st_size - _LOADED_AT
@@ -228,17 +244,17 @@ class EpochCounter:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Admit one thread or process at a time, as long as it needs; the count stays usable."""
+        """Admit one thread or process at a time to a block; others can still use the count."""
         with locked(self._own_fd(), _BEGINNING):
             yield
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # 1. A copy, such as one in a checkpoint: a counter of its own.
+        # 1. A copy, such as a copy in a checkpoint, gets a separate counter.
         if get_spawning_popen() is None:
             return EpochCounter, (self.read(), self._in_worker)
 
-        # 2. For a process that is being spawned: the same file. Unless that process is a worker of
-        # this process's trainer, it makes a file of its own when it first needs the count.
+        # 2. A process that is being spawned gets the same file. If that process is not a worker, it
+        # makes its own file when it first needs the count; see `_own_fd`.
         count = self.read()
         trainer_pid, fd = self._latest_file()
         return object.__new__, (EpochCounter,), (DupFd(fd), trainer_pid, count, self._in_worker)
@@ -255,12 +271,13 @@ class EpochCounter:
 
 
 def _prepare_fork() -> None:
+    """Have all counters keep their present counts for a child that is about to be forked."""
     for counter in list(_COUNTERS):
         counter.prepare_fork()
 
 
 _COUNTERS: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
-# Before the fork, so that a forked trainer does not see later changes.
+# The counts are kept before the fork, so that a forked trainer does not see later changes.
 os.register_at_fork(before=_prepare_fork)
 
 
@@ -288,6 +305,7 @@ def _write(fd: int, count: Count) -> None:
 
 
 def _read(fd: int) -> Count:
+    """Return the count in the slot that is in use."""
     return Count.unpack(os.pread(fd, _SLOT_BYTES, _SLOTS_AT[_current_slot(fd)]))
 
 

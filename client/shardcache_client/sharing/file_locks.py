@@ -1,8 +1,8 @@
 """Locks on single bytes of files, which exclude processes and threads.
 
-They end with their process, however it ends. They belong to open file descriptions (F_OFD_SETLK):
-the locks that belong to processes do not exclude threads of one process, and are dropped when any
-descriptor of the file is closed.
+A lock ends with its process, however the process ends. The locks belong to open file descriptions
+(F_OFD_SETLK), not to processes. Locks that belong to processes do not exclude threads of one
+process, and are dropped when any descriptor of the file is closed.
 """
 
 import errno
@@ -19,17 +19,18 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 def reopen(fd: int) -> int:
-    """Return a descriptor of the same file with an open file description of its own.
+    """Return a descriptor of the same file that has a new open file description.
 
-    Forked processes share that of the original.
+    The original's open file description is shared with forked processes, so a lock on it would not
+    exclude them.
     """
-    # Where /proc is that of another PID namespace, /proc/self still is this process, or does not
-    # exist; /proc/PID may be another process.
+    # The path uses /proc/self, not the process id. If /proc belongs to another PID namespace, then
+    # /proc/self is still this process, or does not exist; /proc/PID may be another process.
     try:
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError as exn:
         raise _no_proc() from exn
-    # A lock on another file would exclude nobody, and nobody would notice.
+    # A lock on another file would have no effect, and nobody would notice.
     if os.path.sameopenfile(own_fd, fd):
         return own_fd
     os.close(own_fd)
@@ -63,8 +64,8 @@ def locked(fd: int, byte: int) -> Iterator[None]:
         fcntl.fcntl(own_fd, fcntl.F_OFD_SETLKW, _flock_of(fcntl.F_WRLCK, byte))
         yield
     finally:
-        # Unlock explicitly: a child forked by another thread in the meantime shares the open file
-        # description.
+        # Closing the descriptor is not enough to unlock: a child that another thread has forked in
+        # the meantime shares the open file description, and would keep the lock.
         fcntl.fcntl(own_fd, fcntl.F_OFD_SETLK, _flock_of(fcntl.F_UNLCK, byte))
         os.close(own_fd)
 

@@ -1,11 +1,14 @@
 """The hand-over of a shard's bytes from a DataLoader worker to its trainer, without a copy.
 
-Between processes, a Buffer is pickled as a reference to a range of a file. The receiver maps the
-same file once, and keeps that map as long as any Buffer of it lives. The file must stay cached
-until the receiver has mapped it. So the worker keeps its own map until it holds no Buffer of the
-shard any more, in any queue, and has an acknowledgement for every message in which one was sent.
-The cache does not evict files mapped by any process; keeping the lease for as long saves it the
-attempt.
+A Buffer is a run of a mapped file's bytes. Between processes, it is pickled as a reference to a
+range of the file. The receiver maps the same file once, and keeps that map as long as any Buffer of
+the file lives.
+
+The file must stay cached until the receiver has mapped it. So the worker keeps its own map until no
+Buffer of the shard is left in the worker, in any queue, and until every message with such a Buffer
+was acknowledged. The shard is then settled. The cache does not evict files that a process has
+mapped; the worker keeps its lease until then as well, to save the cache the attempt. A loan is the
+worker's record of one such file.
 """
 
 import mmap
@@ -24,32 +27,32 @@ from shardcache_client.sharing.acks import Ack, Acks
 from shardcache_client.sharing.buffer import MIN_BUFFER_BYTES, Buffer, span_in_whole
 from shardcache_client.sharing.value_forms import Form, ValuesBySize, forms_of
 
-# First pickle protocol that handles large bytes well. Protocol 5 would put Buffers outside of the
-# pickle, which does not suit pipes.
+# The first pickle protocol that handles large bytes well. Protocol 5 would put Buffers outside of
+# the pickle, which does not work with a pipe.
 _BY_VALUE_PROTOCOL = 4
 
 _RECEIVED: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValueDictionary()
-"""Whole shards from which this process has received Buffers, as long as any of these live.
+"""Whole shards from which this process has received Buffers, by path and inode.
 
-By path and inode.
+An entry lasts as long as any Buffer of its shard.
 """
 
 
 class Handover:
     """State shared by a process that receives Buffers and the workers that it starts.
 
-    The receiving process is the one that created this object, or that claimed the role.
+    The receiving process is the process that created this object, or that claimed the role.
 
-    Only workers that the receiving process starts send Buffers as references. That process itself,
-    and any other that a pickled copy has come to, send them by value: no process is known to be
-    able to follow their references.
+    Only workers that the receiving process starts send Buffers as references. The receiving process
+    itself, and any other process that has a pickled copy of this object, send Buffers by value:
+    no process is known to be able to follow their references.
     """
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
         """Begin a handover to this process.
 
         Args:
-            extensions: of the members passed without a copy; None for all.
+            extensions: extensions of the members that are passed without a copy; None for all.
         """
         self.extensions = extensions
         self.acks = Acks()
@@ -70,20 +73,21 @@ class Handover:
         return f"Handover({self.acks!r})"
 
     def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> "Loan":
-        """Return the loan of a file mapped whole.
+        """Return the loan of a file that is mapped whole.
 
-        It slices the file's bytes, and tracks when it may be unmapped.
+        The loan slices the file's bytes, and tracks when the file may be unmapped.
 
         Args:
-            path: at which other processes find the file while this one has it mapped; with None,
-                they get its bytes by value.
-            inode: of the file.
-            url: of the shard.
+            mapped: the map of the file.
+            path: path at which other processes find the file while this process has it mapped; None
+                if they cannot find it: they then get its bytes by value.
+            inode: inode of the file.
+            url: url of the shard.
         """
         return Loan(self, mapped, path, inode, url)
 
     def keep(self, loan: "Loan") -> None:
-        """Hold a loan until it is settled: the epoch may end while messages are in transit."""
+        """Hold a loan until it is settled, as the epoch may end while messages are in transit."""
         self._lent.add(loan)
 
     def settle(self) -> None:
@@ -107,13 +111,14 @@ class Loan:
     ) -> None:
         self._handover = handover
         self._map = mapped
-        # The arguments with which a receiver maps the file: see `_receive`.
+        # The arguments of `_receive`, by which a receiver maps the file.
         self._file = (os.fspath(path or ""), inode, len(mapped), url)
-        self._expected: list[Ack] = []  # one for each message that was sent
+        # Acknowledgements that have not arrived yet: one for each message that was sent.
+        self._expected: list[Ack] = []
         self._whole: weakref.ref[Buffer] | None = None
-        self._forms: list[Form] | None = None  # of the values of each extension
-        # The process that sends references: this one, if the process that started it is the
-        # receiver, and can find the file.
+        self._forms: list[Form] | None = None  # form of the values of each extension
+        # Id of the process that sends references: this process, if it was started by the receiver,
+        # and if the receiver can find the file; None otherwise.
         self._sender_pid: int | None = None
         if handover.acks.inherited and path is not None:
             self._sender_pid = os.getpid()
@@ -123,7 +128,7 @@ class Loan:
         return f"Loan({path!r}, expected={len(self._expected)})"
 
     def whole(self) -> Buffer:
-        """Return the shard's bytes, to slice samples from. Every slice keeps the loan open."""
+        """Return the shard's bytes, to slice samples from. A living slice keeps the loan open."""
         whole = self._whole_if_alive()
         if whole is None:
             whole = Buffer.over(self._map)
@@ -134,7 +139,10 @@ class Loan:
         return whole
 
     def columns(self, tables: Tables) -> list[SlicedColumn]:
-        """Return the column of each extension; values that are copied do not keep the loan open."""
+        """Return the column of each extension, with the form of its values.
+
+        Values that are copied do not keep the loan open.
+        """
         if self._forms is None:
             self._forms = forms_of(tables, self._handover.extensions)
         if Form.VIEW not in self._forms and Form.BY_SIZE not in self._forms:
@@ -156,14 +164,16 @@ class Loan:
         return os.getpid() == self._sender_pid
 
     def settled(self) -> bool:
-        """Return True if everything sent has arrived.
+        """Return True if every Buffer that was sent has arrived.
 
-        To be called once the reader has dropped `whole()` and the last sample.
+        The answer is final only once the reader has dropped `whole()` and the last sample.
         """
-        # Without references, no other process needs to find the file; Buffers here keep their map.
+        # Without references, no other process needs to find the file. Buffers in this process keep
+        # the file mapped.
         if not self.sends_references:
             return True
-        # Checked before the acknowledgements, as a Buffer may be sent as long as it lives.
+        # This is checked before the acknowledgements, because a Buffer that lives may still be
+        # sent.
         if self._whole_if_alive() is not None:
             return False
         self._expected = [ack for ack in self._expected if not self._handover.acks.has_arrived(ack)]
@@ -176,14 +186,15 @@ class Loan:
         return self._whole()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Called once per message: all Buffers in it share the pickle of their loan.
+        # This is called once per message, as all Buffers in a message share the pickle of their
+        # loan.
         ack = self._handover.acks.expect()
         self._expected.append(ack)
         return _receive, (ack, *self._file)
 
 
 def _reduce(value: Buffer) -> tuple[Any, ...]:
-    """Pickle a Buffer: as a reference if it is large and of a loan, by value if not."""
+    """Pickle a Buffer: as a reference if it is large and belongs to a loan, otherwise by value."""
     place = span_in_whole(value) if value.size >= MIN_BUFFER_BYTES else None
     if place is not None:
         whole, start, stop = place
@@ -194,12 +205,16 @@ def _reduce(value: Buffer) -> tuple[Any, ...]:
 
 
 def _slice_of(whole: Buffer, start: int, stop: int) -> Any:
-    """Return a Buffer in the receiving process, where the loan is unpickled as the whole file."""
+    """Return a slice of a Buffer in the receiving process.
+
+    Args:
+        whole: the whole file: `_reduce` passes the loan, which unpickles as the whole file.
+    """
     return whole[start:stop]
 
 
 def _receive(ack: Ack, path: str, inode: int, size_bytes: int, url: str) -> Buffer:
-    """Return the whole file, mapped once in this process, and hand in the acknowledgement."""
+    """Return the whole file, mapped once in this process, and acknowledge the message."""
     whole = _RECEIVED.get((path, inode))
     if whole is None:
         try:
@@ -211,6 +226,6 @@ def _receive(ack: Ack, path: str, inode: int, size_bytes: int, url: str) -> Buff
     return whole
 
 
-# The pickler of a DataLoader's queues. Pickles made by others may go anywhere, so they carry the
-# bytes.
+# A DataLoader's queues use this pickler, so its pickles go to the trainer. Pickles of other
+# picklers may go anywhere, so these carry the bytes.
 ForkingPickler.register(Buffer, _reduce)

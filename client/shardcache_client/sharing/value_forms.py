@@ -1,4 +1,8 @@
-"""The form of the values of each extension of a shard: copied bytes, or Buffers."""
+"""The form of the values of each extension of a shard: copied bytes, or Buffers.
+
+A Buffer is a view of the mapped shard without a copy. Small values are cheaper to copy, so the form
+depends on the sizes of an extension's values.
+"""
 
 import enum
 import mmap
@@ -14,9 +18,9 @@ class Form(enum.Enum):
     """Type of the values of one extension throughout a shard.
 
     Attributes:
-        BYTES: `bytes`.
-        VIEW: Buffers.
-        BY_SIZE: either; see `ValuesBySize`.
+        BYTES: all values are `bytes`.
+        VIEW: all values are Buffers.
+        BY_SIZE: small values are `bytes`, large values are Buffers; see `ValuesBySize`.
     """
 
     BYTES = enum.auto()
@@ -28,12 +32,13 @@ def forms_of(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
     """Return the form of each extension of a shard.
 
     Args:
-        extensions: those whose values may be Buffers; None for all.
+        tables: the shard's index.
+        extensions: extensions whose values may be Buffers; None for all.
     """
     count = len(tables.extensions)
     ids = np.asarray(tables.extension_ids)
     sizes_bytes = np.asarray(tables.ends) - np.asarray(tables.starts)
-    # Numbers of small and of large values, by extension.
+    # Count the small and the large values of each extension.
     small = np.bincount(ids, weights=sizes_bytes < MIN_BUFFER_BYTES, minlength=count)
     large = np.bincount(ids, weights=sizes_bytes >= MIN_BUFFER_BYTES, minlength=count)
 
@@ -50,9 +55,9 @@ def forms_of(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
 
 
 class ValuesBySize:
-    """Slices a mapped shard: small runs become `bytes`, others Buffers.
+    """Slices a mapped shard: small runs become `bytes`, larger runs become Buffers.
 
-    It takes a call of Python code for each run.
+    This is slower than the other forms, which slice without a call of Python code for each run.
     """
 
     def __init__(self, mapped: mmap.mmap, whole: Buffer) -> None:
