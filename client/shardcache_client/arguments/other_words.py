@@ -1,10 +1,16 @@
-"""Names of arguments in other libraries, with what to write here instead."""
+"""Names of arguments in other libraries, with the advice that users of these names get.
+
+Functions that check their arguments (see `values.checked`) give the advice in the error about an
+argument that does not exist.
+"""
 
 
 def _words(*rows: tuple[str, str]) -> dict[str, str]:
-    """Return remedies by word, given rows of words, separated by spaces, and their remedy.
+    """Return remedies by word.
 
-    In a remedy, `{}` stands for the word.
+    Args:
+        rows: each has some words, separated by spaces, and the remedy for all of them. In a remedy,
+            `{}` stands for the word.
     """
     return {word: remedy for words, remedy in rows for word in words.split()}
 

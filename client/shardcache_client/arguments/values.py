@@ -1,10 +1,11 @@
 """Arguments of datasets, loaders and mixtures: rules for the values that each accepts.
 
-`checked` wraps a function with the rules of its arguments. Every error is a ConfigError that names
-the class that was called, the argument, the value given, and what to write instead.
+`checked` wraps a function with the rules of its arguments. A rule (`Accepts`) recognises the
+accepted values, and converts each to the form in which it is kept. Every error is a ConfigError
+that names the class that was called, the argument, the value given, and a value to write instead.
 
-Also the type variables of all of these: `T_co` for the items of a dataset, `B_co` for the batches
-of a loader.
+The module also has the type variables of datasets, loaders and mixtures: `T_co` for the items of a
+dataset, `B_co` for the batches of a loader.
 """
 
 import difflib
@@ -22,7 +23,8 @@ from shardcache.errors import ConfigError
 from shardcache.shared.protocol import MAX_JOB_CHARS
 
 if TYPE_CHECKING:
-    # For defaults of type variables (PEP 696), which the standard library has from 3.13 on.
+    # Type variables with defaults (PEP 696) are in the standard library from 3.13 on. Only type
+    # checkers need the defaults.
     from typing_extensions import TypeVar
 
     T_co = TypeVar("T_co", covariant=True, default=dict[str, Any])
@@ -36,13 +38,13 @@ else:
 U = TypeVar("U")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MAX_SHOWN_CHARS = 100  # of a value in an error
-_MAX_WHOLE = 2**62  # states hold no larger number
+_MAX_SHOWN_CHARS = 100  # of a value, in an error's text
+_MAX_WHOLE = 2**62  # the largest whole number that a dataset's state can hold
 _SEED_BITS = 256
 MAX_PROCESSES = 2**20
 MAX_BATCH = 2**31 - 1
 MAX_WORKERS = 4_096
-# Pipes are polled with milliseconds of 31 bits.
+# Pipes are polled with a timeout in milliseconds of 31 bits, which limits a timeout in seconds.
 _MAX_TIMEOUT_S = 1_000_000
 
 
@@ -52,15 +54,15 @@ class Accepts:
 
     Attributes:
         what: describes the values in the remedy "give ...".
-        converted: returns an accepted value in that form; raises TypeError or ValueError for any
-            other.
+        converted: returns an accepted value in the form in which it is kept; raises TypeError or
+            ValueError for any other value.
     """
 
     what: str
     converted: Callable[[Any], Any]
 
     def or_none(self, what: str = "None") -> "Accepts":
-        """Accept None as well, which `what` describes."""
+        """Return a rule that accepts None as well; `what` describes None in the remedy."""
 
         def converted(value: Any) -> Any:
             if value is None:
@@ -71,18 +73,20 @@ class Accepts:
 
 
 def plain(value: Any) -> Any:
-    """Return a scalar of numpy, torch or JAX as Python's number, anything else as it is."""
+    """Return a scalar of numpy, torch or JAX as a number of Python, anything else as it is."""
     if getattr(value, "shape", None) == ():
         return value.item()
     return value
 
 
 def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Accepts:
-    """Accept a whole number of any type, numpy's and 1e6 included; it is kept as an int.
+    """Return a rule that accepts a whole number of any type, such as numpy's or the float 1e6.
+
+    The number is kept as an int.
 
     Args:
-        minimum: None for any number.
-        maximum: counts only with a minimum.
+        minimum: the least accepted number; None for any number.
+        maximum: the greatest accepted number; without effect if `minimum` is None.
     """
 
     def converted(value: Any) -> int:
@@ -103,7 +107,7 @@ def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Accepts:
 
 
 def one_of(*choices: object) -> Accepts:
-    """Accept any of the choices."""
+    """Return a rule that accepts any of the choices, and keeps the choice."""
 
     def converted(value: Any) -> Any:
         return choices[choices.index(value)]
@@ -114,7 +118,7 @@ def one_of(*choices: object) -> Accepts:
 
 
 def instance(what: str, *kinds: Any) -> Accepts:
-    """Accept instances of these types as they are."""
+    """Return a rule that accepts instances of these types, and keeps them as they are."""
 
     def converted(value: Any) -> Any:
         if not isinstance(value, kinds):
@@ -124,8 +128,8 @@ def instance(what: str, *kinds: Any) -> Accepts:
     return Accepts(what, converted)
 
 
-# Each of these functions returns an accepted value in the form in which it is kept, and raises
-# TypeError or ValueError for any other.
+# Each of the following functions returns an accepted value in the form in which it is kept, and
+# raises TypeError or ValueError for any other value.
 
 
 def _flag(value: Any) -> bool:
@@ -203,7 +207,11 @@ def _job(value: Any) -> str:
 
 
 def flag(what: str = "") -> Accepts:
-    """Accept True and False, 1 and 0 included."""
+    """Return a rule that accepts True, False, 1 and 0.
+
+    Args:
+        what: words that are added to "True or False" in the remedy.
+    """
     return Accepts(f"True or False{what}", _flag)
 
 
@@ -230,9 +238,13 @@ URLS = Accepts("a url, a path, or a list of them", _urls)
 
 
 def by_name(pairs: Iterable[tuple[object, U]], what: str) -> dict[str, U]:
-    """Return values by their names, which are texts: the number 1 is "1".
+    """Return values by their names. Names are converted to text: the number 1 becomes "1".
 
-    Raises ConfigError if two have the same name.
+    Args:
+        pairs: names and values.
+        what: noun for the argument, which begins the error's message.
+
+    Raises ConfigError if two values have the same name.
     """
     values: dict[str, U] = {}
     for key, value in pairs:
@@ -281,11 +293,14 @@ def checked(
     """Check the arguments of a function at each call, and convert them.
 
     Args:
-        other_words: names of arguments in other libraries, with the remedy of an error for each.
-        passed_on: names of further arguments, which the function passes on.
-        refused: those of them that the function takes only in order to refuse them; no error
-            recommends them.
-        rules: for the arguments' values; arguments without a rule are passed as they are.
+        other_words: names of arguments in other libraries, with a remedy for each, for the error
+            about an unknown argument.
+        passed_on: names of further arguments that the function takes as `**options`. Without any,
+            such a function takes arguments of all names.
+        refused: arguments that the function takes only in order to refuse them; no error recommends
+            them.
+        rules: rules for the arguments' values, by the arguments' names; arguments without a rule
+            are passed as they are.
     """
 
     def decorate(function: F) -> F:
@@ -321,7 +336,7 @@ def checked(
 
 
 def _convert(arguments: dict[str, Any], rules: Mapping[str, Accepts]) -> None:
-    """Convert those arguments that have a rule, in place. Raises ConfigError."""
+    """Convert the arguments that have a rule, in place. Raises ConfigError."""
     for name in rules.keys() & arguments.keys():
         arguments[name] = converted(name, arguments[name], rules[name])
 
@@ -342,11 +357,11 @@ def _unknown_argument(name: str, known: list[str], other_words: Mapping[str, str
     """Return the error for an argument that does not exist.
 
     Args:
-        name: of the argument.
-        known: arguments that may be recommended instead.
+        name: name of the argument.
+        known: names of the arguments that may be recommended instead.
         other_words: see `checked`.
     """
-    word = ""  # the argument, or other library's word, that was probably meant
+    word = ""  # the argument, or the other library's argument, that was probably meant
     near = difflib.get_close_matches(name.lower(), [*known, *other_words], n=1)
     if name in other_words:
         word = name
@@ -376,7 +391,7 @@ def shown(value: Any) -> str:
     """Return the text of a value for an error, cut short if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python converts
+    except ValueError:  # an integer has more digits than Python converts to text
         return "too large a number"
     if len(text) <= _MAX_SHOWN_CHARS:
         return text
@@ -384,7 +399,10 @@ def shown(value: Any) -> str:
 
 
 def _remedy_without_quotes(name: str, value: Any, rule: Accepts) -> str:
-    """Return the remedy for a text whose literal value is accepted; "" for anything else."""
+    """Return the remedy for a text whose literal value would be accepted, such as "8" for 8.
+
+    Returns "" for any other value.
+    """
     try:
         if not isinstance(value, str):
             return ""
@@ -396,7 +414,7 @@ def _remedy_without_quotes(name: str, value: Any, rule: Accepts) -> str:
 def _begin_with_call(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Let an error without a url begin with the class, method or function that the user called.
 
-    If checked functions call each other, it is the outermost one.
+    If checked functions call each other, the message names the outermost function.
     """
     if exn.url is not None:
         return

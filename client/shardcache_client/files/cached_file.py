@@ -1,4 +1,8 @@
-"""One file of a session's plan, which stays cached while it is open."""
+"""One file of a session's plan, which stays cached while it is open.
+
+The file is a whole object of any kind. A lease keeps the file in the cache; the grant of the lease
+has the file's path.
+"""
 
 import os
 from collections.abc import Iterator
@@ -21,9 +25,9 @@ class CachedFile:
     """A file of a session's plan, which stays cached until `close`. Any thread.
 
     Args:
-        session: has the plan.
-        position: of the file in the session's plan.
-        named: True if its path has to end with the object's own name.
+        session: the session with the plan.
+        position: position of the file in the session's plan.
+        named: True if the file's path has to end with the object's own name.
     """
 
     def __init__(self, session: Session, position: int, *, named: bool = False) -> None:
@@ -31,8 +35,8 @@ class CachedFile:
         self._position = position
         self._named = named
         self._lease: LeaseRequest | None = None
-        self._grant: Grant | None = None  # of the open file
-        self._fd = -1
+        self._grant: Grant | None = None  # the grant of the open file
+        self._fd = -1  # descriptor of the open file; -1 if none is open
         self._lock = Lock()
 
     def __repr__(self) -> str:
@@ -41,12 +45,12 @@ class CachedFile:
     def wait_whole(self) -> Path:
         """Wait for the whole file, and return its path.
 
-        Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
+        Raises any error of `Session.wait`; CacheDirError if this process cannot read the cache
         folder.
         """
         with self._lock:
             grant = self._opened_grant()
-            # A daemon of an earlier release gives no name.
+            # A daemon of an earlier release gives no path with the object's name.
             return Path(str(grant.get("named_path", grant["path"])))
 
     def close(self) -> None:
@@ -59,7 +63,7 @@ class CachedFile:
         self._lease = None
 
     def _opened_grant(self) -> Grant:
-        """Return the grant of the file, which is opened first unless it is open."""
+        """Return the grant of the file, opening the file if it is not open yet."""
         if self._grant is not None:
             return self._grant
         lease = self._request()
@@ -74,6 +78,7 @@ class CachedFile:
         return self._lease
 
     def _open(self, grant: Grant) -> Grant:
+        """Open the file of a grant, and return the grant."""
         self._fd = open_granted(grant)
         return grant
 
@@ -86,7 +91,16 @@ def session_of(
     wanted: Wanted,
     patience: Patience,
 ) -> Iterator[Session]:
-    """Provide a session with a plan of all that a manifest lists."""
+    """Provide a session with a plan of everything that a manifest lists.
+
+    Args:
+        choice: the daemon.
+        reader: identity under which the daemon lists the session.
+        manifest: the files or objects, whose numbers are their positions in the plan.
+        wanted: use of the objects, such as "files" or "ranges"; see the protocol.
+        patience: limits of the session's waits.
+    """
     with closing(Session(choice, reader, patience)) as session:
+        # The daemon shows epochs by number; 0 stands for reading outside of an epoch.
         session.declare(Plan.of(manifest, 0, range(len(manifest)), wanted=wanted))
         yield session

@@ -10,9 +10,9 @@ node. A file that is read in order is fetched ahead, and a file of which more th
 (`--whole-from-percent`) is fetched whole. If the environment lacks the object store's own package,
 write `shardcache://s3://bucket/table.parquet`.
 
-Paths are literal: only `glob` takes patterns. The daemon keeps what it has found out about a path
-for `--listing-ttl-s`; `invalidate_cache` makes it ask the object store again, and so does the error
-that a file was replaced.
+Paths are literal: only `glob` takes patterns. For `--listing-ttl-s` seconds, the daemon keeps the
+size and version of an object, and the entries of a folder. After `invalidate_cache`, or the error
+that a file was replaced, the daemon asks the object store again.
 """
 
 import errno
@@ -46,7 +46,7 @@ Details = dict[str, Any]
 
 _FILE_PROTOCOL = re.compile(r"file:(?://)?(?=/)")
 _WEB = re.compile("https?://", re.IGNORECASE)
-# Characters and words with which the daemon begins a pattern.
+# Characters and words that the daemon would take for a pattern, or for a part of one.
 _PATTERN = re.compile(r"[*?\[\]{}\\]|_OP_")
 # Arguments that fsspec itself takes, for any filesystem.
 _OF_FSSPEC = (
@@ -58,8 +58,8 @@ _OF_FSSPEC = (
     "skip_instance_cache",
     "use_listings_cache",
 )
-# The options that fsspec derives from an S3 url with `?versionId=`. They may be ignored, as the
-# version stays in the path.
+# The options that fsspec derives from an S3 url with `?versionId=`. This filesystem may ignore
+# them, as the version stays in the path.
 _OF_VERSIONS = {"version_aware": True}
 
 
@@ -69,14 +69,14 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     Paths are those of the store's own filesystem, or urls.
 
     Args:
-        target_protocol: of the url that follows `shardcache::`.
+        target_protocol: protocol of the url that follows `shardcache::`.
         fo: path of that url.
-        target_options: options of the store's own filesystem. Any is a ConfigError, as the daemon
-            opens the store.
-        block_size: maximum number of bytes that a file which is read in order reads ahead; 0
-            stands for the default, 5 MiB, as some libraries give it.
+        target_options: options of the store's own filesystem. Any option is a ConfigError, as the
+            daemon opens the store.
+        block_size: maximum number of bytes that are read ahead in a file that is read in order; 0,
+            which some libraries pass, stands for the default, 5 MiB.
         job, socket, daemon, timeout_s: as for `open_cached`.
-        options: fsspec's own. Any other is a ConfigError.
+        options: fsspec's own options. Any other option is a ConfigError.
     """
 
     protocol = "shardcache"
@@ -113,15 +113,16 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 "shardcache::URL",
             )
         super().__init__(target_protocol=target_protocol, fo=fo, **options)
-        self._prefix = ""  # of every path's url; empty for local files
+        self._prefix = ""  # begins the url of every path; empty for local files
         if target_protocol not in (None, "file", "local"):
             self._prefix = f"{target_protocol}://"
         self.choice = DaemonChoice.of(socket, daemon)
         self.patience = Patience(timeout_s)
         self.reader = ReaderIdentity(job or job_name())
         self._block_size = block_size or BufferedFile.DEFAULT_BLOCK_SIZE
+        # Time of the last `invalidate_cache`, of `time.monotonic`; None if it was never called.
         self._invalidated_s: float | None = None
-        # Version of a path, and since when it is known.
+        # By path: the version, and the time at which it was first seen.
         self._first_seen: dict[str, tuple[str, datetime]] = {}
 
     @classmethod
@@ -131,7 +132,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return [cls._strip_protocol(each) for each in path]
         stripped = os.fspath(path).removeprefix("shardcache://").removeprefix("shardcache::")
         stripped = _FILE_PROTOCOL.sub("", stripped)
-        return stripped.rstrip("/") or stripped[:1]  # the root stays `/`
+        return stripped.rstrip("/") or stripped[:1]  # the root folder stays `/`
 
     def url(self, path: str) -> str:
         """Return the object store's url of a path."""
@@ -143,11 +144,11 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return from_here(path).rstrip("/")
 
     def unstrip_protocol(self, name: str) -> str:
-        """Return a url of a path by which fsspec opens it through the cache."""
+        """Return the url by which fsspec opens a path through the cache."""
         return f"shardcache://{self.url(name)}"
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Use nothing from now on that the daemon found out before, about any path."""
+        """Ignore from now on everything that the daemon knew until now, about all paths."""
         self._invalidated_s = time.monotonic()
         super().invalidate_cache(path)
 
@@ -155,7 +156,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Return name, size, type and version of a file, or name and type of a folder."""
         url = self.url(path)
         (ref,) = self._refs(url, "objects")
-        if ref.version is None:  # there is no such object
+        if ref.version is None:  # an object without a version does not exist
             self._check_folder(url)
             ref = ShardRef(f"{url}/")
         return self._details(ref)
@@ -167,14 +168,19 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return local_path(url) or url
 
     def _refs(self, url: str, wanted: Wanted) -> Manifest:
-        """Return the objects at a url, or in a folder, as the daemon finds them."""
+        """Return the objects at a url, or in a folder, as the daemon finds them.
+
+        Args:
+            wanted: kind of the objects; see the protocol.
+        """
+        # None: the daemon's own limit. Otherwise the answer must be newer than the invalidation.
         max_age_s = None
         if self._invalidated_s is not None:
             max_age_s = time.monotonic() - self._invalidated_s
         return resolve(self.choice, self.reader, [url], self.patience.limit_s, wanted, max_age_s)
 
     def _check_folder(self, url: str) -> None:
-        """Raise NotFoundError if there is no folder at a url at which there is no file."""
+        """Raise NotFoundError if there is no folder at a url that is known not to be a file."""
         try:
             self._refs(f"{url}/", "entries")
         except NotFoundError as exn:
@@ -185,7 +191,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
             ) from exn
 
     def _details(self, ref: ShardRef) -> Details:
-        """Return the details of an object, or of a folder, whose url ends with a slash."""
+        """Return the details of an object or a folder; a folder's url ends with a slash."""
         if ref.url.endswith("/"):
             return {"name": self._path(ref.url).rstrip("/"), "size": 0, "type": "directory"}
         return {
@@ -198,7 +204,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def exists(self, path: str, **_options: Any) -> bool:
         """Return whether there is a file or folder.
 
-        Unlike fsspec's own, raises the errors of a failing store.
+        Unlike fsspec's own `exists`, raises the errors of a failing store.
         """
         return self._type(path) is not None
 
@@ -211,7 +217,7 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return self._type(path) == "directory"
 
     def _type(self, path: str) -> str | None:
-        """Return "file" or "directory"; None if there is neither."""
+        """Return "file" or "directory"; None if the path is neither."""
         try:
             return str(self.info(path)["type"])
         except FileNotFoundError:
@@ -220,8 +226,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def modified(self, path: str) -> datetime:
         """Return the time at which this filesystem first saw the file's present version.
 
-        The object store's own time of a version is not known. This one changes with the version.
-        Raises IsADirectoryError for a folder.
+        The object store's own time of the version is not known. The time that is returned changes
+        with the version. Raises IsADirectoryError for a folder.
         """
         details = self._file_details(path)
         version, since = self._first_seen.get(details["name"], (None, None))
@@ -247,8 +253,8 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Return the files and folders directly in a folder, or the file itself.
 
         Args:
-            path: of the folder or file.
-            detail: True for what `info` returns of each, False for its name alone.
+            path: path of the folder or file.
+            detail: True for the details of each, as `info` returns them; False for the names alone.
             refresh: True to ask the object store again, as after `invalidate_cache`.
         """
         if refresh:
@@ -262,10 +268,10 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return [each["name"] for each in entries]
 
     def _inside(self, path: str, wanted: Wanted) -> list[Details]:
-        """Return the details of all that a folder holds. Raises NotFoundError if there is none.
+        """Return the details of the entries of a folder. Raises NotFoundError without a folder.
 
         Args:
-            path: of the folder.
+            path: path of the folder.
             wanted: "entries" for files and folders directly in it, "files" for all files below it.
         """
         url = self.url(path)
@@ -284,18 +290,24 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         withdirs: bool = False,
         **options: Any,
     ) -> Any:
-        """As fsspec's: all files below a folder by one listing, not by one per folder."""
+        """Return all files below a folder, as fsspec's `find` does.
+
+        The daemon lists all folders at once, where fsspec would list one folder after another.
+        """
+        # The daemon's listing has no folders, and no limit of depth. It would take the characters
+        # of a pattern in the path for a pattern. In these cases fsspec lists the folders.
         if maxdepth is None and not withdirs and not _PATTERN.search(self.url(path)):
-            # If there is no such folder, the path may be that of a file: fsspec's own finds it.
+            # If there is no such folder, the path may be the path of a file. fsspec's own `find`,
+            # which is called below, then finds the file.
             with suppress(NotFoundError):
                 files = {each["name"]: each for each in self._inside(path, "files")}
                 return files if options.get("detail") else list(files)
         return super().find(path, maxdepth, withdirs, **options)
 
     def glob(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
-        """As fsspec's, with urls in place of paths.
+        """Return the matches of a pattern, as fsspec's `glob` does, with urls in place of paths.
 
-        A library that opens the results itself goes through the cache.
+        A library that opens the results itself then reads them through the cache.
         """
         matches = super().glob(path, maxdepth, **options)
         if isinstance(matches, dict):
@@ -309,14 +321,17 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         maxdepth: int | None = None,
         **options: Any,
     ) -> Any:
-        """As fsspec's, of paths: a recursive glob finds an object by its url and by its path."""
+        """Return the paths that a path or pattern stands for, as fsspec's `expand_path` does.
+
+        A recursive glob finds an object twice, by its url and by its path: only the path stays.
+        """
         expanded = super().expand_path(path, recursive, maxdepth, **options)
         return sorted({*self._strip_protocol(expanded)})
 
     def _own_url(self, name: str) -> str:
         """Return the url by which a library opens a path through the cache."""
         url = self.url(name)
-        # Libraries that normalise paths make two slashes of three.
+        # Libraries that normalise paths would turn the three slashes of `file:///` into two.
         if url.startswith("/"):
             return f"shardcache://file:{url}"
         return f"shardcache://{url}"
@@ -332,18 +347,19 @@ class ShardcacheFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return file
 
     def _refuse(self, path: Any, *_arguments: Any, **_options: Any) -> NoReturn:
+        """Raise the error for a call that would change a file or folder."""
         raise OSError(
             errno.EROFS, "the cache is read-only: write to the object store itself", str(path)
         )
 
-    # Everything by which fsspec changes a filesystem ends in one of these.
+    # Every method by which fsspec changes a filesystem calls one of these methods in the end.
     mkdir = makedirs = rmdir = rm = rm_file = _rm = cp_file = mv = touch = pipe_file = put_file = (
         _refuse
     )
 
 
 class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
-    """A file, of which only the parts that are read are fetched."""
+    """A file that is open for reading. Only the parts that are read are fetched."""
 
     # Closes the session and the open file; None until the first read.
     _resources: ExitStack | None = None
@@ -358,6 +374,7 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
         cache_type: str = ReadAhead.name,
         **options: Any,
     ) -> None:
+        # fsspec does not know `ReadAhead`, so it is told to use no cache, and gets ours below.
         is_own_cache = cache_type == ReadAhead.name
         fsspec_cache = "none" if is_own_cache else cache_type
         super().__init__(fs, path, mode, cache_type=fsspec_cache, **options)
@@ -379,13 +396,14 @@ class BufferedFile(AbstractBufferedFile):  # type: ignore[misc]
                     fs.patience,
                 )
                 session = resources.enter_context(planned)
+                # The file is the only one of the plan, so its position is 0.
                 self._ranges = resources.enter_context(closing(RangeFile(session, 0)))
                 self._resources = resources.pop_all()
         try:
             return self._ranges.read(start, end, ahead_to)
         except (OutdatedError, ShardChangedError):
-            # What the daemon found out about the file is out of date. A file that is opened again
-            # has the new version.
+            # The daemon's version of the file is out of date. After the invalidation, the file can
+            # be opened again with the new version.
             self.fs.invalidate_cache()
             raise
 

@@ -1,6 +1,7 @@
 """Any file through the cache: `cached_paths` and `open_cached`.
 
-They are for libraries that read files themselves.
+These functions are for libraries that read files themselves: the daemon fetches an object into the
+cache, and holds the file there while the caller uses its path.
 """
 
 import io
@@ -21,7 +22,7 @@ from shardcache_client.files.cached_file import CachedFile, session_of
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks.environment import job_name
 
-# Of the arguments of both functions.
+# Rules for the arguments that both functions have.
 _RULES = {"job": JOB.or_none(), "socket": PATH.or_none(), "daemon": DAEMONS, "timeout_s": SECONDS}
 
 
@@ -45,21 +46,21 @@ def cached_paths(
         with cached_paths("s3://bucket/llama/model-{1..4}.safetensors") as paths:
             weights = [safetensors.torch.load_file(path) for path in paths]
 
-    A path ends with the object's own name, that of an inflated shard with `.tar`. The files are
-    read-only. Other processes of the node may read them, too, as long as this one is in the block:
-    the files stay cached, also across a restart of the daemon, and are released when the block or
-    the process ends. All of them must fit into the cache at the same time; one file descriptor is
-    open per file.
+    A path ends with the object's own name; the path of an inflated shard ends with `.tar`. The
+    files are read-only. Other processes of the node may read them, too, as long as this process is
+    in the block: the files stay cached, even across a restart of the daemon, and are released when
+    the block or the process ends. All of them must fit into the cache at the same time; one file
+    descriptor is open per file.
 
     Shards, which are files with a name like `.tar` or `.tar.gz`, are checked to be whole tars, and
-    inflated. A prefix stands for the shards below it, or if there are none for all files.
+    inflated. A prefix stands for the shards below it; if there are no shards, for all files.
 
     Args:
         urls: as for `ShardDataset`, but of any files.
         job: name of this job in `shardcache status`. Default: as for `ShardDataset`.
         socket, daemon: as for `ShardDataset`.
-        timeout_s: how long to wait for a file of which nothing arrives, or for a lost daemon to
-            come back.
+        timeout_s: time limit for a wait for a file of which nothing arrives, and for a wait for a
+            lost daemon to come back.
 
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
@@ -95,13 +96,13 @@ def open_cached(
 ) -> io.BufferedReader:
     """Fetch any file, whatever it holds, and open it for reading.
 
-    It stays cached until it is closed.
+    The file stays cached until it is closed.
 
         with open_cached("s3://bucket/model.pt") as file:
             weights = torch.load(file.name, mmap=True, weights_only=True)
 
-    Its bytes are the object's own. `name` is its path, which other processes may read, too, while
-    it is open. Arguments and errors are those of `cached_paths`.
+    The file's bytes are the object's own. Its attribute `name` is its path, which other processes
+    may read, too, while the file is open. Arguments and errors are the same as for `cached_paths`.
     """
     choice = DaemonChoice.of(socket, daemon)
     reader = ReaderIdentity(job or job_name())
@@ -109,6 +110,7 @@ def open_cached(
     with ExitStack() as resources:
         planned = session_of(choice, reader, manifest, "files", Patience(timeout_s))
         session = resources.enter_context(planned)
+        # The file is the only one of the plan, so its position is 0.
         cached = resources.enter_context(closing(CachedFile(session, 0, named=True)))
         return io.BufferedReader(_OpenCachedFile(cached.wait_whole(), resources))
 
@@ -117,12 +119,13 @@ class _OpenCachedFile(io.FileIO):
     """An open file that stays cached until it is closed.
 
     Args:
-        path: of the file.
-        resources: the session that holds the file in the cache. This file closes them.
+        path: path of the file.
+        resources: closes the session that holds the file in the cache. This object closes them.
     """
 
     def __init__(self, path: Path, resources: ExitStack) -> None:
-        self._resources = ExitStack()  # for `close`, which is also called if opening fails
+        # `close` is also called if opening fails: it then must not close the caller's resources.
+        self._resources = ExitStack()
         super().__init__(str(path))
         self._resources = resources.pop_all()
 

@@ -1,4 +1,9 @@
-"""An object of a session's plan, of which ranges are fetched as they are read."""
+"""An object of a session's plan, of which ranges are fetched as they are read.
+
+A plan of ranges lists objects; the reader leases byte ranges of them in any order. The daemon
+fetches the ranges into a file. It may decide to fetch the whole object instead. `BufferedFile`, the
+file of the fsspec filesystem, reads through this class.
+"""
 
 import os
 from pathlib import Path
@@ -19,28 +24,29 @@ class RangeFile:
     reads. Once the daemon has the whole object, the lease on it is kept until `close`.
 
     Args:
-        session: has the plan.
-        position: of the object in the session's plan.
+        session: the session with the plan.
+        position: position of the object in the session's plan.
     """
 
     def __init__(self, session: Session, position: int) -> None:
         self._session = session
         self._position = position
-        self._fd = -1
+        self._fd = -1  # descriptor of the open file; -1 if none is open
         self._opened: Grant | None = None  # the grant of the open file
-        self._whole: LeaseRequest | None = None  # the lease on all of it
+        self._whole: LeaseRequest | None = None  # the lease on the whole object, once granted
         self._lock = Lock()
 
     def __repr__(self) -> str:
         return f"RangeFile(position={self._position}, {self._opened})"
 
     def read(self, start: int, stop: int, ahead_to: int = 0) -> bytes:
-        """Return the bytes from `start` to `stop`, fewer at the end of the object.
+        """Return the bytes from `start` to `stop`, or up to the end of the object.
 
-        If bytes after `stop` are cached already, they are returned as well, up to `ahead_to`. None
-        are fetched for that, and the cache reserves no more space than for the bytes up to `stop`.
+        If bytes after `stop` are cached already, they are returned as well, up to `ahead_to`. No
+        bytes are fetched for that, and the cache reserves no more space than for the bytes up to
+        `stop`. With the default of 0, no bytes after `stop` are returned.
 
-        Raises what `Session.wait` raises; CacheDirError if this process cannot read the cache
+        Raises any error of `Session.wait`; CacheDirError if this process cannot read the cache
         folder; ShardChangedError if the object was replaced after some of its bytes were read.
         """
         with self._lock:
@@ -49,8 +55,8 @@ class RangeFile:
             return self._read(start, stop, ahead_to)
 
     def _read(self, start: int, stop: int, ahead_to: int) -> bytes:
-        """Read by a lease on the range."""
-        wanted = (start, max(start + 1, stop))  # a range has one byte at least
+        """Read by a lease on the range; arguments as for `read`."""
+        wanted = (start, max(start + 1, stop))  # a leased range has at least one byte
 
         def request_range() -> LeaseRequest:
             ranges = [(self._position, wanted)]
@@ -61,7 +67,8 @@ class RangeFile:
             self._open(grant)
             return read_span(self._fd, start, max(stop, _ready_to(grant, ahead_to)))
 
-        first = request_range()  # and again, if the file is evicted before it is open
+        # `read_granted` requests the range again if the file is evicted before it is open.
+        first = request_range()
         lease, data = read_granted(self._session, first, request_range, read_file)
         if lease.is_granted_whole:
             self._whole = lease
@@ -70,7 +77,7 @@ class RangeFile:
         return data
 
     def _open(self, grant: Grant) -> None:
-        """Open the file of a grant, unless it is open."""
+        """Open the file of a grant, unless it is the open file already."""
         opened = self._opened
         if opened is not None and opened["version"] != grant["version"]:
             raise ShardChangedError(
@@ -87,7 +94,7 @@ class RangeFile:
         self._opened = grant
 
     def close(self) -> None:
-        """Close the file, and release it in the cache."""
+        """Close the file, and release the lease on the whole object, if there is one."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -98,7 +105,7 @@ class RangeFile:
 
 
 def _ready_to(grant: Grant, ahead_to: int) -> int:
-    """Return the end of the bytes that can be read without waiting, `ahead_to` at most."""
+    """Return the end of the bytes that can be read without waiting, but at most `ahead_to`."""
     if grant["type"] != "arriving":
         return ahead_to
     return min(ahead_to, cast(Arriving, grant)["ready_bytes"])

@@ -1,21 +1,33 @@
-"""Reading ahead in files that are read in order, and in no others."""
+"""Reading ahead in files that are read in order, and in no others.
+
+fsspec calls a file's cache for every read. This cache is the default of the filesystem in
+`filesystem`.
+"""
 
 from collections.abc import Callable
 
 from fsspec.caching import BaseCache
 
 Fetcher = Callable[[int, int, int], bytes]
-"""Returns the bytes from an offset to a second one, and as many of those up to a third one as can
-be had without waiting for them."""
+"""Returns the bytes from a first to a second offset.
+
+It also returns the bytes from the second to a third offset, as far as they are there without a
+wait.
+"""
 
 
 class ReadAhead(BaseCache):  # type: ignore[misc]
     """The bytes of a file that were read last, and some that follow them.
 
-    A read that does not continue the one before gets its own bytes alone: readers of tables and of
-    weights jump, and want nothing of what lies between. One that continues it gets as many more as
-    have been read in a row, at most `blocksize`, so that a file read in small pieces takes few
-    requests. Only what is read is waited for.
+    A read that does not continue the previous read gets its own bytes alone: readers of tables and
+    of weights jump, and do not want the bytes in between. A read that continues the previous read
+    gets more bytes, as many as have been read in a row, at most `blocksize`. So a file that is read
+    in small pieces takes few requests. A read waits only for its own bytes.
+
+    Args:
+        blocksize: maximum number of bytes that are read ahead.
+        fetcher: fetches bytes of the file.
+        size: number of bytes of the file.
     """
 
     name = "shardcache"
@@ -25,9 +37,10 @@ class ReadAhead(BaseCache):  # type: ignore[misc]
         self._start = 0  # offset of the bytes that are kept
         self._kept = b""
         self._read_to = 0  # end of the last read
-        self._run_bytes = 0  # read in a row up to there
+        self._run_bytes = 0  # number of bytes read in a row up to that end
 
     def _fetch(self, start: int | None, stop: int | None) -> bytes:
+        """Return bytes of the file; fsspec calls this, with None for the file's start or end."""
         begin = start or 0
         end = self.size if stop is None else min(stop, self.size)
         if begin >= end:
@@ -39,13 +52,13 @@ class ReadAhead(BaseCache):  # type: ignore[misc]
         self._run_bytes += end - begin
         self._read_to = end
 
-        # 1. All of it is kept.
+        # 1. All of the bytes are kept.
         kept_to = self._start + len(self._kept)
         if self._start <= begin and end <= kept_to:
             return self._kept[begin - self._start : end - self._start]
 
-        # 2. Its beginning is kept, or nothing of it: fetch the rest, and some more if it continues
-        #    the read before.
+        # 2. Only the first bytes are kept, or none: fetch the other bytes, and some more if this
+        #    read continues the previous read.
         known = b""
         if self._start <= begin < kept_to:
             known = self._kept[begin - self._start :]

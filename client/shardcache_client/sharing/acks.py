@@ -112,7 +112,7 @@ class Acks:
 
     @property
     def inherited(self) -> bool:
-        """True unless this process is the receiver itself: one of its ancestors then is."""
+        """True if not this process is the receiver, but a process that started it."""
         return os.getpid() != self._receiver_pid
 
     def expect(self) -> Ack:

@@ -1,1 +1,1 @@
-"""Stages of a dataset: decoding, functions on single samples, and what makes groups of several."""
+"""Stages of a dataset: decoding, functions on single samples, and grouping of several samples."""

@@ -1,9 +1,10 @@
 """Batches of samples of similar length, the same number on every rank.
 
-A reader's epoch goes in rounds: one buffer of samples per round, and an agreed number of batches
-for it. In each round, the readers with the same worker id on all ranks agree on the greatest number
-of batches that any of them needs. A reader without samples keeps agreeing until none needs a batch,
-so the numbers of buffers may differ.
+A reader (a rank, or one of its DataLoader workers) makes its epoch's batches in rounds: each round
+has one buffer of samples, and an agreed number of batches. In each round, the readers with the same
+worker id on all ranks agree on the greatest number of batches that any of them needs. A reader
+without samples keeps agreeing until no reader needs a batch, so readers may have different numbers
+of buffers.
 
 Ranks cannot deadlock. Suppose that ranks train in step, and all are stuck after the same number of
 batches. A DataLoader takes batches from its workers in turn, and the numbers agreed on so far are
@@ -12,8 +13,8 @@ worker's earlier rounds have been taken, so each of these readers has filled its
 depends on no other rank, and has sent its number. Then they agree, and are not stuck.
 
 The agreed numbers are determined by manifest, seed, epoch and topology, since a sample always has
-the same length. A run resumed from a state therefore reproduces the batches at which it was
-interrupted.
+the same length. A run that resumes from a state therefore makes the same batches as the run that
+was interrupted. A mark is a reader's position between two batches.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from shardcache_client.stages.stage import Agree, EpochFacts, Mark, Placed
 
 log = logging.getLogger("shardcache")
 
-_END = Placed(-1, None)  # in place of a sample: there are no more
+_END = Placed(-1, None)  # stands for the end of the samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +58,27 @@ class ByLength:
 
     @property
     def name(self) -> str:
-        """Identifier of its groups; see `Stage`."""
+        """Identifier of the way in which samples are grouped; see `Stage`."""
         return f"by length {self.max_tokens} {self.sort_buffer}"
 
     def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
         """Yield each batch with the mark after it; see `Stage`.
 
-        Raises what the agreement raises, and ConfigError if this reader has no sample but others
-        do.
+        Raises any error of the agreement, and ConfigError if this reader has no sample but the same
+        worker of another rank has one.
         """
         return iter(_Rounds(self, samples, facts, self.agreement(facts.reader)))
 
 
 class _Rounds:
-    """The rounds of one reader's epoch. Iterable once."""
+    """The batches of one reader's epoch, made round by round. Iterable once.
+
+    Args:
+        stage: the options of the stage.
+        samples: the samples from the start in `facts` on.
+        facts: facts about the epoch, and the reader's position at the start.
+        agree: agrees with the same worker of all other ranks on the greatest of their numbers.
+    """
 
     def __init__(
         self,
@@ -84,15 +92,15 @@ class _Rounds:
         self._facts = facts
         self._agree = agree
         self._is_over = False
-        self._refused = 0
-        self._repeated = 0
+        self._refused = 0  # number of samples that were skipped for their lengths
+        self._repeated = 0  # number of samples that were given once more
         self._on_error = for_epoch(stage.on_error)
         self._read_until = facts.start.first  # place of the next sample to be read
 
     def __iter__(self) -> Iterator[tuple[Any, Mark]]:
         try:
             yield from self._rounds()
-        finally:  # also of an epoch that is left early
+        finally:  # an epoch that is left early is reported as well
             self._report()
 
     def _rounds(self) -> Iterator[tuple[Any, Mark]]:
@@ -100,6 +108,7 @@ class _Rounds:
         start = self._facts.start
         given_before = start.given  # batches of the first round given before the state was taken
         previous = self._read_previous(start)
+        # Place of the sample that is repeated if the first buffer gets none.
         spare = previous.shortest if previous else None
         buffer = SampleBuffer(start.group, start.first, spare)
         self._fill(buffer, self._stage.sort_buffer)
@@ -109,7 +118,8 @@ class _Rounds:
             if not count:
                 break
 
-            # Each batch has at least one sample, so this rank repeats some if others need more.
+            # Each batch has at least one sample. So this rank repeats samples if it has fewer than
+            # the agreed number of batches.
             self._repeated += max(0, count - len(buffer.samples))
             if not buffer.samples:
                 buffer.borrow(previous)
@@ -120,9 +130,9 @@ class _Rounds:
             buffer = following
 
     def _read_previous(self, start: Mark) -> SampleBuffer | None:
-        """Return the samples given before the first group, read again, as one may be repeated.
+        """Read again the samples given before the first group, as one of them may be repeated.
 
-        None if the state says that this is not needed, or if there are none.
+        Returns None if the state says that this is not needed, or if there are no such samples.
         """
         if not start.again:
             return None
@@ -144,10 +154,17 @@ class _Rounds:
         """Yield the batches of a buffer, without the first `given_before`.
 
         Meanwhile, the following buffer is filled.
+
+        Args:
+            buffer: has the samples.
+            count: the agreed number of batches.
+            following: the buffer of the next round.
+            given_before: number of batches that were given before the run was interrupted.
         """
         made = batches(buffer.lengths, self._stage.max_tokens, count)
         facts = self._facts
-        # The same on all ranks, so that they get batches of similar length at the same time.
+        # The key, and so the order, is the same on all ranks: they get batches of similar length at
+        # the same time.
         key = f"{facts.seed}/{facts.epoch}/{facts.reader.worker}/{buffer.number}"
         order = permutation(count, key)
         for given, number in enumerate(order, 1):
@@ -155,15 +172,15 @@ class _Rounds:
             if given > given_before:
                 mark = buffer.mark(given) if given < count else following.mark(0)
                 yield self._stage.collate(batch), mark
-            # Read as many samples as this buffer has given away: no batch waits for a whole buffer
-            # to be read, and memory never holds two.
+            # As many samples are read as this buffer has given away. So no batch waits for a whole
+            # buffer to be read, and memory never holds two full buffers.
             self._fill(following, min(buffer.gone, self._stage.sort_buffer))
 
     def _fill(self, buffer: SampleBuffer, size: int) -> None:
-        """Read on until the buffer has received `size` samples, or the epoch ends.
+        """Read samples until the buffer has received `size` samples, or the epoch ends.
 
-        If all were refused, read on until it has one sample: an empty buffer means the end of the
-        epoch.
+        Refused samples count as received. If all were refused, read on until the buffer has one
+        sample, because an empty buffer means the end of the epoch.
         """
         while not self._is_over:
             is_only_refused = buffer.refused > 0 and not buffer.samples
@@ -177,7 +194,10 @@ class _Rounds:
             self._add_or_refuse(placed, buffer)
 
     def _add_or_refuse(self, placed: Placed, buffer: SampleBuffer) -> None:
-        """Add a sample to a buffer; if it is too long, refuse it as `on_error` decides."""
+        """Add a sample to a buffer; skip a sample that is too long, if `on_error` allows it.
+
+        The handler may also raise an error, or end the epoch.
+        """
         place, sample = placed
         try:
             length = length_of(sample, self._stage.length(sample), self._stage.max_tokens)

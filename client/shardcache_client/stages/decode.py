@@ -1,4 +1,9 @@
-"""The stage of `decode`, `members` and `missing`: chooses and decodes a sample's members."""
+"""The stage of `decode`, `members` and `missing`: chooses and decodes a sample's members.
+
+A member is one file of a sample in a shard; its extension is its name in the sample. These three
+arguments of a dataset say which members are read, how each is decoded, and what happens if one is
+missing.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -22,14 +27,15 @@ class Decode:
     """Chooses, checks and decodes the members of each sample; see `ItemStage`.
 
     Attributes:
-        required: members that each sample must have.
-        missing: for required members that a sample lacks: raise, skip the sample, or take the value
-            from this mapping.
+        required: names of the members that each sample must have.
+        missing: treatment of a sample that lacks a required member: raise, skip the sample, or take
+            the member's value from this mapping.
         decoder_of: returns the decoder of a member; None to leave all members as they are.
         members: the members to read; None for all.
         blocks: the blocks of tokens that are samples; None for the samples of the tars.
-        prefix: of the extensions of a joined dataset's first source.
-        url_of: see `Manifest.url_of`.
+        prefix: prefix of the members of a joined dataset's first source; "" without a join.
+        url_of: returns the url of the shard that a member came from, for errors; see
+            `Manifest.url_of`. None to use the url of the sample's own shard.
     """
 
     required: tuple[str, ...] = ()
@@ -96,7 +102,7 @@ class Decode:
         return View(reads, self.blocks, prefix, decodes, self._unmatched(prefix))
 
     def _decodes(self, extension: str) -> bool:
-        """Return True if members with an extension are decoded here."""
+        """Return True if this stage decodes the members with an extension."""
         if self.decoder_of is None:
             return False
         name_in_sample = extension
@@ -105,7 +111,11 @@ class Decode:
         return self.decoder_of(name_in_sample, extension) is not None
 
     def _unmatched(self, prefix: str) -> Literal["error", "skip", "fill"]:
-        """Return the treatment of samples without a partner in the column of a prefix."""
+        """Return the treatment of samples without a partner in a joined source.
+
+        Args:
+            prefix: prefix of the source's members.
+        """
         if isinstance(self.missing, str):
             return self.missing
         if any(name.startswith(prefix) for name in self.missing):
@@ -123,7 +133,8 @@ class Decode:
 
         absent = [name for name in self.required if name not in sample]
         if absent:
-            # Required names are in lower case, but columns of some formats have capital letters.
+            # Required names are in lower case, but columns of some formats have capital letters in
+            # their names.
             lower = {name.lower() for name in sample}
             absent = [name for name in absent if name not in lower]
         if absent and self.missing == "skip":
@@ -143,7 +154,7 @@ class Decode:
                 if decoder is not None:
                     self._decode(sample, name, decoder)
 
-        # Added only now, as default values are not decoded.
+        # Default values are added after decoding, because they are not decoded.
         if absent:
             sample |= {name: deepcopy(defaults[name]) for name in absent}
         return sample
@@ -153,6 +164,7 @@ class Decode:
         try:
             sample[extension] = decoder(sample[extension])
         except (Exception, *ENDS) as exn:
+            # In a join, members come from several shards: the error names the member's own shard.
             url = sample.get("__url__")
             if self.url_of is not None:
                 url = self.url_of(sample["__url__"], extension)
@@ -174,7 +186,7 @@ def _members_of(members: Iterable[str] | None) -> Members | None:
 
 
 def _check_none_left_out(decoded: Members, required: Iterable[str]) -> None:
-    """Raise ConfigError if `decode` names a member that `members` does not."""
+    """Raise ConfigError if `decode` names a member that `members` leaves out."""
     left_out = set(decoded.names) - set(required)
     if left_out:
         raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")

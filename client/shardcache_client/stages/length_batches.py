@@ -1,9 +1,10 @@
 """Division of samples into batches of similar lengths: the fewest, or an exact number.
 
-Every batch is padded to its longest sample, so samples of similar length belong together: batches
-are runs of the samples in order of length. No other division needs fewer batches: the batch with
-the longest sample holds at most `max_tokens // longest` samples; filling it with the next longest
-keeps the shortest possible samples for the rest, and the same argument applies to those.
+Every batch is padded to its longest sample, so samples of similar length belong together. Batches
+are therefore runs of the samples in order of length, longest first. No other division needs fewer
+batches: the batch with the longest sample holds at most `max_tokens // longest` samples. Filling
+this batch with the next longest samples leaves the shortest possible samples for the other batches,
+and the same argument applies to these. The functions are pure; `by_length` calls them.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
     samples than batches, the shortest sample is repeated as additional batches of one.
 
     Args:
-        lengths: of the samples, by number.
+        lengths: lengths of the samples, by number.
         max_tokens: the padded size that no batch may exceed.
-        count: `fewest(lengths, max_tokens)` or more.
+        count: number of batches: `fewest(lengths, max_tokens)` or more.
     """
     numbers = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     longest_first = [lengths[number] for number in numbers]
@@ -35,12 +36,12 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
     def is_enough(bound: int) -> bool:
         return len(_runs(longest_first, bound)) <= count
 
-    # The smallest padded size with which at most `count` batches are needed; larger sizes need no
-    # more.
+    # The smallest padded size with which `count` batches are enough. A binary search finds it, as
+    # larger sizes never need more batches.
     bound = bisect_left(range(max_tokens), True, lo=longest_first[0], key=is_enough)
     runs = _runs(longest_first, bound)
 
-    # Halve the largest batch until there are enough of them.
+    # Halve the largest batch, again and again, until there are enough batches.
     def priority(at: int) -> tuple[bool, int]:
         run = runs[at]
         can_be_halved = len(run) > 1
@@ -60,7 +61,11 @@ def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[in
 
 
 def _runs(longest_first: Sequence[int], bound: int) -> list[range]:
-    """Divide samples into the fewest runs whose padded size is at most `bound`."""
+    """Divide samples into the fewest runs whose padded size is at most `bound`.
+
+    Args:
+        longest_first: lengths of the samples, in descending order.
+    """
     runs = []
     start = 0
     while start < len(longest_first):

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Makes one item of each; see `ItemStage`.
+    """Turns each item into another by the user's function; see `ItemStage`.
 
     Attributes:
-        apply: the user's function itself, as a method would be one more call for each sample.
+        apply: the user's function. It is an attribute, because a method that calls it would be one
+            more call for each sample.
     """
 
     apply: Callable[[Any], Any]

@@ -1,17 +1,18 @@
 """Whole samples packed into blocks of at most `max_tokens`, the same number on every rank.
 
-A reader's epoch goes in groups of blocks; `order.packing` explains these, and the number of blocks
-that ranks agree on. Ranks cannot deadlock, for the reason that `by_length` gives: a reader agrees
-on a group when it has `window` samples waiting, or all that are left, which depends on no other
-rank.
+A reader (a rank, or one of its DataLoader workers) makes its epoch's samples into groups of blocks.
+`order.packing` explains the groups, and the number of blocks that ranks agree on. Ranks cannot
+deadlock, for the reason that `by_length` gives: a reader agrees on a group when it has `window`
+samples waiting, or all that are left, which depends on no other rank.
 
-The samples of a group are a run of places, without those that were left out. So a reader resumes
-from its own mark alone: it reads on from the first place of the group, packs the group again, and
-skips the blocks that it has given. Ranks are at different places, as those with short samples get
-ahead: another number of ranks needs the marks of all of them.
+A place is a position in the reader's order of samples; a mark is the reader's position between two
+blocks. The samples of a group are a run of places, without the samples that were left out. So a
+reader resumes from its own mark alone: it reads on from the first place of the group, packs the
+group again, and skips the blocks that it has given. Ranks are at different places, as ranks with
+short samples get ahead. So resuming with another number of ranks needs the marks of all ranks.
 
 A rank that has given all of its samples, while others need more blocks, repeats its last sample, in
-a block by itself. For this, its mark stays at that sample, which is read again.
+a block by itself. For this, its mark stays at that sample, which is read again after a resume.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ log = logging.getLogger("shardcache")
 
 T = TypeVar("T")
 
-_END = Placed(-1, None)  # in place of a sample: there are no more
+_END = Placed(-1, None)  # stands for the end of the samples
 
-# Number of samples left of an epoch without a known end: more than any rank has left, so that no
-# rank waits for this one.
+# Number of samples that is assumed to be left of an epoch without a known end. It is more than any
+# rank has left, so that no rank waits for this rank.
 _UNKNOWN_SAMPLES = 2**40
 
 
@@ -47,15 +48,15 @@ class Block(TypedDict, Generic[T]):
     sequences of different lengths take them as they are.
 
     Attributes:
-        samples: in the order of the block, as the dataset yields them.
-        cu_seqlens: (samples + 1,): where each sample begins in the block, from 0, and where the
-            last one ends.
+        samples: the samples as the dataset yields them, in the order of the block.
+        cu_seqlens: (samples + 1,): offset of each sample's first token in the block, from 0, and
+            the offset after the last sample's last token.
         positions: (tokens,): the position of each token in its sample, from 0.
         max_seqlen: number of tokens of the longest sample.
-        tokens: (tokens,): those of all samples, as `tokens=` of `pack` returns them; absent if it
-            gives lengths.
-        source: name of the samples' source in a mixture; absent if those of several may share a
-            block.
+        tokens: (tokens,): the tokens of all samples, as the function `tokens=` of `pack` returns
+            them; absent if `pack` was given `length=` instead.
+        source: name of the samples' source in a mixture; absent if samples of several sources may
+            share a block.
     """
 
     samples: list[T]
@@ -70,12 +71,12 @@ class Fitted(NamedTuple):
     """A sample that fits into a block.
 
     Attributes:
-        place: its place in the epoch.
-        item: the sample itself.
-        length: its number of tokens, 1 or more.
-        tokens: its tokens, an array of this length; None if only the length is known.
-        source: its source in a mixture, if only samples of the same one may share a block with it;
-            None if all may.
+        place: the sample's place in the epoch.
+        item: the sample.
+        length: number of tokens of the sample, 1 or more.
+        tokens: the sample's tokens, an array of this length; None if only the length is known.
+        source: the sample's source in a mixture, if only samples of the same source may share a
+            block with it; None if all samples may.
     """
 
     place: int
@@ -86,7 +87,7 @@ class Fitted(NamedTuple):
 
 
 BlockMaker = Callable[[Sequence[Fitted]], "Block[Any]"]
-"""Makes a block of its samples."""
+"""Makes a block of the samples that it is given."""
 
 
 def numpy_block(samples: Sequence[Fitted]) -> Block[Any]:
@@ -114,10 +115,10 @@ class Pack:
     Either `length` or `tokens` is None.
 
     Attributes:
-        block_of: makes a block of its samples.
+        block_of: makes a block of samples: of torch's tensors, or of numpy's arrays.
         agreement: returns the function by which a reader agrees with the same worker of all other
             ranks, for one iteration.
-        per_source: True if a block has samples of one source of a mixture only.
+        per_source: True if all samples of a block must be of the same source of a mixture.
     """
 
     max_tokens: int
@@ -129,11 +130,11 @@ class Pack:
     agreement: Callable[[Topology], Agree]
     per_source: bool = False
 
-    is_in_step = False  # ranks with short samples get ahead; see `Stage`
+    is_in_step = False  # ranks with short samples get ahead of others; see `Stage`
 
     @property
     def name(self) -> str:
-        """Identifier of its groups; see `Stage`."""
+        """Identifier of the way in which samples are grouped; see `Stage`."""
         name = f"pack {self.max_tokens} {self.window}"
         return f"{name} per source" if self.per_source else name
 
@@ -158,14 +159,14 @@ class Pack:
     def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
         """Yield each block with the mark after it; see `Stage`.
 
-        Raises what the agreement raises, and ConfigError if this reader has no sample but others
-        do.
+        Raises any error of the agreement, and ConfigError if this reader has no sample but the same
+        worker of another rank has one.
         """
         return iter(_Groups(self, samples, facts, self.agreement(facts.reader)))
 
 
 def _source_of(item: Any) -> str:
-    """Return the name of a sample's source. Raises ConfigError if it has none."""
+    """Return the name of a sample's source. Raises ConfigError if the sample has none."""
     source = item.get("__source__") if isinstance(item, Mapping) else None
     if not isinstance(source, str):
         raise ConfigError(
@@ -204,7 +205,14 @@ def _not_an_array(item: Any, tokens: Any) -> SampleError:
 
 
 class _Groups:
-    """The groups of one reader's epoch, or of its rest. Iterable once."""
+    """The blocks of one reader's epoch, or of the rest of it, made group by group. Iterable once.
+
+    Args:
+        stage: the options of packing.
+        samples: the samples from the start in `facts` on.
+        facts: facts about the epoch, and the reader's position at the start.
+        agree: agrees with the same worker of all other ranks on the greatest of their numbers.
+    """
 
     def __init__(
         self, stage: Pack, samples: Iterator[Placed], facts: EpochFacts, agree: Agree
@@ -218,8 +226,8 @@ class _Groups:
         self._last_given: Fitted | None = None
         self._read_until = facts.start.place  # place of the next sample to be read
         self._is_over = False
-        self._refused = 0
-        self._repeated = 0
+        self._refused = 0  # number of samples that were skipped for their lengths
+        self._repeated = 0  # number of blocks with a repeated sample
 
     def __iter__(self) -> Iterator[tuple[Block[Any], Mark]]:
         number = self._facts.start.group
@@ -231,11 +239,11 @@ class _Groups:
                 yield from self._blocks_of(number, blocks, given_before)
                 number += 1
                 given_before = 0
-        finally:  # also of an epoch that is left early
+        finally:  # an epoch that is left early is reported as well
             self._report()
 
     def _read(self, size: int) -> None:
-        """Read on until `size` samples wait, or the epoch ends."""
+        """Read samples until `size` samples are waiting for a group, or the epoch ends."""
         while len(self._waiting) < size and not self._is_over:
             placed = next(self._samples, _END)
             if placed is _END:
@@ -253,7 +261,7 @@ class _Groups:
     def _read_again(self) -> None:
         """Read the epoch's last sample again if it was given before the run was interrupted.
 
-        Other ranks may need blocks, for which this one repeats it.
+        Other ranks may need more blocks: this rank then repeats that sample.
         """
         if not self._facts.start.again:
             return
@@ -281,7 +289,7 @@ class _Groups:
         )
 
     def _unread(self) -> int:
-        """Return the number of samples still to be read; more than that if it is not known."""
+        """Return the number of samples still to be read, or a greater number if it is unknown."""
         if self._is_over:
             return 0
         if self._facts.places is None:
@@ -293,14 +301,16 @@ class _Groups:
     ) -> Iterator[tuple[Block[Any], Mark]]:
         """Yield the blocks of a group, without the first `given_before`.
 
-        Samples of the next group are read while these are given.
+        Samples of the next group are read while blocks of this group are given.
 
         Args:
-            number: of the group.
-            blocks: each as a list of numbers of waiting samples.
+            number: number of the group.
+            blocks: each block as a list of numbers of waiting samples; an empty list for a block
+                that only other ranks need.
+            given_before: number of blocks that were given before the run was interrupted.
         """
         start = self._mark_before(number)
-        beyond = start.beyond  # bits of the places whose samples were given: see `Mark`
+        beyond = start.beyond  # bits of the places whose samples were given; see `Mark`
         samples = self._take_waiting(sum(map(len, blocks)))
         samples_left = len(samples)
         for given, numbers in enumerate(blocks, 1):
@@ -311,11 +321,12 @@ class _Groups:
             if given <= given_before:
                 continue
 
-            # Read as many samples as were given, so that no block has to wait until a whole window
-            # is read. Before the last block, this shows whether the epoch has more.
+            # As many samples are read as were given, so that no block has to wait until a whole
+            # window is read. Before the last block, this also shows whether the epoch has more
+            # samples, on which the mark after that block depends.
             self._read(self._stage.window - samples_left)
             block = self._stage.block_of(block_samples)
-            if not numbers:  # other ranks need a block, and this one has no sample left
+            if not numbers:  # other ranks need a block, and this rank has no sample left
                 self._repeated += 1
             if given < len(blocks):
                 yield block, Mark(start.place, number, given, beyond, start.again)
@@ -323,7 +334,7 @@ class _Groups:
                 yield block, self._mark_before(number + 1)
 
     def _take_waiting(self, count: int) -> list[Fitted]:
-        """Take the samples that have waited longest."""
+        """Take a number of samples: those that have waited longest."""
         taken = self._waiting[:count]
         del self._waiting[:count]
         if taken:
@@ -341,13 +352,14 @@ class _Groups:
         return [self._last_given]
 
     def _mark_before(self, number: int) -> Mark:
-        """Return the mark before a group."""
+        """Return the reader's position before a group."""
         if self._waiting:
             return Mark(self._waiting[0].place, number)
         is_alone = self._facts.reader.world_size == 1
         if is_alone or not self._is_over or self._last_given is None:
             return Mark(self._read_until, number)
-        # Other ranks may need more blocks, for which this one repeats its last sample.
+        # Other ranks may need more blocks: this rank then repeats its last sample. So the mark is
+        # at that sample, which has been given (bit 0 of `beyond`), and is read again.
         return Mark(self._last_given.place, number, given=0, beyond=1, again=1)
 
     def _report(self) -> None:

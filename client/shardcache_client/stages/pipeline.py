@@ -1,4 +1,9 @@
-"""The way from a sample's bytes to a dataset's item: decoding, and then functions in order."""
+"""The way from a sample's bytes to a dataset's item: decoding, and then functions in order.
+
+A sample is a dict of the members that were read from a shard. An item is what the dataset yields
+for a sample. A stage turns one item into another, or leaves it out: it then returns a `Dropped` in
+place of an item. Groups of several samples are made later, by a `Stage`.
+"""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +42,7 @@ class Pipeline:
         missing: Missing,
         blocks: TokenBlocks | None = None,
     ) -> "Pipeline":
-        """Build from the arguments of a dataset. Raises ConfigError if they are invalid."""
+        """Return the pipeline that a dataset's arguments describe. Raises ConfigError."""
         if decode is None or isinstance(decode, str | Mapping):
             return cls(Decode.of(decode, members, missing, blocks))
         return cls(Decode.of(None, members, missing, blocks), (Map(decode),))
@@ -58,16 +63,19 @@ class Pipeline:
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
-        """The names of a mixture's sources, and the number in the manifest where each begins."""
+        """The names of a mixture's sources, and the number of each source's first shard.
+
+        Both are empty for a dataset that is not a mixture.
+        """
         return (), ()
 
     def view(self, shard: int, column: str | None = None) -> View:
         """Return the form in which samples are read.
 
         Args:
-            shard: number of their shard in the manifest.
-            column: prefix of the source whose samples are joined with these, to return the form of
-                those; None for the samples themselves.
+            shard: number of the samples' shard in the manifest.
+            column: prefix of a source that is joined with this one, to return the form in which
+                that source's samples are read; None for the samples of the shard.
         """
         return self.decode.view(column)
 
@@ -90,11 +98,12 @@ class Pipeline:
         return self._apply_stages(item, sample.get("__key__"), sample.get("__url__"))
 
     def _apply_stages(self, item: Any, key: object, url: str | None) -> Any:
-        """Return the item that the stages make of one, or a `Dropped`.
+        """Return the item that the stages make of an item, or a `Dropped`.
 
         Args:
-            key: of the sample, for messages.
-            url: of the sample's shard, for messages.
+            item: the decoded sample.
+            key: the sample's key, for messages.
+            url: the url of the sample's shard, for messages.
         """
         try:
             for stage in self.stages:
@@ -102,8 +111,8 @@ class Pipeline:
                 if item.__class__ is Dropped:
                     return item
         except (UnmatchedKeyError, MissingMemberError):
-            raise  # by a stage that joins rows of a table: it is no error of the user's function
-        except (Exception, *ENDS) as exn:  # it is the user's code, and may raise anything
+            raise  # raised by a stage that joins rows of a table, not by the user's function
+        except (Exception, *ENDS) as exn:  # a stage runs the user's code, which may raise anything
             raise DecodeError(
                 f"the sample {key!r} could not be decoded "
                 f"({type(exn).__name__}: {exn}{_place_hint(exn)}{_members_hint(item, exn)})",
@@ -115,13 +124,13 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class PipelineBySource(Pipeline):
-    """The pipelines of several sources; a sample's `__source__` chooses one.
+    """The pipelines of a mixture's sources; a sample's `__source__` chooses its pipeline.
 
-    Its own stages come after these, and it decodes nothing itself.
+    The mixture's own stages come after the source's pipeline. The mixture itself decodes nothing.
 
     Attributes:
-        sources: by name, in the order of the manifest.
-        firsts: number in the manifest of each source's first shard.
+        sources: the pipelines by the names of their sources, in the order of the manifest.
+        firsts: for each source, the number in the manifest of its first shard.
     """
 
     sources: Mapping[str, Pipeline] = field(default_factory=dict)
@@ -143,7 +152,7 @@ class PipelineBySource(Pipeline):
 
     @property
     def named_sources(self) -> tuple[Sequence[str], Sequence[int]]:
-        """The names of the sources, and the number in the manifest where each begins."""
+        """The names of the sources, and the number of each source's first shard."""
         return tuple(self.sources), self.firsts
 
     def view(self, shard: int, column: str | None = None) -> View:
@@ -153,8 +162,8 @@ class PipelineBySource(Pipeline):
         return pipelines[source].view(shard, column)
 
     def __call__(self, sample: Sample) -> Any:
-        """Return the item made of a sample, or a `Dropped`. Raises what the pipelines raise."""
-        # Read before the source's functions, which may change the sample.
+        """Return the item made of a sample, or a `Dropped`. Raises any error of the pipelines."""
+        # Key and url are read first, because the source's functions may change the sample.
         key = sample.get("__key__")
         url = sample.get("__url__")
         item = self.sources[sample["__source__"]](sample)
@@ -177,7 +186,7 @@ def _place_hint(exn: BaseException) -> str:
     It is in the message because a DataLoader does not show the original traceback.
     """
     trace = exn.__traceback__
-    # The frames of the pipeline and of the stage come before the function's.
+    # The traceback begins with frames of this package, which precede the user's function.
     while trace and trace.tb_frame.f_globals.get("__package__") == __package__:
         trace = trace.tb_next
     if not trace:

@@ -1,4 +1,8 @@
-"""The stage of a `Table`: adds the columns of its row to each sample."""
+"""The stage of a `Table`: adds the columns of its row to each sample.
+
+A table has rows of columns. A sample's row is the row that has the sample's key, or the key that
+the user's `key_of` makes of it.
+"""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -11,21 +15,21 @@ from shardcache_client.stages.decode import Missing
 from shardcache_client.stages.item_stage import Dropped
 from shardcache_client.tables.node_tables import NodeTable
 
-_SHOWN_KEYS = 3
+_SHOWN_KEYS = 3  # number of example keys in an error's text
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Adds the columns of the row with its key to each sample; see `ItemStage`.
+    """Adds to each sample the columns of the row with the sample's key; see `ItemStage`.
 
     Attributes:
         table: the rows.
-        prefix: of the names of members, with the dot.
-        url: of the table, for messages.
-        required: members of this table that each sample must get.
-        missing: for samples without a row, or with one that lacks a required column: raise, skip
-            the sample, or take values from this mapping.
-        key_of: returns the key of a sample's row, from that of the sample; None if they are equal.
+        prefix: beginning of the names that the columns get as members of a sample, with the dot.
+        url: url of the table, for messages.
+        required: members of this table that each sample must get; empty for all columns of a row.
+        missing: treatment of a sample that has no row, or whose row lacks a required column: raise,
+            skip the sample, or take values from this mapping.
+        key_of: returns the key of a sample's row, given the sample's key; None if both are equal.
     """
 
     table: NodeTable = field(compare=False)
@@ -35,14 +39,15 @@ class Rows:
     missing: Missing = "error"
     key_of: Callable[[str], str] | None = None
 
-    # If `missing` leaves out samples, `Decode` says so for the pipeline: it has the same `missing`.
+    # If `missing` leaves out samples, `Decode` reports that for the pipeline, as it has the same
+    # `missing`.
     leaves_out: ClassVar[bool] = False
 
     def apply(self, sample: Sample) -> Sample | Dropped:
         """Return a sample with its row's columns, or a `Dropped` if it is left out.
 
-        Raises UnmatchedKeyError for one without a row, or with several; MissingMemberError for a
-        row that lacks a required column.
+        Raises UnmatchedKeyError for a sample without a row, or with several rows;
+        MissingMemberError for a row that lacks a required column.
         """
         row = self.row(sample["__key__"])
         defaults = self.missing if isinstance(self.missing, Mapping) else {}
@@ -67,7 +72,7 @@ class Rows:
         return sample | columns
 
     def row(self, key: str) -> Mapping[str, Any] | None:
-        """Return the row of the sample with a key; None if there is none, or several."""
+        """Return the row of the sample with a key; None if there is no row, or several."""
         rows = self.table.index.rows(self._row_key(key))
         return rows[0] if len(rows) == 1 else None
 

@@ -1,4 +1,9 @@
-"""The samples that a reader has ready for batches by length."""
+"""The samples that a reader has ready for batches by length; see `by_length`.
+
+A place is a sample's position in the reader's order of samples. If a reader has fewer samples than
+the number of batches that all ranks make, it repeats its shortest sample; samples are therefore
+kept, or read again after a resume, until they cannot be repeated any more.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,13 @@ class SampleBuffer:
     """Consecutive samples of one reader.
 
     Attributes:
-        number: number of buffers before this one.
-        first: place from which the samples were read.
-        spare: place of a sample, given earlier, that is repeated if this buffer gets none.
-        samples: the samples, with None in place of those already yielded.
-        lengths: of the samples, in tokens.
-        places: of the samples, among those of the epoch.
+        number: number of buffers before this buffer.
+        first: first place from which samples are read for this buffer.
+        spare: place of a sample, given earlier, that is repeated if this buffer gets no sample;
+            None if there is no earlier sample.
+        samples: the samples, with None in place of each sample that has been given.
+        lengths: number of tokens of each sample.
+        places: place of each sample in the epoch.
         refused: number of samples that were too long to be added.
     """
 
@@ -31,9 +37,9 @@ class SampleBuffer:
     lengths: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     refused: int = 0
-    # Number of the last of the shortest samples: the one that `batches` repeats.
+    # Number of the last among the shortest samples: `length_batches.batches` repeats this sample.
     _shortest: int = 0
-    _passed: int = 0  # bit n: the sample at place `first + n` was yielded or refused
+    _passed: int = 0  # bit n is set once the sample at place `first + n` was given or refused
 
     def add(self, sample: Any, length: int, place: int) -> None:
         """Append a sample."""
@@ -51,7 +57,7 @@ class SampleBuffer:
     def borrow(self, previous: SampleBuffer | None) -> None:
         """Take over the shortest sample of the previous buffer, to be repeated.
 
-        Raises ConfigError without one.
+        Raises ConfigError without a previous buffer.
         """
         if previous is None:
             raise ConfigError(
@@ -62,7 +68,7 @@ class SampleBuffer:
         self.add(*previous.shortest_sample)
 
     def take(self, numbers: Sequence[int]) -> list[Any]:
-        """Return samples by number, and keep none of them except the one that may be repeated."""
+        """Return samples by number, and keep only a sample that may be repeated."""
         taken = [self.samples[number] for number in numbers]
         for number in numbers:
             self._mark_passed(self.places[number])
@@ -78,28 +84,31 @@ class SampleBuffer:
 
     @property
     def shortest(self) -> int | None:
-        """Place of the sample that is repeated, perhaps one given before; None if there is none."""
+        """Place of the sample that is repeated, which may be `spare`; None without a sample."""
         if self.places:
             return self.places[self._shortest]
         return self.spare
 
     @property
     def gone(self) -> int:
-        """Number of samples that were yielded or refused."""
+        """Number of samples that were given or refused."""
         return self._passed.bit_count()
 
     def _mark_passed(self, place: int) -> None:
-        # A place before the first is that of a borrowed sample.
+        """Note that the sample at a place was given or refused."""
+        # A borrowed sample has a place before the first, and was counted by its own buffer.
         if place >= self.first:
             self._passed |= 1 << (place - self.first)
 
     def mark(self, given: int) -> Mark:
-        """Return the mark of a reader that has yielded `given` batches of this buffer."""
+        """Return the mark (position) of a reader that has given `given` batches of this buffer."""
         passed = self._passed if given else 0
         has_own = bool(self.places) and self.places[-1] >= self.first
         if has_own or self.spare is None:
             return Mark(self.first, self.number, given, passed)
-        # This buffer may get no sample of its own: then the one to be repeated must be read again.
+        # This buffer may get no sample of its own. A reader that resumes must then read the spare
+        # sample again. So the mark begins at the spare's place, with bits for all places before
+        # this buffer's first place, whose samples were given.
         again = self.first - self.spare
         all_before = (1 << again) - 1
         beyond = (passed << again) | all_before

@@ -1,4 +1,8 @@
-"""Lengths of samples, from a user's function, for stages that limit a batch's or block's tokens."""
+"""Lengths of samples, from a user's function, for stages that limit a batch's or block's tokens.
+
+A sample that is too long is refused: it raises SampleError, and the dataset's `on_error` decides
+whether it is skipped.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ log = logging.getLogger("shardcache")
 def length_of(sample: Any, value: Any, max_tokens: int) -> int:
     """Return the length of a sample as an int.
 
-    Raises SampleError if it is too long, or not a whole number.
+    Raises SampleError if the length is above `max_tokens`, or not a whole number.
 
     Args:
         value: what the user's function returned for the sample.
@@ -34,7 +38,7 @@ def length_error(sample: Any, what: str, remedy: str) -> SampleError:
     """Return the error for a sample whose length or tokens are unfit.
 
     Args:
-        what: the length or tokens, and why they are unfit.
+        what: a phrase for the message, with the length or tokens and the reason why they are unfit.
     """
     fields = sample if isinstance(sample, dict) else {}
     name = fields.get("__key__", "")

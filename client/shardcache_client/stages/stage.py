@@ -1,4 +1,9 @@
-"""The interface of stages that regroup a rank's samples, and mark the position after each item."""
+"""The interface of stages that regroup a rank's samples, and mark the position after each item.
+
+A stage turns a reader's samples into items such as batches or blocks, in groups. A reader is a
+rank, or one of its workers in a plain DataLoader. A place is a position in the reader's order of
+samples; a mark is the reader's position between two items, from which it can resume.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,11 @@ from typing import Any, NamedTuple, Protocol
 from shardcache_client.order.sequences.rounds import Topology
 
 Agree = Callable[[str, int], int]
-"""Returns the greatest value that any rank passes under a name, once all have passed one."""
+"""Returns the greatest value that any rank passes under a name, once all ranks have passed one."""
 
 
 class Placed(NamedTuple):
-    """An item, and its place among those of its reader's epoch."""
+    """An item, and its place in its reader's epoch."""
 
     place: int
     item: Any
@@ -22,17 +27,18 @@ class Placed(NamedTuple):
 class Mark(NamedTuple):
     """A reader's position in its epoch, between two items that a stage gives.
 
-    The same reader resumes at `place`, makes the group again, and leaves out the items of the group
-    that were given. Other readers, among whom the rest is divided, leave out single places.
+    If the numbers of ranks and workers are the same after a resume, the same reader resumes at
+    `place`, makes the group again, and leaves out the items of the group that were given. If they
+    differ, the rest is divided among other readers, which leave out single places by `beyond`.
 
     Attributes:
-        place: the first place of the group of samples that is being given, or of the next one; with
-            `again`, an earlier place.
-        group: number of groups before this one.
+        place: the first place of the group that is being given, or of the next group; if `again` is
+            not 0, an earlier place.
+        group: number of groups before this group.
         given: number of items of the group that were given.
         beyond: bit n is set if the sample at `place + n` was given, or refused.
-        again: number of places, from `place` on, that were given before the group: a sample of them
-            is repeated if the group has none.
+        again: number of places, from `place` on, that precede the group and were given. A resuming
+            reader reads them again, as one of their samples is repeated if the group has none.
     """
 
     place: int = 0
@@ -53,10 +59,10 @@ class EpochFacts:
 
     Attributes:
         reader: the rank, or its worker in a plain DataLoader.
-        seed: of the dataset.
+        seed: the dataset's seed.
         epoch: number of the epoch.
-        start: where the reader resumes.
-        places: number of the reader's places in the epoch; None if it is not known.
+        start: the mark at which the reader resumes, or the start of the epoch.
+        places: number of the reader's places in the epoch; None if it is unknown.
     """
 
     reader: Topology
@@ -71,21 +77,27 @@ class Stage(Protocol):
 
     @property
     def name(self) -> str:
-        """Identifier of its groups: a stage of another name makes other groups."""
+        """Identifier of the way in which the stage groups samples, kept in states.
+
+        A stage with another name makes other groups, and cannot resume within a group.
+        """
 
     @property
     def is_in_step(self) -> bool:
-        """True if the readers of all ranks pass the same places: one's state is that of all."""
+        """True if all ranks are at the same places after the same number of items.
+
+        The state of one rank is then enough to resume all ranks.
+        """
 
     def regrouped(self, samples: Iterator[Placed], facts: EpochFacts) -> Iterator[tuple[Any, Mark]]:
         """Yield the items that the stage makes of samples, each with the mark after it.
 
-        Ranks that train together get equal numbers of items. Raises what the stage's functions
-        raise.
+        Ranks that train together get equal numbers of items. Raises any error of the stage's
+        functions.
 
         Args:
-            samples: those from `facts.start` on.
-            facts: about the epoch.
+            samples: the reader's samples from `facts.start` on.
+            facts: facts about the epoch.
         """
 
 

@@ -1,8 +1,9 @@
 """Tables of rows that are made once per node and user, and mapped by all of the user's processes.
 
-They are files in a folder of the user below the temporary one (`TMPDIR`). Their names are hashes of
-all that the content depends on. A table that was not opened for a week is removed when another one
-is made; processes that have mapped it keep it until they end.
+A table is a file that joins samples with rows by key; see `row_index`. It lies in a folder of the
+user below the folder for temporary files (`TMPDIR`). Its name is a hash of everything that its
+content depends on. A table that was not opened for a week is removed when another table is made;
+processes that have mapped it keep it until they end.
 """
 
 import fcntl
@@ -24,7 +25,7 @@ from shardcache_client.tables.row_index import RowIndex
 log = logging.getLogger("shardcache")
 
 _SUFFIX = ".rows"
-# How long a table is kept after it was last opened.
+# Time for which a table is kept after it was last opened.
 _MAX_UNUSED_S = 7 * 24 * 3600.0
 
 
@@ -35,7 +36,7 @@ class NodeTable:
         """Map a table's file. Raises OSError, CacheDirError."""
         self._path = path
         self.index = RowIndex(path)
-        os.utime(path)  # the time of its last use
+        os.utime(path)  # `_remove_unused` takes this for the time of the last use
 
     def __repr__(self) -> str:
         return f"NodeTable({self._path.name!r}, rows={len(self.index)})"
@@ -49,16 +50,17 @@ def shared(
     rows: Callable[[], Iterable[tuple[str, str]]],
     url: str,
 ) -> NodeTable:
-    """Return a table; of the processes that want it, one makes it.
+    """Return a table, making its file if it does not exist yet.
 
-    The others wait for as long as that process lives.
+    If several processes want the table, one makes it. The others wait until it is made, or until
+    that process ends.
 
     Args:
-        identity: all that the rows depend on.
-        rows: yields the rows, each by its key and as JSON.
-        url: for messages.
+        identity: everything that the rows depend on, such as the version of their source.
+        rows: yields the rows, each as its key and its JSON text.
+        url: url of the source, for messages.
 
-    Raises CacheDirError if the folder cannot be used, and what `rows` raises.
+    Raises CacheDirError if the folder cannot be used, and any error of `rows`.
     """
     digest = hashlib.sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()
     folder = _folder()
@@ -67,13 +69,13 @@ def shared(
         with suppress(FileNotFoundError):
             return NodeTable(path)
         with _MakingLock(path.with_suffix(".lock")):
-            # Another process may have made it while this one waited for the lock.
+            # Another process may have made the table while this process waited for the lock.
             with suppress(FileNotFoundError):
                 return NodeTable(path)
             _remove_unused(folder)
             _make(path, rows, url)
             return NodeTable(path)
-    except ShardcacheError:  # some are OSErrors, too
+    except ShardcacheError:  # some errors of shardcache are OSErrors as well, and pass unchanged
         raise
     except OSError as exn:
         raise CacheDirError(
@@ -84,9 +86,9 @@ def shared(
 
 
 def _folder() -> Path:
-    """Return the folder of this user's tables, which is created if it is missing.
+    """Return the folder of this user's tables, creating it if it is missing.
 
-    Raises CacheDirError if it cannot be, or if other users can write to it.
+    Raises CacheDirError if the folder cannot be created, or if other users have access to it.
     """
     folder = Path(tempfile.gettempdir()) / f"shardcache-tables-{os.geteuid()}"
     try:
@@ -123,7 +125,7 @@ class _MakingLock:
 
 
 def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -> None:
-    """Write a table, which has its name only once it is whole."""
+    """Write a table. The file gets its name only once it is complete."""
     begun_s = time.monotonic()
     log.info("reading the rows of %s, once for this node", url)
     fd, draft = tempfile.mkstemp(dir=path.parent)
@@ -145,8 +147,8 @@ def _make(path: Path, rows: Callable[[], Iterable[tuple[str, str]]], url: str) -
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove tables that were not opened for a while, and drafts and locks as old as that."""
+    """Remove tables that were not opened for a week, and drafts and locks of the same age."""
     for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # removed by another process
+        with suppress(FileNotFoundError):  # another process may have removed the file
             if time.time() - path.stat().st_mtime > _MAX_UNUSED_S:
                 path.unlink()

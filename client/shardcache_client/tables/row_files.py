@@ -1,8 +1,9 @@
 """Rows of files that hold tables: JSON lines, CSV, parquet.
 
-Each row is parsed as a whole, and kept as one text of JSON. This does not use `shardcache.formats`,
-which indexes the place of each cell in files of the same kinds: indexing a line takes longer than
-parsing it, and the index has two thirds of the file's size.
+Each row is parsed as a whole, and kept as one text of JSON; `node_tables` writes these into a table
+that processes map. This module does not use `shardcache.formats`, which indexes the place of each
+cell in files of the same kinds: indexing a line takes longer than parsing it, and the index has two
+thirds of the file's size.
 """
 
 import bz2
@@ -25,7 +26,10 @@ Row = dict[str, Any]
 
 _REPAIR_REMEDY = "repair the file, or write it again"
 _PARQUET_BATCH_ROWS = 4_096
-_SHOWN_CHARS = 80
+_SHOWN_CHARS = 80  # of an invalid line, in an error's text
+
+
+# Each of these functions opens a file and returns its content uncompressed.
 
 
 def _plain(path: Path) -> IO[bytes]:
@@ -67,12 +71,13 @@ def rows_of(url: str, path: Path, columns: Sequence[str] | None) -> Iterator[Row
     """Yield the rows of a file, in its order.
 
     Args:
-        url: of the file; its suffixes say the format and the compression.
-        path: of the file on this node.
-        columns: those that are wanted, the key's among them; None for all. Rows may lack some of
-            them, and have others as well.
+        url: url of the file, whose suffixes name the format and the compression.
+        path: path of the file on this node.
+        columns: names of the columns that are wanted, including the column of keys; None for all.
+            Rows may lack some of these columns, and have others as well.
 
-    Raises ConfigError for another format, MetadataError for a file that is not in its format.
+    Raises ConfigError for an unknown format, MetadataError for a file that is not in the format
+    that its name says.
     """
     name = path_of(url).lower()
     open_file: Callable[[Path], IO[bytes]] = _plain
@@ -107,6 +112,10 @@ def _damage_errors() -> tuple[type[Exception], ...]:
         return errors
 
 
+# Each of these readers yields the rows of an open file, and closes it. Readers of text formats
+# ignore `columns`, as they have to parse whole lines anyway.
+
+
 def _json_lines(url: str, file: IO[bytes], columns: Sequence[str] | None) -> Iterator[Row]:
     with file:
         for number, line in enumerate(file, 1):
@@ -135,8 +144,8 @@ def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None
             try:
                 _check_header(rows.fieldnames or (), url)
                 for row in rows:
-                    # A key of None holds fields beyond the header's, a value of None stands for a
-                    # missing field.
+                    # DictReader puts fields beyond the header's under the key None. It puts the
+                    # value None for a missing field.
                     if None in row or None in row.values():
                         raise MetadataError(
                             f"line {rows.line_num} has another number of fields than the header",
@@ -155,7 +164,7 @@ def _separated(delimiter: str) -> Callable[[str, IO[bytes], Sequence[str] | None
 
 
 def _check_header(names: Sequence[str], url: str) -> None:
-    """Raise MetadataError for columns of the same name, of which one would be lost."""
+    """Raise MetadataError if two columns have the same name, as one of them would be lost."""
     doubled = [name for name in names if names.count(name) > 1]
     if doubled:
         raise MetadataError(
@@ -211,6 +220,7 @@ def as_json(row: Row, url: str) -> str:
 
 
 def _as_text(value: object) -> str:
-    if isinstance(value, date | time):  # a datetime is a date
+    """Return a date or time as text; raise TypeError for any other value."""
+    if isinstance(value, date | time):  # a datetime is a date as well
         return value.isoformat()
     raise TypeError(f"a value is of the type {type(value).__name__}")

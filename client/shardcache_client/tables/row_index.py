@@ -1,13 +1,14 @@
 """A file of a table's rows, in which a row is found by its key. All processes map it into memory.
 
-    rows        each on a line: JSON, [key, row]
-    hashes      u64[rows], ascending: of the keys
-    offsets     u64[rows]: where the row begins
+    rows        each row on a line, as JSON: [key, row]
+    hashes      u64[rows]: hashes of the keys, ascending
+    offsets     u64[rows]: offset of the row of each hash
     footer      magic, number of rows, offset of the hashes
 
 Numbers are in native byte order, since the file never leaves its node. Only the pages that are
-looked at take memory: 16 bytes a row, and the rows themselves. Building one sorts the hashes in
-buckets by their first byte, so that it never has more than a bucket in memory.
+looked at take memory: 16 bytes per row for hashes and offsets, and the rows that are read. `write`
+sorts the hashes in buckets by their first byte, so that it never has more than one bucket in
+memory.
 """
 
 import hashlib
@@ -29,8 +30,8 @@ _MAGIC = b"shardrow"
 _FOOTER = struct.Struct("=8sQQ")
 _PAIR = struct.Struct("=QQ")
 _BUCKETS = 256
-_BUCKET_SHIFT = 56  # of a 64-bit hash, to get its first byte: the number of the bucket
-_ALIGNMENT_BYTES = 8
+_BUCKET_SHIFT = 56  # leaves the first byte of a 64-bit hash, which is the number of the bucket
+_ALIGNMENT_BYTES = 8  # of the hashes, which are 64-bit numbers
 
 
 def _hash_of(key: str) -> int:
@@ -43,8 +44,8 @@ class RowCounts(NamedTuple):
     """Numbers of rows in a file.
 
     Attributes:
-        rows: all of them.
-        repeated: those whose key a row before them has as well.
+        rows: number of all rows.
+        repeated: number of rows with a key that an earlier row has as well.
     """
 
     rows: int
@@ -55,8 +56,9 @@ def write(file: IO[bytes], rows: Iterable[tuple[str, str]], folder: Path) -> Row
     """Write a file of rows.
 
     Args:
-        rows: each by its key and as JSON.
-        folder: for temporary files, of the size of the hashes and offsets together.
+        file: the file to write to, at its beginning.
+        rows: each row as its key and its JSON text.
+        folder: for temporary files, which take as much space as hashes and offsets together.
     """
     with ExitStack() as opened:
         buckets = [
@@ -101,7 +103,7 @@ class RowIndex:
     """The rows of a file that `write` has written, found by their keys."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file. Raises CacheDirError if it is not one, OSError if it cannot be read."""
+        """Map the file. Raises CacheDirError for another kind of file, OSError if unreadable."""
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._map.madvise(mmap.MADV_RANDOM)
@@ -118,6 +120,7 @@ class RowIndex:
 
     def rows(self, key: str) -> list[dict[str, Any]]:
         """Return the rows with a key: one, none, or several."""
+        # Different keys may have the same hash, so the keys are compared as well.
         key_hash = _hash_of(key)
         rows = []
         place = bisect_left(self._hashes, key_hash)
