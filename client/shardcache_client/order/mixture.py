@@ -1,12 +1,18 @@
-"""The epochs of a mixture: sources read side by side, in proportions that may change. Pure.
+"""The epochs of a mixture: several sources read as one, in proportions that may change. Pure.
 
-Each source is an endless sequence of rounds, the same as if it was read by itself. An epoch takes
-the next samples of each, as many as its weight says: a source that is smaller than its part comes
-again, and one that is larger goes on in the next epoch where this one ends.
+A source is one of the datasets of a mixture. Each source is an endless sequence of rounds, the same
+as if it were read by itself. An epoch takes the next samples of each source, as many as the
+source's weight says. A source that is smaller than its part comes again within the epoch. A larger
+source goes on in the next epoch where this one ends.
 
-If each batch is of one source, batches take turns as samples do otherwise. A turn is then a whole
-batch of one span; or those of all spans, if they have the same source at each step. The samples
-that a source has beyond its last whole batch come first in the next epoch.
+If each batch has samples of one source only, the sources take turns by batches instead of samples.
+A turn is then a whole batch of one span. If all spans have the same source at each step, a turn is
+the batches of all spans at this step. The samples that a source has beyond its last whole batch
+come first in the next epoch.
+
+`MixtureAssignment` has the options of a mixture and makes its `MixtureDeal`. `sources.quotas` says
+how many turns each source has in an epoch, and `sources.courses` which of its samples come. A
+change of a mixture's sources or weights in mid-epoch is in `sources.changes`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +50,14 @@ from shardcache_client.order.sources.quotas import NO_WEIGHTS, SourceQuotas, Wei
 
 @dataclass(frozen=True, slots=True)
 class MixedSource:
-    """A counted dataset as a part of a mixture; `unit` is that of its `Assignment`."""
+    """A dataset as a source of a mixture, with all samples counted.
+
+    Attributes:
+        name: name of the source.
+        manifest: the shards of the source.
+        shuffle: None to read in the order of the shards.
+        unit: description of samples that are not the tars' own; see `Assignment`.
+    """
 
     name: str
     manifest: Manifest
@@ -53,7 +66,7 @@ class MixedSource:
 
     @property
     def identity(self) -> list[object]:
-        """Everything that states of a mixture must agree in: a JSON value."""
+        """The facts about this source in which the states of a mixture must agree: a JSON value."""
         further = [each for each in (self.unit, self.manifest.selection) if each]
         return [
             self.name,
@@ -69,7 +82,11 @@ class MixedSource:
         return self.manifest.samples or 0
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
-        """Return the same with its seed in `seeds`, which are by source name, if it has one."""
+        """Return this source with another seed, if it is shuffled and `seeds` has its name.
+
+        Args:
+            seeds: the seeds by name of the source.
+        """
         if self.shuffle is None or self.name not in seeds:
             return self
         return replace(self, shuffle=replace(self.shuffle, seed=seeds[self.name]))
@@ -85,14 +102,17 @@ class MixtureDeal(SpanDeal):
     """Deals the samples of several sources, interleaved in proportion.
 
     Attributes:
-        sources: in the order of the mixture's manifest.
-        weights: of the sources.
-        samples: number wanted in an epoch, before any rounding to whole batches of one source.
-        grouping: sources of a batch; see `Grouping`.
-        spans: if each batch is of one source: number of spans of an epoch, each of which gives
-            `batch_size` places to a step.
-        change: the latest of the mixture; None if it is as it began.
-        global_batches: the form of batches that all ranks share, if there are any.
+        sources: the sources, in the order of the mixture's manifest.
+        weights: the weights of the sources, by epoch.
+        samples: number of samples wanted in an epoch, before any rounding to whole batches of one
+            source.
+        even: see `SpanDeal`.
+        batch_size: see `SpanDeal`.
+        grouping: the sources of a batch; see `Grouping`.
+        spans: number of spans of an epoch, each of which gives `batch_size` places to a step;
+            unused if batches have samples of several sources.
+        change: the latest change of the mixture; None if it is as it began.
+        global_batches: the form of batches that all ranks share; None if there are none.
     """
 
     sources: tuple[MixedSource, ...]
@@ -107,7 +127,7 @@ class MixtureDeal(SpanDeal):
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of a whole epoch; see `SpanDeal`."""
+        """Number of samples of a whole epoch; see `SpanDeal`."""
         return self._places(self.samples)
 
     def samples_in(self, epoch: int) -> int:
@@ -124,11 +144,12 @@ class MixtureDeal(SpanDeal):
 
     @cached_property
     def _by_ranks(self) -> "dict[int, MixtureDeal]":
+        """The deals that `for_ranks` has made, by the number of ranks."""
         return {}
 
     @cached_property
     def form(self) -> SourceBatches | None:
-        """The form of batches of one source each; None if they are mixed."""
+        """The form of batches of one source each; None if batches mix several sources."""
         if self.grouping == "mixed":
             return None
         return SourceBatches(self.spans, self.batch_size, alike=self.grouping == "source")
@@ -146,9 +167,9 @@ class MixtureDeal(SpanDeal):
         return change.samples
 
     def _places(self, samples: int) -> int:
-        """Return the number of places of an epoch of so many samples.
+        """Return the number of places of an epoch that wants this number of samples.
 
-        If each batch is of one source, they are whole steps of batches.
+        If each batch has one source, the places are rounded to whole steps of batches.
         """
         if self.form is None:
             return samples
@@ -157,27 +178,33 @@ class MixtureDeal(SpanDeal):
 
     @property
     def _samples_per_turn(self) -> int:
+        """Number of samples that a source gives in a turn."""
         return 1 if self.form is None else self.form.samples_per_turn
 
     def _turns(self, samples: int) -> int:
-        """Return the number of turns that the sources take in an epoch of so many samples."""
+        """Return the number of turns of all sources in an epoch that wants `samples` samples."""
         return self._places(samples) // self._samples_per_turn
 
-    # Number of samples that an epoch takes of each source
+    # The number of samples that an epoch takes of each source.
 
     @cached_property
     def _quotas(self) -> SourceQuotas:
+        """The turns of each source in each epoch, as if the mixture had not been changed."""
         return self.weights.quotas(self._turns(self.samples))
 
     @cached_property
     def _quotas_since_change(self) -> SourceQuotas:
+        """The turns of each source in each epoch, from the epoch of the change on."""
         assert self.change is not None
         first = self.change.epoch
         rest_of_first = (first, self._turns(self._samples_wanted(first)))
         return self.weights.quotas(self._turns(self.samples), rest_of_first)
 
     def layout(self, epoch: int) -> MixtureLayout:
-        """Return the layout of an epoch; of one before the change, as if there had been none."""
+        """Return the layout of an epoch.
+
+        An epoch before that of the change has the layout of a mixture without the change.
+        """
         quotas = self._quotas
         known: dict[str, KnownSource] = {}
         if self.change is not None and epoch >= self.change.epoch:
@@ -204,7 +231,12 @@ class MixtureDeal(SpanDeal):
         return MixtureState(sources, layout.samples, self.form, self._samples_wanted(epoch), change)
 
     def _change_in(self, epoch: int, sources: Iterable[KnownSource]) -> Change | None:
-        """Return the change without sections that no longer matter in an epoch of some sources."""
+        """Return the change without the sections that no longer matter in an epoch.
+
+        Args:
+            epoch: number of the epoch.
+            sources: the sources, with the number of samples taken of each before the epoch.
+        """
         change = self.change
         if change is None or epoch <= change.epoch:
             return change
@@ -213,19 +245,20 @@ class MixtureDeal(SpanDeal):
 
     @cached_property
     def _identities(self) -> list[str]:
-        """Digests of 8 hexadecimal digits that tell each source's samples and their order."""
+        """For each source, 8 hexadecimal digits that identify its samples and their order."""
         batch_facts = self.global_batches or ()
         return [digest([*source.identity, *batch_facts])[:8] for source in self.sources]
 
-    # The order
+    # The order of the samples.
 
     @cached_property
     def _orders(self) -> list[EndlessOrder]:
+        """The endless sequence of each source."""
         return [order_of(source.manifest.counts or (), source.shuffle) for source in self.sources]
 
     @cached_property
     def _courses(self) -> list[Course]:
-        """The course of each source from the change on."""
+        """The course of each source from the change on; see `Course`."""
         sections = () if self.change is None else self.change.sections
         courses = courses_after(sections, self.global_batches)
         return [courses.get(name, Course()) for name in self._names]
@@ -241,10 +274,18 @@ class MixtureDeal(SpanDeal):
         return Interleaved(begin, end, layout.turns, lanes, origin=begin, names=self._names)
 
     def _lane(self, epoch: int, number: int, start: int, stop: int) -> Lane:
-        """Return the samples from `start` to `stop` of the course of the source of this number."""
+        """Return a range of samples of a source's course, in the order in which they are read.
+
+        Args:
+            epoch: number of the epoch.
+            number: number of the source.
+            start: number in the course of the first sample.
+            stop: number in the course after the last sample.
+        """
         is_changed = self.change is not None and epoch >= self.change.epoch
         course = self._courses[number] if is_changed else Course()
-        if start >= course.resumes:  # from here on, the course is the source's sequence
+        if start >= course.resumes:
+            # From `resumes` on, the course is the source's sequence.
             return self._segment(number, MixPart.whole(start, stop))
         if start < course.start:
             raise ConfigError(
@@ -256,7 +297,7 @@ class MixtureDeal(SpanDeal):
         return Chained(0, stop - start, segments)
 
     def _segment(self, number: int, part: MixPart) -> Lane:
-        """Return the order in which the samples of a part of a source's sequence are read."""
+        """Return the mixed order of the samples from `begin` to `end` of a source's sequence."""
         source = self.sources[number]
         first_shard = self._first_shards[number]
         window = window_of(source.shuffle)
@@ -264,7 +305,7 @@ class MixtureDeal(SpanDeal):
 
     @property
     def scattered(self) -> Sequence[range]:
-        """The shards of the sources all of whose samples are permuted; see `SpanDeal`."""
+        """The shards of each source all of whose samples are permuted; see `SpanDeal`."""
         ranges = []
         for source, first in zip(self.sources, self._first_shards, strict=True):
             if source.shuffle is not None and source.shuffle.is_global:
@@ -276,17 +317,18 @@ class MixtureDeal(SpanDeal):
         """Number of the first shard of each source in the mixture's manifest."""
         return list(accumulate((len(source.manifest) for source in self.sources[:-1]), initial=0))
 
-    # Substitutes for skipped samples
+    # Substitutes for samples that are skipped because they cannot be read.
 
     def pass_places(self, epoch: int) -> int:
         """Return the number of consecutive places that hold a whole round of each source."""
         layout = self.layout(epoch)
         total = sum(layout.samples)
-        turn_places = 1 if self.form is None else self.form.size  # of a turn, in one span
+        # Number of places that a turn takes in one span.
+        turn_places = 1 if self.form is None else self.form.size
         pass_places = 0
         for number, samples in enumerate(layout.samples):
             if samples:
-                # A source may come two turns later than its proportion says.
+                # By rounding, a source may come up to two turns later than its proportion says.
                 needed = self._pass_samples(number) + 2 * turn_places
                 places = -(-needed * total // samples)  # rounded up
                 pass_places = max(pass_places, places)
@@ -295,7 +337,7 @@ class MixtureDeal(SpanDeal):
     def _pass_samples(self, number: int) -> int:
         """Return the number of consecutive samples of a source that hold a whole round."""
         left_of_earlier = sum(part.samples for part in self._courses[number].left)
-        # A stretch of two rounds has a whole one in it, wherever it begins.
+        # Two rounds' samples in a row have a whole round among them, wherever they begin.
         return left_of_earlier + 2 * self._orders[number].samples
 
     def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
@@ -323,11 +365,15 @@ class MixtureDeal(SpanDeal):
 
 @dataclass(frozen=True, slots=True)
 class MixtureAssignment(Assignment):
-    """Options of a mixture, of which its deal is made.
+    """Options of a mixture for its deal.
 
-    `shuffle` is that of each source, and `samples_per_epoch` is always given.
+    Of the options of an `Assignment`, `shuffle` is unused, as each source has its own, and
+    `samples_per_epoch` is always set.
 
     Attributes:
+        sources: the sources, in the order of the mixture's manifest.
+        weights: the weights of the sources, by epoch.
+        grouping: the sources of a batch; see `Grouping`.
         changed: the latest change of the mixture; None if it is as it began.
     """
 
@@ -347,18 +393,18 @@ class MixtureAssignment(Assignment):
         return self.changed
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
-        """Return the same with other seeds; see `Assignment`."""
+        """Return these options with other seeds; see `Assignment`."""
         return replace(self, sources=tuple(each.reseeded(seeds) for each in self.sources))
 
     def after(self, change: Change | None) -> Self:
-        """Return the same after a change of the mixture; see `Assignment`."""
+        """Return these options after a change of the mixture; see `Assignment`."""
         if change == self.changed:
             return self
         return replace(self, changed=change)
 
     @property
     def fixes_batch_size(self) -> bool:
-        """True if batches of another size would be of other samples; see `Assignment`."""
+        """True if the batch size determines which samples come together; see `Assignment`."""
         return self.has_source_batches or self.global_batch_size is not None
 
     @property
@@ -392,7 +438,7 @@ class MixtureAssignment(Assignment):
         return GlobalBatches(size, self.spans, drop=self.even == "drop")
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
-        """Return the deal of the mixture, for as many spans as it has; see `Assignment`."""
+        """Return the deal of the mixture; see `Assignment`."""
         form = self.global_batches
         batch_size = self.batch_size
         if form is not None:
@@ -413,8 +459,8 @@ class MixtureAssignment(Assignment):
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return the identifier of mixtures with the same sources; see `Assignment`.
 
-        It is under True, since samples are always counted. The number of samples that an epoch
-        takes of each source is in the states themselves.
+        The identifier is under True, since samples are always counted. It does not depend on the
+        number of samples that an epoch takes of each source: the states themselves have that.
         """
         sources = [source.identity for source in self.sources]
         further = [] if self.grouping == "mixed" else [self.grouping]

@@ -1,7 +1,9 @@
 """The order of a reader's epoch whose samples are not counted. Pure.
 
-A reader reads its share of the shards, step by step as `Mix` has them, and then further shares if
-an epoch has a fixed number of samples.
+A reader reads its share of the shards, step by step. A step takes some samples of each of a few
+shards: see `lanes`. If an epoch has a fixed number of samples, the reader then goes on with further
+shares, each of which has other shards. Since the numbers of samples are unknown, a reader's place
+is given by the share, the step and the samples yielded before it.
 """
 
 from collections.abc import Iterator
@@ -17,9 +19,9 @@ class StepPlace(NamedTuple):
     """The place at which a step begins.
 
     Attributes:
-        share: number of the share that is read; 0 is the reader's own.
-        step: number of the step in it.
-        before: number of places before it.
+        share: number of the share that is read; 0 is the reader's own share.
+        step: number of the step in the share.
+        before: number of places before the step, in all shares since the epoch's beginning.
     """
 
     share: int = 0
@@ -30,10 +32,11 @@ class StepPlace(NamedTuple):
 class UncountedEpoch:
     """The steps of a reader's epoch.
 
-    They are those of its share; if there are `samples_per_epoch`, of all shares, endlessly.
+    They are the steps of the reader's share. If the dataset has `samples_per_epoch`, those of
+    further shares follow endlessly.
 
     Args:
-        deal: of whole shards.
+        deal: the division of the shards.
         reader: the rank, or its worker in a plain DataLoader.
         epoch: number of the epoch.
     """
@@ -61,16 +64,17 @@ class UncountedEpoch:
         return share == 0 or self._deal.samples_per_epoch is not None
 
     def mix(self, share: int) -> Mix:
-        """Return the order of a share."""
+        """Return the order of a share, by the share's number."""
         segments = self._deal.share(self._epoch, share, self._reader).segments
         if not segments:
             return Mix(ListedPieces(()))
-        (segment,) = segments  # a `ShardDeal` makes one mix of all shards of a share
+        # A `ShardDeal` makes one mix of all shards of a share.
+        (segment,) = segments
         assert isinstance(segment, Segment)
         return segment.mix
 
     def shards(self, start: StepPlace) -> Iterator[int]:
-        """Yield the shards of a share that are needed from a step on, in that order."""
+        """Yield the shards of a share that are needed from a step on, in the order of need."""
         mix = self.mix(start.share)
         if not mix.pieces:
             return iter(())
@@ -78,7 +82,10 @@ class UncountedEpoch:
         return mix.pieces.shards(first, len(mix.pieces))
 
     def shards_after(self, share: int) -> Iterator[int]:
-        """Yield the shards of the shares after one, endlessly if there are always more."""
+        """Yield the shards of the shares after a share.
+
+        They are endless if the dataset has `samples_per_epoch`.
+        """
         if not self.has_share(share + 1):
             return iter(())
         later = count(share + 1)

@@ -1,4 +1,9 @@
-"""Options of a dataset that say how its samples are dealt, and the deal that they make. Pure."""
+"""Options of a dataset that say how its samples are dealt, and the deal that they make. Pure.
+
+A deal divides the samples of each epoch among the readers, which are ranks or their workers. The
+dataset makes an assignment from its arguments. Once the shards are known, the assignment makes the
+deal, and the identifiers by which a state is recognized as one of the same dataset.
+"""
 
 import hashlib
 import json
@@ -23,10 +28,14 @@ class Assignment:
         shuffle: None to read in the order of the shards.
         even: policy for a number of samples that the ranks do not divide.
         batch_size: number of samples in a batch of each rank.
-        samples_per_epoch: over all ranks; None for those of the dataset.
-        global_batch_size: number of samples in a batch of all ranks; None to deal spans to ranks.
-        spans: number of spans of the epoch; each gives an equal part to every global batch.
-        unit: describes samples that are not those of the tars; empty for those.
+        samples_per_epoch: number of samples of an epoch over all ranks; None for as many as the
+            dataset has.
+        global_batch_size: number of samples in a batch of all ranks together; None if each rank
+            reads a span of its own instead.
+        spans: number of spans of the epoch, each of which gives an equal part to every global
+            batch; unused without global batches.
+        unit: description of the samples if they are not the tars' own, such as blocks of tokens;
+            empty if they are.
     """
 
     shuffle: Shuffle | None = None
@@ -38,14 +47,19 @@ class Assignment:
     unit: str = ""
 
     def reseeded(self, seeds: Mapping[str, int]) -> Self:
-        """Return the same with other seeds, by source; that of a dataset alone is under ""."""
+        """Return these options with other seeds.
+
+        Args:
+            seeds: the seeds by name of the source. A dataset that is not a mixture has its seed
+                under "". A source that is missing keeps its seed.
+        """
         if self.shuffle is None:
             return self
         seed = seeds.get("", self.shuffle.seed)
         return replace(self, shuffle=replace(self.shuffle, seed=seed))
 
     def options(self) -> dict[str, object]:
-        """Return the options that must be the same on all ranks, by the names of arguments."""
+        """Return the options that must be the same on all ranks, by the names of the arguments."""
         return {
             "shuffle, shuffle_window, seed or canonical_nodes": self.shuffle,
             "even": self.even,
@@ -56,7 +70,7 @@ class Assignment:
     def batches(self) -> dict[str, object]:
         """Return further options that must be the same on ranks that train together.
 
-        With them, all ranks end an epoch after the same number of batches.
+        If these agree, all ranks end an epoch after the same number of batches.
         """
         if self.even is None or self.batch_size <= 1:
             return {}
@@ -69,33 +83,40 @@ class Assignment:
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names of the sources: "" for that of a dataset alone."""
+        """Names of the sources; a dataset that is not a mixture has one, named ""."""
         return ("",)
 
     @property
     def change(self) -> Change | None:
-        """The latest change of a mixture; None if there was none."""
+        """The latest change of a mixture's sources or weights; None if there was no change."""
         return None
 
     def after(self, change: Change | None) -> Self:
-        """Return the same after a change of a mixture, as states have it; None for none."""
+        """Return these options after a change of a mixture.
+
+        Args:
+            change: the change that a state has recorded; None if it has recorded none.
+        """
         return self
 
     @property
     def fixes_batch_size(self) -> bool:
-        """True if batches of another size than this dataset's would be of other samples."""
+        """True if the batch size determines which samples come together in a batch.
+
+        A loader must then use this dataset's batch size and no other.
+        """
         return self.global_batch_size is not None
 
     @property
     def needs_counts(self) -> bool:
-        """True if several ranks get nothing until samples are counted; see `check_even`."""
+        """True if several ranks can get no samples until they are counted; see `check_even`."""
         if self.global_batch_size is not None or self.is_global:
             return True
         return self.even is not None and self.samples_per_epoch is None
 
     @property
     def is_global(self) -> bool:
-        """True if all samples of a dataset are permuted."""
+        """True if all samples of the dataset are permuted, not only those of nearby shards."""
         return self.shuffle is not None and self.shuffle.is_global
 
     def batch_size_of(self, world_size: int) -> int:
@@ -108,9 +129,9 @@ class Assignment:
         """Return the deal of a manifest's samples or shards. Raises ConfigError.
 
         Args:
-            manifest: of the dataset.
-            counted: True to deal samples, False to deal whole shards, None to deal samples if they
-                are counted.
+            manifest: the shards of the dataset.
+            counted: True to deal samples, False to deal whole shards. None deals samples if all
+                shards are counted, and whole shards otherwise.
         """
         is_counted = manifest.counts is not None
         deals_samples = is_counted if counted is None else counted
@@ -143,14 +164,17 @@ class Assignment:
         return self._in_global_batches(deal)
 
     def _in_global_batches(self, deal: SpanDeal) -> SpanDeal:
-        """Return a deal of global batches, whose spans are those of `deal`, if there are any."""
+        """Return a deal of global batches made from `deal`, or `deal` itself without such batches.
+
+        The samples of each span come in the order of `deal`.
+        """
         if self.global_batch_size is None:
             return deal
         return ElasticDeal(deal, self.global_batch_size, self.spans)
 
     @property
     def _identity(self) -> list[object]:
-        """Further facts that datasets with interchangeable states have in common."""
+        """Further facts in which datasets must agree for one to read the other's states."""
         facts: list[object] = []
         if self.global_batch_size is not None:
             facts += [self.global_batch_size, self.spans, self.even]
@@ -159,11 +183,11 @@ class Assignment:
         return facts
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
-        """Return identifiers that are equal for datasets with interchangeable states.
+        """Return identifiers that are equal for datasets that can read each other's states.
 
-        Each has 16 hexadecimal digits. The one under False identifies states of dealt shards; the
-        one under True, if samples are counted, states of dealt samples. A selection always deals
-        samples.
+        Each has 16 hexadecimal digits. The identifier under False is that of states of dealt
+        shards. The identifier under True is that of states of dealt samples, and is left out if
+        samples are not counted. A selection of samples has only the latter.
         """
         facts: list[object] = [
             manifest.objects,
@@ -185,9 +209,10 @@ def digest(facts: object) -> str:
 
 
 def check_even(deal: Deal, topology: Topology, even: Even) -> None:
-    """Check that ranks get the same number of samples if they should, and that they get any.
+    """Check that all ranks get the same number of samples, and at least one sample.
 
-    Raises ConfigError if not.
+    Raises ConfigError if they do not. Nothing is checked for `even=None`, with which the ranks may
+    get different numbers.
     """
     if even is None:
         return

@@ -1,7 +1,15 @@
 """Division of a dataset's epochs among its readers, by spans of samples or by whole shards. Pure.
 
-It depends on manifest, shuffle, evenness and topology alone. `elastic_deal` has the division into
-global batches, which are the same for any number of ranks and workers.
+`Assignment.deal` makes a deal, and the dataset's readers ask the deal for their shares.
+
+- A reader is a rank, or one of its workers in a plain DataLoader.
+- A span is a range of consecutive samples of an epoch.
+- A share is everything that one reader reads of an epoch, or of what is left of it.
+- A phase is a part of an epoch that was read by the same ranks, before the job resumed with others.
+- A substitute is a sample that takes the place of one that cannot be read.
+
+The division depends on manifest, shuffle, evenness and topology alone. `elastic_deal` has the
+division into global batches, which are the same for any number of ranks and workers.
 """
 
 from abc import ABC, abstractmethod
@@ -24,19 +32,20 @@ from shardcache_client.order.sequences.rounds import (
 from shardcache_client.order.sequences.scatter import EndlessOrder, lane_of, order_of
 from shardcache_client.order.sources.changes import MixtureState
 
-# The readers of one process ask for the rest of the same epoch, one after another.
+# The readers of one process ask for the rest of the same epoch, one after another: so the rest is
+# kept.
 _rest_after = lru_cache(maxsize=4)(rest_after)
 
 
 class Spare(NamedTuple):
-    """Samples among which substitutes for a skipped one are found.
+    """Samples among which substitutes for a skipped sample are found.
 
     Attributes:
         share: the samples.
-        place: that of the skipped sample among them.
-        pass_places: number of places in a row, from any place on, among which every sample comes:
-            more than there are samples if each round has another order.
-        source: number of the source that they belong to; 0 if they are of all sources.
+        place: place of the skipped sample in `share`.
+        pass_places: number of consecutive places, from any place on, that hold every sample. It is
+            greater than the number of samples if each round has another order.
+        source: number of the source that the samples belong to; 0 if they are of all sources.
     """
 
     share: Share
@@ -61,23 +70,23 @@ class SpanDeal(ABC):
     @property
     @abstractmethod
     def epoch_samples(self) -> int:
-        """Samples of a whole epoch over all ranks, before any padding."""
+        """Number of samples of a whole epoch over all ranks, before any padding."""
 
     def samples_in(self, epoch: int) -> int:
         """Return the number of samples of an epoch.
 
-        All epochs have the same number, except for one that a change of a mixture cut short.
+        All epochs have the same number, except for an epoch that a change of a mixture cut short.
         """
         return self.epoch_samples
 
     def for_ranks(self, world_size: int) -> "SpanDeal":
-        """Return the deal for `world_size` ranks: the same object each time."""
+        """Return the deal for `world_size` ranks, which is the same object each time."""
         return self
 
     def pass_places(self, epoch: int) -> int | None:
-        """Return the number of consecutive places of a reader that hold every sample.
+        """Return the number of consecutive places of an epoch that hold every sample.
 
-        None if it is unknown.
+        None if this number is unknown.
         """
         return None
 
@@ -87,7 +96,7 @@ class SpanDeal(ABC):
 
         Args:
             epoch: number of the epoch.
-            span: start and stop of its samples in the epoch.
+            span: start and stop of the reader's samples in the epoch.
         """
 
     def cut(self, topology: Topology) -> Partition:
@@ -103,9 +112,10 @@ class SpanDeal(ABC):
 
         Args:
             epoch: number of the epoch.
-            shift: 0 for the reader's own share; n for the share of the reader n places further on.
+            shift: 0 for the reader's own share; n for the share of the reader whose number is
+                greater by n.
             topology: the reader.
-            phases: those of the epoch that have been read.
+            phases: phases of the epoch that have been read.
         """
         cut = self.cut(topology)
         first_cut = phases[0].cut if phases else cut
@@ -115,7 +125,8 @@ class SpanDeal(ABC):
 
         segments = []
         for span in cut.spans(len(rest), reader):
-            # What is left lies in the spans that readers had when the epoch began.
+            # The samples that are left lie in the spans that the readers had when the epoch began,
+            # and keep the order in which these readers would have read them.
             for first_reader, start, stop in rest.between(*span):
                 lane = self.lane(epoch, first_cut.owned_span(samples, first_reader))
                 segments.append(lane.between(start, stop))
@@ -129,8 +140,8 @@ class SpanDeal(ABC):
         Args:
             epoch: number of the epoch.
             cut: division of the rest.
-            phases: those that have been read.
-            drop_last: True if a rank's last batch does not count unless it is whole.
+            phases: phases of the epoch that have been read.
+            drop_last: True to leave out a rank's last batch unless it is whole.
         """
         rest = _rest_after(self.samples_in(epoch), tuple(phases), cut)
         batches = {
@@ -139,7 +150,7 @@ class SpanDeal(ABC):
         return len(batches) == 1
 
     def mixture_of(self, epoch: int) -> MixtureState | None:
-        """Return the facts about a mixture in an epoch; None if this is a dataset alone."""
+        """Return the facts about a mixture in an epoch; None if the dataset is not a mixture."""
         return None
 
     @property
@@ -153,14 +164,15 @@ class SpanDeal(ABC):
         return ()
 
     def spare(self, epoch: int, rank: Topology, place: int) -> Spare:
-        """Return the samples among which substitutes for a skipped one are found.
+        """Return the samples among which substitutes for a skipped sample are found.
 
         Args:
             epoch: number of the epoch.
             rank: the rank that has skipped a sample.
-            place: of that sample in the rank's epoch.
+            place: place of the skipped sample in the rank's epoch.
         """
-        share = self.share(epoch, shift=0, topology=Topology())  # all of it: a job of one reader
+        # The share of the only reader of a job is the whole epoch.
+        share = self.share(epoch, shift=0, topology=Topology())
         samples = share.samples or 0
         rank_start = samples * rank.rank // rank.world_size
         pass_places = self.pass_places(epoch) or samples
@@ -169,7 +181,11 @@ class SpanDeal(ABC):
     def spare_of_source(self, epoch: int, place: int) -> Spare | None:
         """Return substitutes from the source to which the sample at `place` belongs.
 
-        None if batches are not of one source: then samples of any source will do.
+        None if batches have samples of several sources: then samples of any source will do.
+
+        Args:
+            epoch: number of the epoch.
+            place: place of the sample in the epoch of all ranks.
         """
         return None
 
@@ -187,8 +203,8 @@ class SampleDeal(SpanDeal):
         shuffle: None to read in the order of the shards.
         even: see `SpanDeal`.
         batch_size: see `SpanDeal`.
-        samples_per_epoch: number of samples of the endless sequence that each epoch takes; None for
-            those of one round.
+        samples_per_epoch: number of samples that each epoch takes of the endless sequence of
+            rounds; None for as many as a round has.
     """
 
     counts: Sequence[int]
@@ -203,13 +219,16 @@ class SampleDeal(SpanDeal):
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of an epoch."""
+        """Number of samples of an epoch; see `SpanDeal`."""
         if self.samples_per_epoch is not None:
             return self.samples_per_epoch
         return self._order.samples
 
     def pass_places(self, epoch: int) -> int:
-        """Return the number of consecutive places that hold a whole round, wherever they begin."""
+        """Return the number of consecutive places that hold a whole round, wherever they begin.
+
+        Two rounds are enough: a range of this size that begins within a round has all of the next.
+        """
         return 2 * self._order.samples
 
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
@@ -230,15 +249,16 @@ class SampleDeal(SpanDeal):
 class ShardDeal:
     """Deals whole shards whose numbers of samples are not known yet.
 
-    Each is read once; with `samples_per_epoch`, as often as it takes for all ranks together to
-    yield that many.
+    Each shard is read once. With `samples_per_epoch`, the shards are read again and again until all
+    ranks together have yielded as many samples.
 
     Attributes:
         shards: number of shards.
         shuffle: None to read in the order of the shards.
         even: policy for a `samples_per_epoch` that the ranks do not divide.
         batch_size: number of samples in a batch of a rank.
-        samples_per_epoch: over all ranks; None for what the shards have.
+        samples_per_epoch: number of samples of an epoch over all ranks; None for as many as the
+            shards have.
     """
 
     shards: int
@@ -252,7 +272,7 @@ class ShardDeal:
     has_source_batches: ClassVar[bool] = False
 
     def cut(self, topology: Topology) -> Partition:
-        """Return the division of `samples_per_epoch`."""
+        """Return the division of `samples_per_epoch` among the ranks."""
         return Partition(topology.world_size, self.even, self.batch_size)
 
     def share(
@@ -260,12 +280,13 @@ class ShardDeal:
     ) -> Share:
         """Return a reader's shards of the epoch.
 
-        Each `shift` deals all shards in another order, to all readers: so a reader that needs more
-        samples goes on with `shift` 1, 2 and so on. For the other arguments, see `SpanDeal`;
-        without counts, `phases` is empty.
+        Each `shift` deals all shards to all readers in another order. So a reader that needs more
+        samples goes on with `shift` 1, 2 and so on. For the other arguments, see `SpanDeal`. Where
+        samples are not counted, `phases` is always empty.
         """
         key = round_key(self.shuffle, epoch, shift)
-        equal_weights = [1] * self.shards  # the numbers of samples are not known
+        # The numbers of samples are not known, so the groups of a shuffle get equally many shards.
+        equal_weights = [1] * self.shards
         order = shard_order(equal_weights, self.shuffle, key)
         reader = (topology.reader + shift) % topology.readers
         spans = Partition(topology.readers, even=None)
@@ -282,10 +303,10 @@ class ShardDeal:
         return Share((Segment(mix),), None)
 
     def pass_places(self, epoch: int) -> None:
-        """Return None: samples are not counted, and the shares of all readers are one pass."""
+        """Return None: samples are not counted, so the number of places is unknown."""
 
     def rank_size(self, topology: Topology) -> int | None:
-        """Return the rank's part of `samples_per_epoch`; None if there is no such number."""
+        """Return the rank's part of `samples_per_epoch`; None if that is not set."""
         if self.samples_per_epoch is None:
             return None
         return self.cut(topology).size(self.samples_per_epoch, topology.rank)
@@ -297,7 +318,7 @@ class ShardDeal:
     def ends_together(
         self, epoch: int, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False
     ) -> bool:
-        """Return False: it is unknown when ranks end."""
+        """Return False: without counts, it is unknown how many batches each rank makes."""
         return False
 
 

@@ -1,10 +1,20 @@
 """Division of an epoch into global batches, the same for any number of ranks and workers. Pure.
 
-The epoch is cut into a fixed number of spans, each with an order of its own, and a global batch is
-the next few samples of each span, one span after another, however many ranks there are. Each rank
-takes an equal part of every global batch, in order, and its workers take these parts in turn, as a
-DataLoader asks them for batches. So a reader reads places at regular distances in each span that it
-needs. Progress is a single number, that of the global batches taken.
+A global batch is a batch of all ranks together. The epoch is cut into a fixed number of spans, each
+with an order of its own. A global batch has the next few samples of each span, one span after
+another, however many ranks there are. With 12 samples, 2 spans and global batches of 4 samples, and
+without a shuffle:
+
+    global batch             0          1          2
+    samples of span 0        0 1        2 3        4 5
+    samples of span 1        6 7        8 9        10 11
+
+Each rank takes an equal part of every global batch, in order. Of two ranks, rank 0 reads 0 1, 2 3
+and 4 5. The workers of a rank take its parts in turn, as a DataLoader asks them for batches. If a
+single rank has two workers, worker 0 reads 0 1 6 7 and 4 5 10 11, and worker 1 reads 2 3 8 9. So a
+reader reads places at regular distances in each span that it needs.
+
+Progress is a single number: that of the global batches taken.
 """
 
 from collections.abc import Sequence
@@ -22,15 +32,15 @@ from shardcache_client.order.sources.courses import GlobalBatches
 
 @dataclass(frozen=True)
 class ElasticDeal(SpanDeal):
-    """Deals global batches of samples, with equal parts of `span_count` spans.
+    """Deals global batches of samples, to which each of `span_count` spans gives equally many.
 
-    An epoch is whole global batches: with `even="pad"` the last one is filled with samples that
-    come next in the order, with "drop" it is left out unless it is whole.
+    An epoch consists of whole global batches. With `even="pad"` the last batch is filled with
+    samples that come next in the order; with "drop" it is left out unless it is whole.
 
     Attributes:
         spans: the deal that determines the order of each span.
-        global_batch_size: number of samples in a batch of all ranks.
-        span_count: number of spans; it divides the size of a global batch.
+        global_batch_size: number of samples in a batch of all ranks together.
+        span_count: number of spans of the epoch, which divides `global_batch_size`.
     """
 
     spans: SpanDeal
@@ -39,12 +49,12 @@ class ElasticDeal(SpanDeal):
 
     @property
     def even(self) -> Even:  # type: ignore[override]  # read only
-        """Policy for a number of samples that is not whole global batches."""
+        """Policy for an epoch whose samples do not make whole global batches."""
         return self.spans.even
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of an epoch."""
+        """Number of samples of an epoch; see `SpanDeal`."""
         return self.spans.epoch_samples
 
     def samples_in(self, epoch: int) -> int:
@@ -56,22 +66,22 @@ class ElasticDeal(SpanDeal):
         return self._batches(self.samples_in(epoch))
 
     def _batches(self, samples: int) -> int:
-        """Return the number of global batches that samples make."""
+        """Return the number of global batches that this number of samples makes."""
         form = GlobalBatches(self.global_batch_size, self.span_count, drop=self.even == "drop")
         return form.batches(samples)
 
     def cut(self, topology: Topology) -> Partition:
-        """Return the division of the epoch; each rank has its part of a global batch."""
+        """Return the division of the epoch, whose batches are a rank's parts of global batches."""
         size = batch_size_of_rank(self.global_batch_size, topology.world_size)
         return Partition(topology.world_size, self.even, size)
 
     def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
-        """Return the order of a span of the epoch, which may reach beyond its end."""
+        """Return the order of a span, which may reach beyond the end of the epoch."""
         return self.spans.lane(epoch, span)
 
     @property
     def scattered(self) -> Sequence[range]:
-        """Those of its spans; see `SpanDeal`."""
+        """Ranges of shards all of whose samples are permuted; see `SpanDeal`."""
         return self.spans.scattered
 
     def share(
@@ -83,7 +93,9 @@ class ElasticDeal(SpanDeal):
         size = batch_size_of_rank(self.global_batch_size, topology.world_size)
         first = batches_before(phases) + worker
         remaining = self.batches_in(epoch) - first
-        batches = max(0, -(-remaining // topology.workers))  # each worker takes every nth of them
+        # Of n workers, each takes every nth global batch. The division is rounded up, as `first` is
+        # this worker's own.
+        batches = max(0, -(-remaining // topology.workers))
         if not batches:
             return Share((), 0)
 
@@ -102,11 +114,11 @@ class ElasticDeal(SpanDeal):
             epoch: number of the epoch.
             low: place in a global batch at which the reader's part begins.
             size: number of samples of this part.
-            first: number of the first of these batches.
-            batches: number of them.
-            every: distance from one to the next.
+            first: number of the first global batch that the reader takes.
+            batches: number of global batches that the reader takes.
+            every: distance from one of these batches to the next; 1 if the rank has no workers.
         """
-        # Number of places that a span gives to a global batch, and that it has in all.
+        # A span gives `piece` places to each global batch, and has `length` places in all.
         piece = self.global_batch_size // self.span_count
         length = self.batches_in(epoch) * piece
         high = low + size
@@ -128,10 +140,7 @@ class ElasticDeal(SpanDeal):
         return tuple(lanes)
 
     def mixture_of(self, epoch: int) -> MixtureState | None:
-        """Return the facts about a mixture in an epoch; see `SpanDeal`.
-
-        The number of global batches taken is the position in all of its spans.
-        """
+        """Return the facts about a mixture in an epoch; see `SpanDeal`."""
         return self.spans.mixture_of(epoch)
 
     @property
@@ -148,7 +157,8 @@ class ElasticDeal(SpanDeal):
         if of_source is not None:
             return of_source
 
-        # By its place among those of all ranks, which is the same for any number of them.
+        # The sample's place in the epoch of all ranks is the same for any number of ranks, and so
+        # are its substitutes.
         rank_start = batch * self.global_batch_size + rank.rank * size
         return super().spare(epoch, Topology(), rank_start + nth)
 
@@ -167,9 +177,10 @@ class ElasticDeal(SpanDeal):
 def batches_before(phases: Sequence[Phase]) -> int:
     """Return the number of global batches taken in earlier phases of an epoch.
 
-    One that was begun is read again.
+    A global batch that was only begun does not count: it is read again.
     """
-    # A phase has the number of samples taken by each worker of a rank, all of whom are in step.
+    # In a phase of global batches, `taken` has the number of samples that each worker of a rank has
+    # taken. All ranks are in step, so one rank stands for all.
     return sum(taken // phase.cut.batch_size for phase in phases for taken in phase.taken)
 
 

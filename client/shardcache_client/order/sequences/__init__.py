@@ -1,1 +1,1 @@
-"""Sequences of samples: rounds, permutations, lanes, turns and spans of them."""
+"""Orders of samples: endless rounds of shards, permutations, lanes that take turns, and spans."""

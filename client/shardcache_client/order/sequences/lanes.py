@@ -1,21 +1,39 @@
 """The samples that one reader reads, in order: windows of shards, mixed, and lanes. Pure.
 
-A piece is what the reader reads of one shard; a place is the number of a sample in the order.
+`dealing` and `mixture` build these sequences, and `rank_epoch` turns them into samples.
 
-A `Mix` counts time in steps. One piece enters per step, in the order of the pieces, and spreads its
-samples in equal parts over `window` steps, beginning with its own; the samples of a step come in
-random order. So the first sample needs only the first shard, it is known in advance when each shard
-is needed, a reader never holds more than `window` shards, and no sample waits in a buffer.
-Neighbours in a shard end up a third of a window's samples apart on average, in either order. Any
-step can be computed from the sizes of the pieces in it, so reading can start anywhere without
-delay.
+- A piece is the samples of one shard that the reader reads in one round.
+- A mix is an order of the samples of several pieces, in which those of `window` shards alternate.
+- A place is the number of a sample in such an order, from 0.
+- A lane is any sequence that can be read from any place: a mix, or a sequence made of other lanes.
 
-(MosaicML's py1e shifts each sample by a random distance and sorts; steps are the same idea with
+A `Mix` counts time in steps. One piece enters per step, and gives its samples in equal parts to
+`window` steps, of which the first is the step in which the piece enters. Within a step, the samples
+of all its pieces come in random order. With three pieces of 4 samples and a window of 2:
+
+    step             0    1    2     3
+    pieces in it     0    0,1  1,2   2
+    samples of each  2    2+2  2+2   2
+    places           0-1  2-5  6-9   10-11
+
+So piece 1 is held from place 2 on, when its first samples come, until before place 10. A reader
+that resumes at place 7 computes step 2 alone, which needs pieces 1 and 2, and skips its first
+sample.
+
+The first sample of a mix needs only the first shard. A reader knows in advance when it needs each
+shard, it never holds more than `window` shards, and no sample waits in a buffer. Neighbours in a
+shard end up a third of a window's samples apart on average, in either order. Any step can be
+computed from the sizes of the pieces in it, so reading can start anywhere without delay.
+
+(MosaicML's py1e shifts each sample by a random distance and sorts. Steps are the same idea with
 parts of equal size, so that no step depends on the random numbers of the others.)
 
-Lanes are the samples of several sources, or of several spans, read as one sequence. The turns alone
-determine to which lane each place of the sequence belongs, so any part can be found without what
-comes before, and the order in which the shards of all lanes are needed is known in advance, too.
+Lanes that take turns are the samples of several sources, or of several spans of an epoch, read as
+one sequence. The turns alone determine to which lane each place of the sequence belongs. With turns
+of two lanes that have 6 and 3 samples, the nine places belong to the lanes 0 1 0 0 1 0 0 1 0. So
+places 4 to 8 have the samples 3, 4 and 5 of lane 0, and 1 and 2 of lane 1. Any part of the sequence
+can be found like this, without the places before it, and the order in which the shards of all lanes
+are needed is known in advance.
 """
 
 from abc import ABC, abstractmethod
@@ -31,12 +49,12 @@ from shardcache_client.order.sequences.turns import Turns
 
 @dataclass(frozen=True)
 class Mix:
-    """A mixed order of pieces.
+    """A mixed order of the samples of pieces; the module's docstring has an example.
 
     Attributes:
-        pieces: in the order in which they enter.
-        window: number of steps in which each of them takes part. 1 permutes the samples of each
-            piece alone, and 0 leaves them in file order.
+        pieces: the pieces, in the order in which they enter.
+        window: number of steps in which each piece takes part, and so the maximum number of pieces
+            in a step. 1 permutes the samples of each piece alone, and 0 leaves them in file order.
     """
 
     pieces: Pieces
@@ -48,22 +66,22 @@ class Mix:
 
     @property
     def steps(self) -> int:
-        """Number of steps until the last piece has left."""
+        """Number of steps until the last piece has given all of its samples."""
         if not self.pieces:
             return 0
         return len(self.pieces) + self._steps_of_piece - 1
 
     def pieces_at(self, step: int) -> range:
-        """Return the pieces that are in a step."""
+        """Return the numbers of the pieces that give samples to a step."""
         return range(max(0, step - self._steps_of_piece + 1), min(step + 1, len(self.pieces)))
 
     def part(self, piece: int, step: int, numbers: Sequence[int]) -> Sequence[int]:
         """Return the samples of a piece that come in a step, in order.
 
         Args:
-            piece: its number.
+            piece: number of the piece.
             step: number of the step.
-            numbers: those of all of the piece's samples.
+            numbers: the numbers in the tar of all samples of the piece, in its own order.
         """
         start, stop = self._part_range(len(numbers), step - piece)
         return numbers[start:stop]
@@ -73,27 +91,33 @@ class Mix:
 
         Args:
             step: number of the step.
-            sizes: number of samples that each of these pieces gives to it.
+            sizes: number of samples that each piece of `pieces_at(step)` gives to the step.
         """
         by_piece = [nth for nth, size in enumerate(sizes) for _ in range(size)]
         if len(sizes) <= 1:
             return by_piece
-        # The random order of a step is that of the piece which enters in it. Steps after the last
-        # piece has entered are numbered. The first of them has number 0, and so the key of the step
-        # before it, which saved states rely on.
+        # The key of a step's random order is that of the piece which enters in the step. No piece
+        # enters in the steps after the last piece's own: their key is that of the last piece with a
+        # number. The first such step has number 0, so its key is the same as that of the step
+        # before it. This must stay, since saved states rely on the order.
         entering = self.pieces[min(step, len(self.pieces) - 1)]
         beyond = max(0, step - len(self.pieces))
         key = f"{entering.order_key}:{entering.start}+{beyond}"
         return [by_piece[drawn] for drawn in permutation(len(by_piece), key)]
 
     def _part_range(self, size: int, nth: int) -> tuple[int, int]:
-        """Return the range of a piece's samples for the nth of its steps."""
-        # Rounded up, so that the first part has the most.
+        """Return start and stop of the samples that a piece gives to its nth step, from 0.
+
+        Args:
+            size: number of samples of the piece.
+            nth: number of the step, counted from the one in which the piece enters.
+        """
+        # The bounds are rounded up, so that no part is larger than the first.
         start = -(-size * nth // self._steps_of_piece)
         stop = -(-size * (nth + 1) // self._steps_of_piece)
         return start, stop
 
-    # For pieces whose sizes are known
+    # The methods below need pieces whose numbers of samples are known.
 
     def __len__(self) -> int:
         return self.pieces.before(len(self.pieces))
@@ -108,11 +132,12 @@ class Mix:
 
     def find(self, place: int) -> tuple[int, int]:
         """Return the step that contains a place of the whole order, and the place's index in it."""
-        # Without mixing, the place would be in the piece `entry`. With it, the place is in one of
-        # that piece's steps:
-        # 1. Before the first of them, only samples of earlier pieces have come: at most `place`.
-        # 2. By the end of the last, all samples of earlier pieces have come, and all of the piece:
-        #    more than `place`.
+        # In file order, the place would belong to the piece `entry`. In the mixed order, the place
+        # is in one of the steps of this piece:
+        # 1. Before the piece's first step, only samples of earlier pieces have come. They are at
+        #    most `place` samples.
+        # 2. By the end of the piece's last step, all samples of the piece and of all earlier
+        #    pieces have come. They are more than `place` samples.
         entry = self.pieces.holding(place)
         steps = range(min(self._steps_of_piece, self.steps - entry))
         nth_step = bisect_right(steps, place, key=lambda nth: self._samples_through(entry + nth))
@@ -120,19 +145,21 @@ class Mix:
         return step, place - self._samples_before(step)
 
     def enters(self, piece: int) -> int:
-        """Return the first place at which a piece is held."""
+        """Return the first place at which the reader holds a piece's shard."""
         return self._samples_before(piece)
 
     def leaves(self, piece: int) -> int:
-        """Return the first place at which a piece is no longer held."""
+        """Return the first place at which the reader no longer holds a piece's shard."""
         return self._samples_before(min(piece + self._steps_of_piece, self.steps))
 
     def _samples_before(self, step: int) -> int:
+        """Return the number of samples in all steps before this one."""
         return self._samples_through(step - 1) if step else 0
 
     def _samples_through(self, step: int) -> int:
         """Return the number of samples up to the end of a step."""
-        # All samples of the pieces that have left, and some of each that is in the step.
+        # Pieces before the first one of this step have given all of their samples. Pieces of this
+        # step have given their parts up to this step.
         pieces = self.pieces_at(step)
         starts = [self.pieces.before(piece) for piece in range(pieces.start, pieces.stop + 1)]
         samples = starts[0]
@@ -146,11 +173,17 @@ class Mix:
 class Segment:
     """A range of a mix's order, which may begin and end within steps.
 
+    In the example of the module's docstring, the places 3 to 8 have the span (3, 9). They begin in
+    step 1, whose first sample is skipped: `first` is (1, 1). They end in step 2, of which 3 samples
+    are read: `last` is (2, 3).
+
     Attributes:
         mix: the whole order.
-        first: step in which reading begins, and number of that step's samples to skip.
-        last: step in which it ends, and number of its samples to read; None to read to the end.
-        span: the same range as places of the mix's order, if samples are counted.
+        first: the step in which reading begins, and the number of that step's samples to skip.
+        last: the step in which reading ends, and the number of that step's samples to read; None
+            to read to the end of the mix.
+        span: start and stop of the range as places of the mix's order; (0, 0) if samples are not
+            counted.
     """
 
     mix: Mix
@@ -165,19 +198,19 @@ class Segment:
 
     @property
     def mixed(self) -> bool:
-        """True if the samples of several shards are mixed, or those of one permuted."""
+        """True if the samples of several shards are mixed, or the samples of each are permuted."""
         return self.mix.window > 0
 
     def between(self, start: int, stop: int) -> "Segment":
-        """Return the part from one of these places, counted from 0, to a later one.
+        """Return the part from one place of this segment, counted from 0, to a later place.
 
-        Samples must be counted.
+        The samples must be counted.
         """
         return self.mix.between(self.span[0] + start, self.span[0] + stop)
 
     @property
     def pieces(self) -> range:
-        """Pieces that samples come from, in the order in which they enter."""
+        """Numbers of the pieces that samples come from, in the order in which they enter."""
         begin, _ = self.first
         end = self.mix.steps - 1
         if self.last is not None:
@@ -189,7 +222,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Slice(ABC):
-    """The places `start` to `stop` of a sequence that is made of other lanes, or parts of them."""
+    """The places `start` to `stop` of a sequence that is made of other lanes or their parts."""
 
     start: int
     stop: int
@@ -200,31 +233,34 @@ class Slice(ABC):
         return self.stop - self.start
 
     def between(self, start: int, stop: int) -> Self:
-        """Return the part from one of these places, counted from 0, to a later one."""
+        """Return the part from one place of this slice, counted from 0, to a later place."""
         return replace(self, start=self.start + start, stop=self.start + stop)
 
     @property
     @abstractmethod
     def mixed(self) -> bool:
-        """True if samples of several shards are mixed, or those of one permuted."""
+        """True if the samples of several shards are mixed, or the samples of each are permuted."""
 
 
 Lane: TypeAlias = Mix | Slice
-"""A sequence of samples of which any part can be read."""
+"""A sequence of samples that can be read from any place to any other."""
 
 Part: TypeAlias = Segment | Slice
-"""A part of a lane: a mix is cut into segments, any other lane into slices of its own class."""
+"""A part of a lane. Parts of a mix are segments; parts of other lanes are of the lane's class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(Slice):
     """Places of lanes that take turns.
 
+    `start` and `stop` are places of `turns`. A reader of the second half of an epoch has lanes that
+    begin in the middle of the turns: this is its `origin`.
+
     Attributes:
         turns: the lane of each place.
-        lanes: the samples of each lane from `origin` on.
-        origin: place of `turns` at which the lanes begin.
-        names: of each lane, given to its samples; empty for none.
+        lanes: the samples of each lane from the place `origin` on.
+        origin: place of `turns` at which every lane has its first sample.
+        names: a name for each lane, which its samples get; empty if they get none.
     """
 
     turns: Turns
@@ -234,11 +270,11 @@ class Interleaved(Slice):
 
     @property
     def mixed(self) -> bool:
-        """True if some lane mixes the samples of several shards."""
+        """True if some lane mixes the samples of several shards, or permutes those of each."""
         return any(part.mixed for part in self.parts().values())
 
     def parts(self) -> dict[int, Part]:
-        """Return the part of each lane that has any, by the lane's number."""
+        """Return each lane's part of these places, by the lane's number, unless it is empty."""
         spans = zip(self.lanes, self._spans(), strict=True)
         parts = {}
         for number, (lane, (start, stop)) in enumerate(spans):
@@ -257,17 +293,21 @@ class Interleaved(Slice):
 
 @dataclass(frozen=True, slots=True)
 class Chained(Slice):
-    """Places of parts that follow each other."""
+    """Places of parts that follow each other.
+
+    Attributes:
+        segments: the parts. `start` and `stop` are places of all of them together.
+    """
 
     segments: "tuple[Part, ...]"
 
     @property
     def mixed(self) -> bool:
-        """True if some part mixes the samples of several shards, or permutes those of one."""
+        """True if some part mixes the samples of several shards, or permutes those of each."""
         return any(segment.mixed for segment in self.segments)
 
     def parts(self) -> "list[Part]":
-        """Return the parts that have some of these places, each cut to them."""
+        """Return the parts between `start` and `stop`; the first and the last may be cut."""
         ends = list(accumulate(segment.samples for segment in self.segments))
         parts = []
         for segment, end in zip(self.segments, ends, strict=True):
@@ -283,15 +323,18 @@ class Chained(Slice):
 class Strided(Slice):
     """Places of a lane at regular distances.
 
-    They come in rows: `width` places from `first` on, and as many again after each `period`. To
-    read them, a reader passes all places of the lane from the first to the last: those of
-    `passing`.
+    These places come in rows: `width` places from `first` on, and as many again after each
+    `period`. With `first` 2, `width` 2 and `period` 6, they are the places 2, 3, 8, 9, 14, 15 and
+    so on of the lane. The slice numbers them from 0: its `start` 0 and `stop` 4 mean 2, 3, 8 and 9.
+
+    A reader that mixes shards goes over all places of the lane from the first to the last, here 2
+    to 9, although it yields only the four. The lane's part with all of these is `passing`.
 
     Attributes:
-        lane: the sequence that has them.
-        first: place of the lane.
+        lane: the sequence of which some places are taken.
+        first: place of the lane at which the first row begins.
         width: number of places in a row.
-        period: distance, in places, from the beginning of a row to that of the next.
+        period: distance, in places of the lane, from the beginning of a row to that of the next.
     """
 
     lane: Lane
@@ -305,22 +348,28 @@ class Strided(Slice):
         return True
 
     def _place_in_lane(self, number: int) -> int:
-        """Return the lane's place for the place `number` of all rows, counted from `first` on."""
+        """Return the lane's place for place `number` of the rows, counted from the first row on."""
         row, nth = divmod(number, self.width)
         return self.first + row * self.period + nth
 
     def passed_before(self, number: int) -> int:
-        """Return the number of places of `passing` before one of these, counted from 0."""
+        """Return the number of places of `passing` before place `number` of this slice.
+
+        In the example of the class, it is 6 for place 2 of the slice, which is place 8 of the lane.
+        """
         return self._place_in_lane(self.start + number) - self._place_in_lane(self.start)
 
     def reached_by(self, passed: int) -> int:
-        """Return the number of these places before the place `passed` of `passing`."""
+        """Return the number of places of this slice before place `passed` of `passing`.
+
+        This is the inverse of `passed_before`. In the example of the class, it is 2 for 2 to 6.
+        """
         since_first = self._place_in_lane(self.start) + passed - self.first
         row, nth = divmod(max(0, since_first), self.period)
         return row * self.width + min(nth, self.width) - self.start
 
     def passing(self) -> Part:
-        """Return all samples of the lane from the first of these to the last."""
+        """Return all samples of the lane from the first place of this slice to the last."""
         start = self._place_in_lane(self.start)
         last = self._place_in_lane(self.stop - 1)
         return self.lane.between(start, last + 1)
@@ -328,11 +377,11 @@ class Strided(Slice):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One reader's share of an epoch: parts one after another.
+    """One reader's share of an epoch: parts of lanes, read one after another.
 
     Attributes:
         segments: the parts.
-        samples: number of samples in all of them; None if they are not counted.
+        samples: number of samples in all parts together; None if they are not counted.
     """
 
     segments: tuple[Part, ...]

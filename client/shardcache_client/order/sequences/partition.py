@@ -1,16 +1,28 @@
 """Division of an epoch into equal spans, one for each rank. Pure.
 
-Every sample belongs to one rank, and the numbers of samples of two ranks differ by one at most. If
-all are to read equally many, the ranks that own fewer read their last sample twice ("pad"), or
-those that own more leave their last out ("drop"). Either happens at the very end of a rank's span,
-in its last batch: ranks that have taken equally many batches have padded or dropped nothing until
-they reach it. So however often the rest of an epoch is divided again, only the last division pads
-or drops, at most `world_size - 1` samples.
+`dealing` calls it to find each reader's share, and `sources.courses` to find what ranks have left.
 
-When a job resumes with other ranks, the rests of their spans are concatenated and divided again. So
-a phase of an epoch is fully described by how it was divided and how far each rank came; an epoch
-may have any number of phases. Where samples have no numbers, the workers of a plain DataLoader read
-independently of each other, and the epoch is divided among them as it otherwise is among ranks.
+- A span is the consecutive samples of the epoch that one rank reads.
+- A phase is a part of an epoch that was read by the same ranks. Another phase begins when the job
+  resumes with another number of ranks.
+- The rest is the samples that no phase has read.
+
+Every sample belongs to one rank, and the numbers of samples of two ranks differ by one at most. Of
+10 samples, three ranks own 0 to 2, 3 to 5 and 6 to 9. If all ranks are to read equally many, the
+ranks that own fewer read their last sample twice ("pad": 2 and 5 come again), or the ranks that own
+more leave out their last sample ("drop": 9 is left out). Either happens at the very end of a rank's
+span, in its last batch. Ranks that have taken equally many batches have padded or dropped nothing
+until they reach this batch. So however often the rest of an epoch is divided again, only the last
+division pads or drops, at most `world_size - 1` samples.
+
+When a job resumes with other ranks, the rests of the spans are concatenated and divided again. If
+two ranks have each read 2 of their 5 samples, the 6 others are divided: three ranks then read
+samples 2 and 3 of the first span; 4 of the first and 2 of the second; 3 and 4 of the second. So a
+phase is fully described by how it was divided and how far each rank came. An epoch may have any
+number of phases.
+
+Where samples are not counted, the workers of a plain DataLoader read independently of each other.
+The epoch is then divided among the workers as it is among ranks otherwise.
 """
 
 from bisect import bisect_right
@@ -20,10 +32,10 @@ from itertools import accumulate
 from typing import Literal
 
 Even = Literal["pad", "drop"] | None
-"""Policy for a number of samples not divisible by the ranks.
+"""Policy for a number of samples that is not divisible by the number of ranks.
 
-"pad" repeats at most `world_size - 1` samples, as many as PyTorch's DistributedSampler; "drop"
-leaves out at most as many; None gives some ranks one sample more.
+"pad" repeats at most `world_size - 1` samples, as many as PyTorch's DistributedSampler. "drop"
+leaves out at most `world_size - 1` samples. None gives some ranks one sample more than others.
 """
 
 
@@ -57,14 +69,15 @@ class Partition:
         return start, stop
 
     def spans(self, samples: int, rank: int) -> list[tuple[int, int]]:
-        """Return start and stop of each span that a rank reads.
+        """Return start and stop of the two spans that a rank reads; either may be empty.
 
-        They are its own samples, and its last one again as padding.
+        The first has the rank's own samples. The second has its last sample again, as padding.
         """
         start, stop = self.owned_span(samples, rank)
         size = self.size(samples, rank)
         missing = max(0, size - (stop - start))
-        # If the first rank owns none, it is padded with the last sample of the sequence.
+        # A rank that owns no samples is padded with the sample before its span. There is none
+        # before the first rank's span, which is padded with the last sample of the sequence.
         last = (stop - 1) % max(1, samples)
         return [(start, min(stop, start + size)), (last, last + missing)]
 
@@ -72,9 +85,9 @@ class Partition:
         """Return the number of batches that a rank makes of a sequence of `samples`.
 
         Args:
-            samples: in the sequence.
+            samples: number of samples in the sequence.
             rank: number of the rank.
-            drop_last: True if its last batch does not count unless it is whole.
+            drop_last: True to leave out the rank's last batch unless it is whole.
         """
         size = self.size(samples, rank)
         if drop_last:
@@ -86,12 +99,17 @@ class Partition:
 class Phase:
     """A part of an epoch read by the same readers.
 
+    A reader that gets batches from several DataLoader workers may have passed some samples but not
+    all before them: these are in `beyond`. With `taken` 2 and `beyond` "5", whose bits 0 and 2 are
+    set, it has passed the samples 0 and 1 of its span, and also 2 and 4.
+
     Attributes:
-        cut: division of the samples that were left at its start.
-        taken: number of samples at the start of its span that each reader has passed; a single
-            number if it is the same for all.
-        beyond: per reader, further samples that it has passed: bits, in hexadecimal, with bit n for
-            sample n of those after `taken`. Empty if there are none.
+        cut: division of the samples that were left when the phase began.
+        taken: for each reader, the number of samples at the start of its span that it has passed; a
+            single number if it is the same for all readers.
+        beyond: for each reader, further samples that it has passed, as bits in hexadecimal: bit n
+            is set if sample n after the first `taken` samples has been passed. Empty if no reader
+            has passed such samples.
     """
 
     cut: Partition
@@ -100,16 +118,19 @@ class Phase:
 
 
 Stretch = tuple[int, int, int]
-"""A reader of the first phase, and start and stop of samples in the order of its span."""
+"""The number of a reader of the first phase, and start and stop of samples in that reader's span.
+
+The samples are numbered from 0 in the span's order, which later phases keep.
+"""
 
 
 def rest_after(samples: int, phases: Sequence[Phase], cut: Partition) -> "Rest":
     """Return the rest of an epoch after some phases.
 
     Args:
-        samples: of the whole epoch.
-        phases: those that have been read.
-        cut: division of the epoch, if no phase has been read.
+        samples: number of samples of the whole epoch.
+        phases: phases that have been read, in order.
+        cut: division of the epoch if no phase has been read; unused otherwise.
     """
     first = phases[0].cut if phases else cut
     rest = Rest(_whole_spans(samples, first))
@@ -128,11 +149,16 @@ def _whole_spans(samples: int, cut: Partition) -> Iterator[Stretch]:
 def _unread(rest: "Rest", phase: Phase) -> Iterator[Stretch]:
     """Yield the samples that the readers of a phase have not passed.
 
-    Those that would have been dropped are among them.
+    Samples that the phase would have dropped at its end are among them.
+
+    Args:
+        rest: the samples that were left when the phase began.
+        phase: the phase.
     """
     for reader in range(phase.cut.world_size):
         start, stop = phase.cut.owned_span(len(rest), reader)
-        taken = phase.taken[reader % len(phase.taken)]  # the only one, if it is the same for all
+        # `taken` may be a single number for all readers: then the index is always 0.
+        taken = phase.taken[reader % len(phase.taken)]
         passed = 0
         if phase.beyond:
             passed = int(phase.beyond[reader] or "0", 16)
@@ -141,9 +167,12 @@ def _unread(rest: "Rest", phase: Phase) -> Iterator[Stretch]:
 
 
 def _gaps(start: int, stop: int, passed: int) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of the runs of places, from `start` to `stop`, not passed yet.
+    """Yield start and stop of each run of places, from `start` to `stop`, that are not passed yet.
 
-    Bit n of `passed` is 1 if the place `start + n` has been passed.
+    Args:
+        start: the first place.
+        stop: the place after the last.
+        passed: bit n is 1 if the place `start + n` has been passed.
     """
     while passed and start < stop:
         gap = _trailing_zeros(passed)
@@ -163,7 +192,7 @@ def _trailing_zeros(bits: int) -> int:
 
 
 class Rest:
-    """The rest of an epoch: stretches, concatenated."""
+    """The samples that are left of an epoch, numbered from 0: stretches, one after another."""
 
     def __init__(self, parts: Iterable[Stretch]) -> None:
         self._parts = [(reader, start, stop) for reader, start, stop in parts if start < stop]
@@ -173,11 +202,12 @@ class Rest:
         return self._ends[-1] if self._ends else 0
 
     def between(self, start: int, stop: int) -> Iterator[Stretch]:
-        """Yield the stretches between two places."""
+        """Yield the stretches from number `start` to `stop` of the rest, cut to these."""
         while start < stop:
             at = bisect_right(self._ends, start)
             reader, _, part_stop = self._parts[at]
             end = min(stop, self._ends[at])
-            to_span = part_stop - self._ends[at]  # from a place of the rest to the reader's own
+            # Added to a number in the rest, this gives the number in the reader's span.
+            to_span = part_stop - self._ends[at]
             yield reader, start + to_span, end + to_span
             start = end

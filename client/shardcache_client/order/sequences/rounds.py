@@ -1,8 +1,13 @@
 """The order of a dataset: an endless sequence of rounds over all shards. Pure.
 
 In each round every shard comes once, in an order determined by seed and round, with its samples one
-after another; so every sample has a position in the endless sequence. `lanes` mixes samples of
-several shards.
+after another. So every sample has a position in the endless sequence. A piece is the part of one
+shard that lies between two positions. `dealing` cuts the sequence into spans for the readers, and
+`lanes` mixes the samples of several pieces.
+
+With shards of 4, 2 and 3 samples, a round has 9 samples. If round 0 has the shards 1, 2, 0 and
+round 1 has 2, 0, 1, the shards begin at the positions 0, 2, 5, 9, 12 and 16. The positions 7 to 11
+are two pieces: samples 2 and 3 of shard 0 in round 0, and all of shard 2 in round 1.
 
 Permutations depend on their key alone: they are the same for every machine, Python version and hash
 seed.
@@ -28,21 +33,23 @@ try:
 except ImportError:
     _MIN_FOR_NUMPY = math.inf
 else:
-    _MIN_FOR_NUMPY = 1000  # numpy is slower for few numbers, and takes a third of the time for many
+    # numpy is slower for few numbers, and takes a third of the time for many.
+    _MIN_FOR_NUMPY = 1000
 
-# Rounds kept: this epoch's and the next one's, and more where they are small, since several spans
-# or sources of an epoch are in different rounds. Others are computed again.
+# Rounds that an order keeps in memory: those of this epoch and the next at least. More are kept
+# where rounds are small, since the spans or sources of an epoch may be in different rounds. Rounds
+# that are not kept are computed again.
 _MIN_ROUNDS = 2
 _MAX_ROUNDS = 64
-_MAX_KEPT_SHARDS = 2_000_000  # of 12 bytes each
+_MAX_KEPT_SHARDS = 2_000_000  # in all kept rounds; a shard takes 12 bytes in each
 
 
 def permutation(size: int, key: str) -> Sequence[int]:
     """Return the numbers below `size` in an order determined by the key.
 
-    They are sorted by random numbers of the Mersenne Twister (`random.random`, whose sequence for
-    an integer seed Python promises to keep, unlike that of `shuffle`), seeded with the key's
-    BLAKE2b hash (RFC 7693).
+    The numbers are sorted by random numbers of the Mersenne Twister, seeded with the key's BLAKE2b
+    hash (RFC 7693). The random numbers are those of `random.random`: Python promises to keep its
+    sequence for an integer seed, but makes no such promise for `random.shuffle`.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     source = random.Random(int.from_bytes(digest, "little"))
@@ -55,15 +62,16 @@ def permutation(size: int, key: str) -> Sequence[int]:
 
 def _permutation_by_numpy(size: int, source: random.Random) -> "array[int]":
     """Return the numbers below `size`, sorted by the same random numbers as `permutation` draws."""
-    # A number has 53 bits, from two words of 32 bits: the upper 27 bits of the first word, then the
-    # upper 26 of the second.
+    # `random.random` makes a number of 53 bits from two words of 32 bits: the upper 27 bits of the
+    # first word, then the upper 26 bits of the second word.
     words = np.frombuffer(source.randbytes(8 * size), "<u4").astype(np.uint64)
     upper = words[0::2] >> 5
     lower = words[1::2] >> 6
     draws = upper << 26 | lower
 
-    # Sorting the highest bits with the place behind them is much faster than `argsort`, and gives
-    # the same order as long as these bits all differ. Both together have to fit into 64 bits.
+    # Each random number is followed by its place in the lower bits of the same word. Sorting these
+    # words is much faster than `argsort`. Both parts must fit into 64 bits, so the lowest bits of a
+    # random number are dropped. The order is the same as long as the remaining bits all differ.
     place_bits = (size - 1).bit_length()
     dropped_bits = max(0, 53 + place_bits - 64)
     places = np.arange(size, dtype=np.uint64)
@@ -83,9 +91,9 @@ class Topology:
     Raises ConfigError if `rank` is out of range.
 
     Attributes:
-        rank: across all nodes, from 0 to `world_size` - 1.
+        rank: number of the rank across all nodes, from 0 to `world_size` - 1.
         world_size: number of ranks.
-        worker: of the rank, from 0 to `workers` - 1.
+        worker: number of the worker in its rank, from 0 to `workers` - 1.
         workers: number of workers of each rank.
     """
 
@@ -117,12 +125,11 @@ class Shuffle:
     """Shuffle options of a dataset.
 
     Attributes:
-        seed: the same on all ranks.
+        seed: seed of all permutations; it must be the same on all ranks.
         window: maximum number of shards whose samples are mixed; 0 keeps the samples of a shard in
             file order, and None permutes all samples of the dataset.
-        groups: number of fixed groups of shards. A round goes through one group after another, so
-            that a node, which reads the same part of each round, mostly meets the same shards
-            again.
+        groups: number of fixed groups of shards. A round goes through one group after another. A
+            node reads the same part of each round, and so mostly reads the same shards again.
     """
 
     seed: int = 0
@@ -138,7 +145,8 @@ class Shuffle:
 def window_of(shuffle: Shuffle | None) -> int:
     """Return the maximum number of shards whose samples are mixed.
 
-    0 for file order, and for a permutation of all samples, which holds no shards.
+    It is 0 for file order. It is also 0 for a permutation of all samples, for which a reader does
+    not hold shards.
     """
     if shuffle is None or shuffle.window is None:
         return 0
@@ -151,10 +159,10 @@ class Piece:
 
     Attributes:
         shard: number of the shard in the manifest.
-        key: of the round.
-        start: place of the first of them in the shard's order.
-        stop: place after the last; None for all samples of an uncounted shard.
-        first_shard: number in the manifest of the first shard of this shard's dataset: not 0 if
+        key: key of the round; see `round_key`.
+        start: place of the first of these samples in the order of the shard's samples.
+        stop: place after the last of them; None for all samples of an uncounted shard.
+        first_shard: number in the manifest of the first shard of this shard's dataset; not 0 if
             several datasets are mixed.
     """
 
@@ -166,7 +174,7 @@ class Piece:
 
     @property
     def samples(self) -> int:
-        """Number of these samples, if the shard is counted."""
+        """Number of samples of the piece; meaningless if the shard is not counted."""
         return (self.stop or 0) - self.start
 
     @property
@@ -178,11 +186,11 @@ class Piece:
         return f"{self.key}/{self.shard - self.first_shard}"
 
     def numbers(self, count: int, *, permuted: bool) -> Sequence[int]:
-        """Return the numbers in the tar of these samples, in order.
+        """Return the numbers in the tar of the piece's samples, in order.
 
         Args:
-            count: number of samples of the shard.
-            permuted: True if they come in random order, False if in that of the file.
+            count: number of samples of the whole shard.
+            permuted: True if the samples of the shard come in random order, False for file order.
         """
         order: Sequence[int] = range(count)
         if permuted:
@@ -191,7 +199,10 @@ class Piece:
 
 
 class Pieces(Sequence[Piece]):
-    """Pieces that follow each other, found by number, or by the place of a sample."""
+    """Pieces that follow each other, found by number or by the place of a sample.
+
+    The place of a sample is its number among the samples of all these pieces, from 0.
+    """
 
     @abstractmethod
     def __getitem__(self, number: int) -> Piece:  # type: ignore[override]  # no slices
@@ -199,13 +210,17 @@ class Pieces(Sequence[Piece]):
 
     @abstractmethod
     def before(self, number: int) -> int:
-        """Return the number of samples before a piece, or of all before the one after the last."""
+        """Return the number of samples before a piece.
+
+        Args:
+            number: number of the piece. The number of pieces is allowed, and gives all samples.
+        """
 
     @abstractmethod
     def holding(self, place: int) -> int:
         """Return the number of the piece that has the sample at a place.
 
-        Beyond the last sample, this is the number of pieces.
+        For a place beyond the last sample, this is the number of pieces.
         """
 
     @abstractmethod
@@ -248,9 +263,9 @@ class _Round(NamedTuple):
     """One round of a dataset, without its empty shards.
 
     Attributes:
-        key: of the round.
-        shards: numbers of the shards, in order.
-        ends: position in the round at which each of them ends, in samples.
+        key: key of the round; see `round_key`.
+        shards: numbers of the shards, in the order of the round.
+        ends: position in the round, in samples, at which each shard ends.
     """
 
     key: str
@@ -258,15 +273,15 @@ class _Round(NamedTuple):
     ends: Sequence[int]
 
     def start(self, nth: int) -> int:
-        """Return the position at which the nth shard begins."""
+        """Return the position in the round at which the nth shard begins."""
         return self.ends[nth - 1] if nth else 0
 
 
 class Order:
     """The endless sequence of a dataset's samples.
 
-    Each round has the same shards, so that any piece of the sequence is found without those before
-    it.
+    Each round has the same number of samples, so that any piece of the sequence is found without
+    computing the rounds before it.
 
     Args:
         counts: number of samples of each shard.
@@ -286,12 +301,13 @@ class Order:
         self._rounds: dict[int, _Round] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_rounds": {}}  # recomputing is faster than sending
+        # Computing the rounds again in another process is faster than sending them.
+        return self.__dict__ | {"_rounds": {}}
 
     def pieces(self, start: int, stop: int, first_shard: int = 0) -> Pieces:
         """Return the pieces between two positions of the endless sequence, in order.
 
-        Takes the same time and memory for any number of them.
+        This takes the same time and memory for any number of pieces.
 
         Args:
             start: position of the first sample.
@@ -303,9 +319,9 @@ class Order:
         return _LazyPieces(self, start, stop, first_shard)
 
     def number_at(self, position: int) -> int:
-        """Return the number of the shard that has the sample at a position.
+        """Return the number in the endless sequence of the shard that has a position.
 
-        It counts the shards of all rounds, from the first one on.
+        These numbers count the shards of all rounds, from the first round on.
         """
         round_number, offset = divmod(position, self.samples)
         nth = bisect_right(self._round(round_number).ends, offset)
@@ -335,6 +351,7 @@ class Order:
         return self._counts[shard]
 
     def _round(self, number: int) -> _Round:
+        """Return a round, which is computed unless it is kept."""
         kept = self._rounds.get(number)
         if kept is not None:
             return kept
@@ -361,14 +378,15 @@ class Order:
 
 
 class _LazyPieces(Pieces):
-    """The pieces between two positions of an order, made when they are asked for."""
+    """The pieces between two positions of an order, each made when it is asked for."""
 
     def __init__(self, order: Order, start: int, stop: int, first_shard: int) -> None:
         self._order = order
         self._start = start
         self._stop = stop
         self._first_shard = first_shard
-        # Numbers in the endless sequence of the first piece's shard, and of the one after the last.
+        # Number in the endless sequence of the first piece's shard, and of the shard after the
+        # last piece's.
         self._first_number = 0
         self._end_number = 0
         if start < stop:
@@ -414,7 +432,13 @@ class _LazyPieces(Pieces):
 
 
 def round_key(shuffle: Shuffle | None, *numbers: int) -> str:
-    """Return the key of a round, which is identified by one number or several."""
+    """Return the key that determines the permutations of a round: its seed and its numbers.
+
+    Args:
+        shuffle: None if nothing is permuted.
+        numbers: identify the round. Counted datasets use one number, that of the round. Uncounted
+            ones use two: the epoch, and the share within the epoch.
+    """
     seed = 0 if shuffle is None else shuffle.seed
     return "/".join(map(str, (seed, *numbers)))
 
@@ -423,9 +447,9 @@ def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Se
     """Return the shards' numbers in the order of a round.
 
     Args:
-        weights: of each shard; groups have equal weight.
-        shuffle: None for the order in which they are numbered.
-        key: of the round.
+        weights: weight of each shard, usually its number of samples. Groups get equal weights.
+        shuffle: None for the order in which the shards are numbered.
+        key: key of the round; see `round_key`.
     """
     if shuffle is None:
         return range(len(weights))
@@ -438,16 +462,17 @@ def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Se
 
 
 def _groups(weights: Sequence[int], shuffle: Shuffle) -> dict[int, list[int]]:
-    """Divide the shards by the seed alone, so that every round has the same groups.
+    """Divide the shards into groups, by the seed alone: so every round has the same groups.
 
-    Groups are of equal weight, to within a shard. Returns the shards of each group that has any, by
-    the group's number: there may be far fewer shards than groups.
+    Groups are of equal weight, to within a shard. Returns the shards of each group, by the group's
+    number. Groups without shards are left out, since there may be far fewer shards than groups.
     """
     groups: defaultdict[int, list[int]] = defaultdict(list)
     total = max(1, sum(weights))
     before = 0
     for shard in permutation(len(weights), f"{shuffle.seed}:groups"):
-        # A shard belongs where the middle of its weight is.
+        # All shards are laid end to end, by weight, and cut into equal groups. A shard belongs to
+        # the group that has its middle.
         twice_middle = 2 * before + weights[shard]
         number = twice_middle * shuffle.groups // (2 * total)
         groups[min(number, shuffle.groups - 1)].append(shard)

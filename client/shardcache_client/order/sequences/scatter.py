@@ -1,11 +1,17 @@
 """A permutation of all samples of a dataset, of which any place is found by itself. Pure.
 
+It is the order of `shuffle="global"`. A round is one permutation of all samples, and the rounds
+follow each other endlessly. A place is the number of a sample in the permuted order.
+
 The samples of a round are numbered in file order, and their numbers are permuted by a Feistel
 network (Luby and Rackoff, 1988): a number is cut into two halves, and each half in turn is changed
-by a hash of the other one. It permutes the numbers below a power of two; a result that is not a
-number of a sample is permuted again until one comes ("cycle walking"; Black and Rogaway, 2002),
-less than once on average. So no list of samples is made or kept, however many there are, and
-reading can start at any place without delay.
+by a hash of the other half. The network permutes the numbers below a power of two. A result that is
+not the number of a sample is permuted again until such a number comes ("cycle walking"; Black and
+Rogaway, 2002), which takes less than one further permutation on average. For 10 samples, the
+network permutes the numbers below 16, and 10 to 15 are permuted again.
+
+So no list of samples is made or kept, however many there are, and reading can start at any place
+without delay.
 """
 
 import hashlib
@@ -26,14 +32,14 @@ except ImportError:
 else:
     _HAS_NUMPY = True
 
-# Numbers permuted at a time: few enough for a batch not to wait for others.
+# Numbers permuted at a time. They are few, so that a batch does not wait for samples after it.
 _BLOCK = 1024
 
-# For fewer, arrays are slower than Python's numbers.
+# For fewer numbers than this, numpy's arrays are slower than Python's numbers.
 _MIN_FOR_NUMPY = 32
 
-# Each changes both halves. Four are as good as random for large numbers; few samples, whose halves
-# have few bits, take more.
+# Rounds of the Feistel network, each of which changes both halves. Four rounds are as good as
+# random for large numbers. Where there are few samples, the halves have few bits and need more.
 _ROUNDS = 8
 
 _LOW_32 = 0xFFFF_FFFF
@@ -55,7 +61,7 @@ class Bijection:
         self._right_bits = bits - bits // 2
         self._left_mask = (1 << bits // 2) - 1
         self._right_mask = (1 << self._right_bits) - 1
-        # Two keys of four bytes for each round.
+        # Each round of the network has two keys of four bytes, one for each half.
         digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
         words = [int.from_bytes(digest[at : at + 4], "little") for at in range(0, 8 * _ROUNDS, 4)]
         self._keys = list(zip(words[::2], words[1::2], strict=True))
@@ -97,10 +103,14 @@ class Bijection:
 
 
 def _hashed(value: Any, key: int) -> Any:
-    """Return 32 bits that depend on each bit of a number, or of each in an array of 64-bit ones.
+    """Return a hash of 32 bits for a number, or for each number in an array of 64-bit integers.
 
-    The multipliers are those of xxHash. No product has more than 64 bits, so that arrays have the
-    same results as Python's numbers.
+    The hash depends on each bit of the number. The multipliers are xxHash's primes. No product has
+    more than 64 bits, so that arrays have the same results as Python's numbers.
+
+    Args:
+        value: the number or the array, below 2**32.
+        key: 32 bits that select the hash function.
     """
     value = ((value ^ key) * 0x9E37_79B1) & _LOW_32
     value = ((value ^ value >> 15) * 0x85EB_CA77) & _LOW_32
@@ -113,7 +123,7 @@ class ScatteredOrder:
 
     Args:
         counts: number of samples in each shard.
-        shuffle: has the seed.
+        shuffle: shuffle options, of which only the seed is used.
 
     Attributes:
         samples: number of samples of a round.
@@ -130,7 +140,7 @@ class ScatteredOrder:
     def places(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the samples between two positions of the sequence.
 
-        Each is the number of its shard, and its own number in the shard.
+        Each sample is given as the number of its shard and its own number in the shard.
         """
         ends = self._ends
         while start < stop:
@@ -149,8 +159,8 @@ class Scattered(Slice):
     """Places of a permutation of all samples of a dataset.
 
     Attributes:
-        order: the permutations.
-        begin: position in its sequence of place 0.
+        order: the dataset's endless sequence of permutations.
+        begin: position in the sequence of `order` that is place 0 here.
         first_shard: number in the manifest of the dataset's first shard; not 0 if several datasets
             are mixed.
     """
@@ -161,13 +171,13 @@ class Scattered(Slice):
 
     @property
     def mixed(self) -> bool:
-        """True: samples come in no order of their shards."""
+        """True: the samples of a shard do not come one after another."""
         return True
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the samples from one of these places, counted from 0, to another.
+        """Yield the samples from one place of this slice, counted from 0, to another.
 
-        Each is the number of its shard in the manifest, and its own number in the shard.
+        Each sample is given as the number of its shard in the manifest and its number in the shard.
         """
         begin = self.begin + self.start
         samples = self.order.places(begin + start, begin + stop)

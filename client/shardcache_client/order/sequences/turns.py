@@ -1,7 +1,16 @@
 """Turns of lanes: to which of several sequences each place of their interleaving belongs. Pure.
 
-The turns alone determine which lane has a place, so any part of the interleaving can be found
-without computing the places before it.
+A lane is one of several sequences of samples that are read as one: a source of a mixture, or a span
+of an epoch. A place is the number of a sample in the combined sequence, from 0. A turn is one place
+of a lane, or several in a row.
+
+Each class here answers three questions: `lane` tells which lane has a place, `before` how many
+places each lane has before a place, and `place` at which place a lane has its nth sample. With the
+turns 0 1 0 0 1 0, `lane(4)` is 1, `before(4)` is [3, 1], and `place(1, 1)` is 4.
+
+The turns alone determine these answers. So any part of the combined sequence can be found without
+computing the places before it. `lanes.Interleaved` uses turns to read, and `sources.courses` to lay
+out the epochs of a mixture.
 """
 
 from collections.abc import Sequence
@@ -10,14 +19,19 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TypeAlias
 
-_GOLDEN_BILLIONTHS = 618_033_989  # the golden section, in units of 1e-9
+# The golden section, in units of 1e-9: whole numbers give the same result on every machine.
+_GOLDEN_BILLIONTHS = 618_033_989
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A sequence of `samples` places, of which the first group has `share`, at least 1.
+    """A sequence of places that belong to two groups of lanes.
 
-    The second group has the rest.
+    Attributes:
+        first: the split of the first group, or the number of its only lane.
+        second: the split of the second group, or the number of its only lane.
+        share: number of places of the first group, at least 1; the second group has the rest.
+        samples: number of places of both groups together.
     """
 
     first: "_Split | int"
@@ -27,13 +41,18 @@ class _Split:
 
     def before(self, place: int) -> int:
         """Return the number of the first group's places before a place."""
-        # share * place / samples, rounded
+        # This is share * place / samples, rounded to the nearest whole number.
         return (2 * self.share * place + self.samples) // (2 * self.samples)
 
     def place(self, number: int, *, of_first: bool) -> int:
-        """Return the place of the turn of this number of the first group, or of the second."""
-        # The inverse of `before`: the place with which the group's count grows to `number + 1`. For
-        # the first group, the division is rounded up.
+        """Return the place of a group's turn, by the turn's number from 0.
+
+        Args:
+            number: number of the turn among the group's turns.
+            of_first: True for the first group, False for the second.
+        """
+        # This is the inverse of `before`: the place after which the group has `number + 1` places.
+        # For the first group, the division is rounded up.
         if of_first:
             return -((2 * number + 1) * self.samples // (-2 * self.share)) - 1
         return (2 * number + 1) * self.samples // (2 * (self.samples - self.share))
@@ -47,23 +66,29 @@ _Path: TypeAlias = list[tuple[_Split, bool]]
 class Proportions:
     """Turns of lanes with given numbers of samples, spread evenly.
 
-    Of the first x of N places, a lane has n·x/N, ± 2.
+    Of the first x of N places, a lane with n samples has n·x/N, ± 2. Lanes with 6, 3 and 1 samples
+    have the turns 0 1 0 1 0 0 2 0 1 0.
 
     Two lanes split a sequence of N places as a line is drawn on a grid: of the first x places, the
-    first lane has n·x/N, rounded. More lanes split it in two groups, whose places are split in
-    turn, and so on: a binary tree, cut so that both sides are as equal as possible. Everything
-    about a place is found by going down the tree, without the places before it.
+    first lane has n·x/N, rounded. More than two lanes form two groups, and each group splits its
+    places in the same way. This makes a binary tree, cut so that both sides of each split are as
+    equal as possible: in the example, lane 0 has 6 of 10 places, and lanes 1 and 2 split the other
+    4. Everything about a place is found by going down the tree, without the places before it.
 
     Rounding moves a lane by at most half a place at each split, and each further split scales down
-    the error of those above it. The heavier side of a split is a single lane or has at most two
-    thirds of the places (if the heaviest lane has less than a third, a cut lies within a sixth of
-    the middle; if it has a third to a half, the cut behind it leaves less than two thirds; if more,
-    the rest is less than half). So a group's error is below 1/2 · (1 + 2/3 + 4/9 + …) = 3/2, and a
-    lane's below 2. With two lanes it is at most 1/2.
+    the error of the splits above it. The heavier side of a split is a single lane or has at most
+    two thirds of the places. (If the heaviest lane has less than a third, a cut lies within a sixth
+    of the middle. If it has a third to a half, the cut after it leaves less than two thirds. If it
+    has more, the rest is less than half.) So a group's error is below 1/2 · (1 + 2/3 + 4/9 + …) =
+    3/2, and a lane's error is below 2. With two lanes it is at most 1/2.
+
+    Attributes:
+        samples: number of samples of each lane. The same turns repeat after all of them.
     """
 
     samples: tuple[int, ...]
 
+    # The tree of all lanes that have samples; the lane itself if there is only one.
     @cached_property
     def _root(self) -> _Split | int:
         lanes = [lane for lane, samples in enumerate(self.samples) if samples]
@@ -74,7 +99,7 @@ class Proportions:
         if len(lanes) == 1:
             return lanes[0]
         *firsts, total = accumulate(self.samples[lane] for lane in lanes)
-        # After how many lanes to cut, so that both sides are as equal as possible.
+        # The first group ends with the lane of index `cut`: both groups are as equal as possible.
         cut = min(range(len(firsts)), key=lambda at: abs(2 * firsts[at] - total))
         return _Split(
             first=self._split(lanes[: cut + 1]),
@@ -84,7 +109,7 @@ class Proportions:
         )
 
     def lane(self, place: int) -> int:
-        """Return the lane that a place belongs to."""
+        """Return the number of the lane that a place belongs to."""
         node = self._root
         while isinstance(node, _Split):
             firsts = node.before(place)
@@ -117,6 +142,7 @@ class Proportions:
 
     @cached_property
     def _paths(self) -> dict[int, _Path]:
+        """The path of each lane, by the lane's number."""
         paths: dict[int, _Path] = {}
         nodes: list[tuple[_Split | int, _Path]] = [(self._root, [])]
         while nodes:
@@ -133,7 +159,13 @@ class Proportions:
 
 @dataclass(frozen=True, slots=True)
 class BlockTurns:
-    """Turns of lanes that take as many places at a time as their `widths`, at least 1."""
+    """Turns of lanes that each take a fixed number of places at a time.
+
+    With the widths 2 and 3, the places belong to the lanes 0 0 1 1 1 0 0 1 1 1.
+
+    Attributes:
+        widths: number of places that each lane takes at a time, at least 1.
+    """
 
     widths: tuple[int, ...]
 
@@ -157,17 +189,28 @@ class BlockTurns:
 
 @dataclass(frozen=True)
 class Rotated:
-    """Turns in spans of `length` places, each of which begins at a different one of its turns.
+    """Turns in spans of `length` places, each of which begins at a different turn of its own.
+
+    A span has the turns of its places, but begins with a later one of them and has those before it
+    at the end. Lanes with 8 and 4 samples have the turns 0 1 0 0, 1 0 0 1 and 0 0 1 0 in spans of
+    4; rotated, the spans have 0 1 0 0, 0 1 1 0 and 0 0 1 0.
 
     So spans that are read side by side have different lanes at most times, also if the turns repeat
-    a pattern. Where the spans begin is spread by the golden section, which fits no such pattern.
+    a pattern. The beginnings are spread by the golden section, which fits no such pattern.
+
+    Attributes:
+        turns: the turns before the rotation.
+        length: number of places of a span.
     """
 
     turns: Proportions
     length: int
 
     def _span(self, place: int) -> tuple[int, int, int]:
-        """Return the begin of a place's span, its first turn, and the place's number in it."""
+        """Return the beginning of a place's span, the turn it begins with, and the place's number.
+
+        The number is that of the place in its span, from 0.
+        """
         span, number = divmod(place, self.length)
         begin = span * self.length
         shift = begin * _GOLDEN_BILLIONTHS // 10**9 % self.length
@@ -182,7 +225,8 @@ class Rotated:
         """Return the number of each lane's places before a place."""
         begin, first, number = self._span(place)
         end = begin + self.length
-        # Turns of earlier spans, of this one from `first` to its end, and of its beginning.
+        # Before the place come all turns of earlier spans, then the turns of this span from `first`
+        # to its end, and then the turns from its beginning.
         runs = [
             (0, begin),
             (first, min(first + number, end)),
@@ -202,7 +246,7 @@ class Rotated:
         at_first = self.turns.before(first)[lane]
         at_end = self.turns.before(end)[lane]
 
-        # The span has the turns from `first` to its end, and then those before `first`.
+        # The span has the turns from `first` to its end, and then the turns before `first`.
         nth = number - at_begin
         before_wrap = at_end - at_first
         if nth < before_wrap:
@@ -214,9 +258,11 @@ class Rotated:
 class Widened:
     """Turns that are each `width` places wide.
 
+    The turns 0 1 0 with a width of 2 give the places to the lanes 0 0 1 1 0 0.
+
     Attributes:
-        turns: the narrow ones.
-        width: number of places of each.
+        turns: turns of one place each.
+        width: number of places into which each of these turns is widened.
     """
 
     turns: Proportions | Rotated
@@ -235,7 +281,7 @@ class Widened:
         return counts
 
     def place(self, lane: int, number: int) -> int:
-        """Return the place that is a lane's own place of this number, counted from 0."""
+        """Return the place at which a lane has its sample of this number, counted from 0."""
         turn, nth = divmod(number, self.width)
         return self.turns.place(lane, turn) * self.width + nth
 

@@ -1,1 +1,1 @@
-"""Sources of a mixture: their weights, and how a change leaves them."""
+"""Sources of a mixture: their turns in each epoch, and the order of their samples after changes."""

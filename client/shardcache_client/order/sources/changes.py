@@ -1,9 +1,13 @@
-"""Changes of a mixture between two batches: where each source goes on. Pure.
+"""Changes of a mixture between two batches, and the sample at which each source goes on. Pure.
 
-A change ends an epoch in its middle, or comes between two epochs. The samples of each source that
-are then left to read follow from the epoch's layout and from how far ranks had come, whatever the
-mixture is from then on. So a change is a few numbers, and the course of each source is worked out
-from them: see `courses`.
+A user changes a mixture by loading a state into a mixture with other sources or weights:
+`position.mixture_change` then makes a `Change`, which later states contain.
+
+A change ends an epoch in its middle, or comes between two epochs. An epoch that ends in its middle
+is a section. The samples of each source that a section leaves unread follow from the layout of the
+epoch and from how far the ranks had come; they do not depend on the mixture after the change. So a
+change is stored as a few numbers, from which the course of each source is computed. A course is the
+order in which the mixture takes a source's samples; `courses` has an example.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,8 +32,11 @@ class KnownSource(NamedTuple):
     """A source that a mixture has or had.
 
     Attributes:
-        identity: 8 hexadecimal digits that tell its samples and their order.
-        start: number of its samples that were taken before.
+        name: name of the source.
+        identity: 8 hexadecimal digits that identify the source's samples and their order; "" if
+            they come from a state of an earlier release.
+        start: number of the source's samples that were taken before the epoch, or before the change
+            if this is part of a `Change`.
     """
 
     name: str
@@ -41,8 +48,9 @@ class EpochSource(NamedTuple):
     """A source in an epoch of a mixture.
 
     Attributes:
-        start: number of its samples that were taken before the epoch.
-        samples: number of its samples in the epoch.
+        name: name of the source.
+        start: number of the source's samples that were taken before the epoch.
+        samples: number of the source's samples in the epoch.
     """
 
     name: str
@@ -51,18 +59,20 @@ class EpochSource(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Number of samples in all epochs up to this one."""
+        """Number of the source's samples in all epochs up to the end of this one."""
         return self.start + self.samples
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """An epoch that was not read to its end, or the rest that an earlier change had left of one.
+    """An epoch that was not read to its end.
+
+    It may itself be the rest of an epoch that an earlier change had cut short.
 
     Attributes:
-        sources: those that it takes samples of, in the order of the mixture.
-        form: of its batches; None if they are mixed.
-        phases: how far ranks have come, one group of ranks after another.
+        sources: the sources of which the epoch takes samples, in the order of the mixture.
+        form: form of the epoch's batches; None if they mix several sources.
+        phases: divisions of the epoch among ranks and how far the ranks came, in order.
     """
 
     sources: tuple[EpochSource, ...]
@@ -77,9 +87,10 @@ class Section:
         return layout_of(starts, samples, self.form)
 
     def unread_parts(self, batches: GlobalBatches | None) -> list[MixPart]:
-        """Return the parts that are left of the epoch.
+        """Return the parts of the epoch that are left unread.
 
-        `batches` is the form of global ones, if there are any.
+        Args:
+            batches: the form of global batches; None if there are none.
         """
         places = self.layout.places
         if batches is None:
@@ -94,7 +105,13 @@ class Section:
     def courses_after(
         self, courses: Mapping[str, Course], batches: GlobalBatches | None
     ) -> dict[str, Course]:
-        """Return the courses of all sources after the epoch, given those before it."""
+        """Return the courses of all sources after the epoch.
+
+        Args:
+            courses: the courses before the epoch, by source. A source that is missing has its
+                sequence as its course.
+            batches: the form of global batches; None if there are none.
+        """
         layout = self.layout
         parts_by_source = [layout.parts(span) for span in self.unread_parts(batches)]
         changed = dict(courses)
@@ -109,7 +126,14 @@ class Section:
 def courses_after(
     sections: tuple[Section, ...], batches: GlobalBatches | None
 ) -> Mapping[str, Course]:
-    """Return the courses of sources after some sections; those of others are their sequences."""
+    """Return the courses of the sources of some sections, by name, after these sections.
+
+    Any other source has its sequence as its course.
+
+    Args:
+        sections: the sections, in order.
+        batches: the form of global batches; None if there are none.
+    """
     courses: dict[str, Course] = {}
     for section in sections:
         courses = section.courses_after(courses, batches)
@@ -117,10 +141,11 @@ def courses_after(
 
 
 def unread(sections: Sequence[Section], starts: Mapping[str, int]) -> tuple[Section, ...]:
-    """Return the sections that still determine which samples come next in the courses of sources.
+    """Return the sections that still determine which samples of the sources come next.
 
     Args:
-        starts: number of samples that were taken of each source.
+        sections: the sections, in order.
+        starts: number of samples that were taken of each source, by name.
     """
     kept: list[Section] = []
     needed_from = dict(starts)  # by source: number of the first sample whose course is needed
@@ -139,10 +164,12 @@ class Change:
     """A change of a mixture.
 
     Attributes:
-        epoch: the first of the mixture as it is now: the one that was being read, or the next.
-        samples: number of samples that were left of this epoch; None if it was not begun.
-        sources: all that were read so far, with how many samples were taken before the change.
-        sections: those of which something is left.
+        epoch: the first epoch of the mixture as it is after the change. It is the epoch that was
+            being read, or the next if that was read to its end.
+        samples: number of samples that were left of `epoch`; None if it was not begun.
+        sources: all sources that were read so far, each with the number of its samples that were
+            taken before the change.
+        sections: the sections of which some samples are left.
     """
 
     epoch: int
@@ -161,11 +188,12 @@ class MixtureState:
     """The facts about a mixture in a state: each source, and its samples in the epoch.
 
     Attributes:
-        sources: in the order of the mixture.
-        samples: of each source in the epoch.
-        form: of the epoch's batches; None if they are mixed.
-        total: number of samples wanted in the epoch, which batches of one source exceed or miss.
-        change: the latest of the mixture; None if it is as it began.
+        sources: the sources, in the order of the mixture.
+        samples: number of samples of each source in the epoch.
+        form: form of the epoch's batches; None if they mix several sources.
+        total: number of samples wanted in the epoch. Whole batches of one source may add up to a
+            few more or fewer.
+        change: the latest change of the mixture; None if it is as it began.
     """
 
     sources: tuple[KnownSource, ...]
@@ -176,7 +204,7 @@ class MixtureState:
 
     @property
     def by_name(self) -> dict[str, tuple[int, int]]:
-        """Start and number of samples of each source."""
+        """Start and number of samples of each source in the epoch, by name."""
         each = zip(self.sources, self.samples, strict=True)
         return {source.name: (source.start, samples) for source, samples in each}
 
@@ -190,7 +218,9 @@ class MixtureState:
         """Return a change of the mixture in an epoch of which some phases have been read.
 
         Args:
-            batches: the form of global batches, if there are any.
+            epoch: number of the epoch.
+            phases: phases that have been read; empty if the epoch was not begun.
+            batches: the form of global batches; None if there are none.
         """
         if not phases:
             return self._change(epoch, self.total, self.sources, self._sections)
@@ -207,6 +237,7 @@ class MixtureState:
 
     @property
     def _sections(self) -> tuple[Section, ...]:
+        """The sections of earlier changes of which some samples are left."""
         return () if self.change is None else self.change.sections
 
     def _section(self, phases: Sequence[Phase]) -> Section:
@@ -224,7 +255,14 @@ class MixtureState:
         sources: Iterable[KnownSource],
         sections: tuple[Section, ...],
     ) -> Change:
-        """Return a change, without sections of which nothing is left."""
+        """Return a change, without the sections of which nothing is left.
+
+        Args:
+            epoch: see `Change`.
+            samples: see `Change`.
+            sources: the sources of the epoch; those of earlier changes are added.
+            sections: see `Change`.
+        """
         known: dict[str, KnownSource] = {}
         if self.change is not None:
             known |= self.change.known

@@ -1,14 +1,33 @@
-"""Parts of sources in a mixture's epochs, where a change in mid-epoch has left some. Pure.
+"""The order in which a mixture takes each source's samples after changes in mid-epoch. Pure.
 
-Each source is an endless sequence of samples, of which an epoch takes the next ones. Ranks read
-spans of the epoch, and mix the samples of several shards in each. So what is left of an epoch in
-its middle is not a stretch of a source's sequence: it is the ends of mixes, one for each rank.
+`mixture` asks for the layout of each epoch, and `changes` for the samples that an epoch has left.
 
-If the mixture changes there, each source goes on along its course. First come the samples that the
-epoch has left of it, in the order of the ranks that would have read them; then its sequence, from
-where that epoch would have ended. The number of a sample in a course is the number of samples of
-the source that are taken before it. So after the samples that were left, it is the position in the
-sequence. The course of a source that has never been in such an epoch is its sequence.
+- A source's sequence is its endless order of samples, one round of its shards after another.
+- A place is the number of a sample in an epoch of all sources. A span is the consecutive places
+  that one rank reads.
+- A turn is one sample of a source, or one batch if each batch is of one source. A step is one batch
+  of each span.
+- A mix is an order in which one reader reads some samples, those of several shards in turn. A mix
+  part is a range of places of a mix.
+- A course is the order in which the mixture takes a source's samples. It is the source's sequence,
+  unless the mixture changed before an epoch was read to its end.
+
+Suppose that two ranks read an epoch of 12 places, 8 for source A and 4 for source B, whose turns
+are A B A A B A A B A A B A. Rank 0 has the span of the places 0 to 5, and rank 1 that of 6 to 11.
+Rank 0 mixes the samples 0 to 3 of A and 0 and 1 of B; rank 1 mixes 4 to 7 of A and 2 and 3 of B.
+Now the mixture changes after two places of each rank: each has read one sample of A and one of B.
+
+    left of rank 0's mixes   places 1 to 3 of A's samples 0 to 3, place 1 of B's samples 0 and 1
+    left of rank 1's mixes   places 1 to 3 of A's samples 4 to 7, place 1 of B's samples 2 and 3
+
+Since each rank reads in mixed order, what is left of A is not a stretch of its sequence. It is the
+ends of two mixes: `MixPart(0, 4, low=1, high=4)` and `MixPart(4, 8, low=1, high=4)`. The course of
+A goes on with these 6 samples, in the order of the ranks, and then with its sequence from sample 8
+on, where the epoch would have ended.
+
+The number of a sample in a course is the number of the source's samples that are taken before it.
+So A's course goes on at number 2, has the left samples as numbers 2 to 7, and resumes the sequence
+at number 8. From there on, a sample's number is again its position in the sequence.
 """
 
 from bisect import bisect_right
@@ -22,21 +41,29 @@ from shardcache_client.order.sequences.partition import Phase, rest_after
 from shardcache_client.order.sequences.turns import Proportions, Rotated, Turns, Widened
 
 Grouping = Literal["mixed", "source", "rank-source"]
-"""Batches of several sources, or of one: the same on all ranks at each step, or each rank's own."""
+"""The sources of a batch.
+
+"mixed": a batch has samples of several sources. "source": a batch has samples of one source, which
+is the same on all ranks at each step. "rank-source": a batch has samples of one source, and ranks
+may have different sources at the same step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MixPart:
     """The places `low` to `high` of a mix.
 
-    A mix is the samples `begin` to `end`, in the mixed order in which one reader reads them. They
-    are samples of a source's sequence or course, or places of an epoch of all sources.
+    A mix has the samples `begin` to `end`, in the order in which one reader reads them. `begin` and
+    `end` are numbers in a source's sequence or course, or places of an epoch of all sources.
+
+    `MixPart(4, 8, low=1, high=4)` is the last three samples that a reader yields when it mixes the
+    samples 4 to 7.
 
     Attributes:
-        begin: first of the samples that are mixed.
-        end: one after the last of them.
-        low: first place, counted from the beginning of the mix.
-        high: one after the last place.
+        begin: number of the first of the samples that are mixed.
+        end: number after the last of the samples that are mixed.
+        low: first place of the part, counted from the beginning of the mix.
+        high: place after the last of the part.
     """
 
     begin: int
@@ -51,27 +78,27 @@ class MixPart:
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
+        """Number of samples in the part."""
         return self.high - self.low
 
     def between(self, start: int, stop: int) -> "MixPart":
-        """Return the part from one of these places, counted from 0, to a later one."""
+        """Return the part from one place of this part, counted from 0, to a later place."""
         return replace(self, low=self.low + start, high=self.low + stop)
 
 
 class _Parts:
-    """Parts of mixes, one after another."""
+    """Parts of mixes, one after another, whose samples are numbered from 0 through all of them."""
 
     def __init__(self, parts: Sequence[MixPart]) -> None:
         self._parts = parts
         self._ends = list(accumulate(part.samples for part in parts))
 
     def __len__(self) -> int:
-        """Return the number of samples."""
+        """Return the number of samples in all parts together."""
         return self._ends[-1] if self._ends else 0
 
     def between(self, start: int, stop: int) -> Iterator[MixPart]:
-        """Yield the parts from one place to a later one."""
+        """Yield the parts of the samples from number `start` to `stop`, cut to these."""
         for number in range(bisect_right(self._ends, start), len(self._parts)):
             part = self._parts[number]
             begin = self._ends[number] - part.samples
@@ -84,9 +111,14 @@ class _Parts:
 class Course:
     """The samples of a source in the order in which a mixture takes them.
 
+    In the example of the module's docstring, the course of A has the two parts as `left`, `resumes`
+    at 8 and has the `start` 2. Its samples 2 to 9 are these parts, then samples 8 and 9 of the
+    sequence.
+
     Attributes:
-        left: parts of the source's sequence that earlier epochs have left.
-        resumes: number of the first sample after these, which is its position in the sequence.
+        left: parts of the source's sequence that epochs have left unread.
+        resumes: number of the first sample after `left`. From there on, numbers in the course are
+            positions in the sequence.
     """
 
     left: tuple[MixPart, ...] = ()
@@ -94,7 +126,7 @@ class Course:
 
     @property
     def start(self) -> int:
-        """Number of the first sample that is left."""
+        """Number of the course's first sample: the first of `left`, or `resumes` if it is empty."""
         return self.resumes - len(self._left_parts)
 
     @cached_property
@@ -102,7 +134,10 @@ class Course:
         return _Parts(self.left)
 
     def between(self, start: int, stop: int) -> list[MixPart]:
-        """Return the parts of the sequence from one sample to a later one."""
+        """Return the samples of the course from number `start` to `stop`, as parts of mixes.
+
+        The samples of these mixes are numbered by the sequence.
+        """
         parts = list(self._left_parts.between(start - self.start, stop - self.start))
         first_after = max(start, self.resumes)
         if first_after < stop:
@@ -113,25 +148,25 @@ class Course:
         """Return the course after an epoch that has left parts of this one.
 
         Args:
-            stop: number of the sample before which the epoch would have ended.
-            left: parts that the epoch has left, whose samples are numbered by this course.
+            stop: number in this course at which the epoch would have ended.
+            left: parts that the epoch has left unread. Their samples are numbered by this course.
         """
         parts: list[MixPart] = []
         for part in left:
-            # The samples that were mixed may be parts of earlier mixes themselves.
+            # The samples of a mix may come from parts that an earlier epoch had left.
             mixed = _Parts(self.between(part.begin, part.end))
             parts += mixed.between(part.low, part.high)
-        # Left by earlier epochs, and not to be read in this one either.
+        # Samples from `stop` on were left by earlier epochs, and were not to come in this one.
         parts += self.between(stop, self.resumes)
         return Course(tuple(parts), max(stop, self.resumes))
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureLayout:
-    """An epoch of a mixture.
+    """The samples that an epoch of a mixture takes of each source, and the source of each place.
 
     Attributes:
-        starts: where it begins in each source's course.
+        starts: number in each source's course at which the epoch begins.
         turns: the source of each place.
         places: number of places, each for a sample.
     """
@@ -142,18 +177,28 @@ class MixtureLayout:
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Number of samples of each source."""
+        """Number of samples of each source in the epoch."""
         if not self.places:
             return (0,) * len(self.starts)
         return tuple(self.turns.before(self.places))
 
     def ranges(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return start and stop of the samples of each source at the places from one to another."""
+        """Return start and stop, in each source's course, of its samples at some places.
+
+        Args:
+            begin: the first place.
+            end: the place after the last.
+        """
         spans = zip(self.starts, self.turns.before(begin), self.turns.before(end), strict=True)
         return [(start + first, start + last) for start, first, last in spans]
 
     def parts(self, span: MixPart) -> list[MixPart]:
-        """Return the samples of each source in a part of the epoch, as parts of their courses."""
+        """Return each source's samples in a part of the epoch, as a part of a mix of its course.
+
+        Args:
+            span: the part. Its `begin` and `end` are the span of a reader, and `low` and `high` are
+                places of this span.
+        """
         mixed = self.ranges(span.begin, span.end)
         left = self.ranges(span.begin + span.low, span.begin + span.high)
         return [
@@ -165,9 +210,12 @@ class MixtureLayout:
 class SourceBatches(NamedTuple):
     """The form of batches of one source each.
 
+    With 2 spans and a size of 4, a step is 8 places: the next 4 of each span. A turn is 8 samples
+    of a source if the spans are alike, and 4 samples if not.
+
     Attributes:
-        spans: number of spans of an epoch; a step takes the next places of each.
-        size: number of places that a step takes of a span.
+        spans: number of spans of an epoch; a step takes the next places of each span.
+        size: number of places that a step takes of each span.
         alike: True if all spans take the same source at a step.
     """
 
@@ -176,9 +224,11 @@ class SourceBatches(NamedTuple):
     alike: bool
 
     def steps(self, samples: int, *, drop: bool) -> int:
-        """Return the number of steps in an epoch of `samples`.
+        """Return the number of steps in an epoch of `samples` samples.
 
-        A last one that is not whole counts, unless it is dropped.
+        Args:
+            samples: number of samples of the epoch.
+            drop: True to leave out the last step unless it is whole; False to count it.
         """
         step_samples = self.spans * self.size
         if drop:
@@ -197,29 +247,30 @@ def layout_of(
     """Return the layout of an epoch.
 
     Args:
-        starts: where it begins in each source's course.
-        samples: number of samples that it takes of each source.
-        form: of its batches; None if they are mixed.
+        starts: number in each source's course at which the epoch begins.
+        samples: number of samples that the epoch takes of each source.
+        form: form of the epoch's batches; None if each has samples of several sources.
     """
     places = sum(samples)
     if form is None:
         return MixtureLayout(starts, Proportions(samples), places)
     turns = Proportions(tuple(each // form.samples_per_turn for each in samples))
     if form.alike:
-        # These are the turns of one span. Beyond its end they repeat, for the spans after it.
+        # These are the turns of one span. The places of the next span follow, and beyond the end
+        # of their sequence the same turns come again: so all spans have the same turns.
         return MixtureLayout(starts, Widened(turns, form.size), places)
-    # Each span has as many turns as the epoch has steps.
+    # A span takes one turn per step, so it has as many turns as the epoch has steps.
     steps = places // (form.spans * form.size)
     return MixtureLayout(starts, Widened(Rotated(turns, steps), form.size), places)
 
 
 class GlobalBatches(NamedTuple):
-    """The form of batches that all ranks share: see `ElasticDeal`.
+    """The form of global batches, of which each rank has an equal part: see `ElasticDeal`.
 
     Attributes:
-        size: number of samples in a batch of all ranks.
-        spans: number of spans of an epoch; a batch takes the next samples of each.
-        drop: True if a last batch that is not whole is dropped.
+        size: number of samples in a batch of all ranks together.
+        spans: number of spans of an epoch; a batch takes the next samples of each span.
+        drop: True if the last batch of an epoch is dropped unless it is whole.
     """
 
     size: int
@@ -234,7 +285,15 @@ class GlobalBatches(NamedTuple):
 
 
 def left_by_ranks(places: int, phases: Sequence[Phase]) -> list[MixPart]:
-    """Return the parts of an epoch that are left after phases of ranks."""
+    """Return the parts of an epoch that ranks have left unread, one or more for each rank's span.
+
+    With 12 places, two ranks and 2 places taken by each, they are the places 2 to 5 of the spans
+    0 to 5 and 6 to 11.
+
+    Args:
+        places: number of places of the epoch.
+        phases: divisions of the epoch and how far each rank came, in order; at least one.
+    """
     first_cut = phases[0].cut
     rest = rest_after(places, phases, first_cut)
     parts = []
@@ -245,9 +304,15 @@ def left_by_ranks(places: int, phases: Sequence[Phase]) -> list[MixPart]:
 
 
 def left_by_batches(places: int, taken: int, form: GlobalBatches) -> list[MixPart]:
-    """Return the parts of an epoch that are left after `taken` global batches."""
-    # Each batch takes a piece of each span. If the epoch is padded to whole batches, the last spans
-    # may end after it.
+    """Return the parts of an epoch that are left unread after `taken` global batches.
+
+    Args:
+        places: number of places of the epoch.
+        taken: number of global batches.
+        form: form of the global batches.
+    """
+    # Each batch takes `piece` places of each span. If the epoch is padded to whole batches, the
+    # last spans may reach beyond the end of the epoch.
     piece = form.size // form.spans
     length = form.batches(places) * piece
     passed = min(taken * piece, length)
@@ -256,7 +321,7 @@ def left_by_batches(places: int, taken: int, form: GlobalBatches) -> list[MixPar
         begin = span * length
         parts.append(MixPart(begin, begin + length, passed, min(length, places - begin)))
 
-    # A last batch that is dropped belongs to no span.
+    # The samples of a last batch that is dropped belong to no span.
     covered = form.spans * length
     if covered < places:
         parts.append(MixPart.whole(covered, places))

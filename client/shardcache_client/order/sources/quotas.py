@@ -1,18 +1,24 @@
-"""The weights of a mixture's sources, and how many turns of an epoch each source has by them. Pure.
+"""The weights of a mixture's sources, and the number of turns that each has in an epoch. Pure.
 
-A turn is a sample, or a batch of one source.
+A turn is a sample, or a batch if each batch has samples of one source only. A source is due its
+weight's part of the turns of each epoch. It is ahead if it has had more turns than it was due, and
+behind if it has had fewer. `mixture` asks for the turns of each epoch.
 
-Turns are whole, so an epoch may give a source less than it is due; later epochs make up for it. The
-turns up to the end of an epoch are divided between two halves of the sources, as near as possible
-to what each half is due by then; the turns of each half are divided likewise, down to single
-sources. So where there are two sources, each is within half a turn of what it is due; where there
-are up to four, within one turn; and within half a turn more for each further division.
+Turns are whole, so an epoch may give a source less than it is due; later epochs make up for it. Two
+sources with the weights 1 and 2 are due 3⅓ and 6⅔ of the 10 turns of an epoch. They get 3 and 7, 4
+and 6, and 3 and 7: after three epochs, they have had 10 and 20.
+
+The turns up to the end of an epoch are divided between two halves of the sources, as near as
+possible to what each half is due by then. The turns of each half are divided likewise, down to
+single sources. So where there are two sources, each is within half a turn of what it is due. Where
+there are up to four, each is within one turn, and within half a turn more for each further
+division.
 
 If weights change between epochs, the bound is E(n) = 2 E(n - 1) + 0.5 turns after n divisions (0.5,
-1.5, 3.5, 7.5), since a source that is ahead may then be due nothing while the other one of its pair
-is. When the number of turns grows by one, so does one part of each division: a source that is ahead
-waits, and no epoch has to take turns back. A source that is behind when its weight becomes 0 waits
-for an epoch in which it has a weight again.
+1.5, 3.5, 7.5), since a source that is ahead may then be due nothing while the other source of its
+pair is due turns. When the number of turns grows by one, so does one part of each division: a
+source that is ahead waits, and no epoch has to take turns back. A source that is behind when its
+weight becomes 0 waits for an epoch in which it has a weight again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +34,9 @@ from shardcache_client.arguments.values import by_name, plain, shown, whole
 
 SourceWeights = Mapping[str, float] | Sequence[float]
 Weights = SourceWeights | Mapping[int, SourceWeights]
-"""A weight for each source, by name or in their order.
+"""A weight for each source, by name or in the order of the sources.
 
-Or such weights by the epoch from which they hold, from 0 on.
+Weights that change are given by the epoch from which they hold; the first of these epochs is 0.
 """
 
 _WEIGHTS = (
@@ -39,23 +45,23 @@ _WEIGHTS = (
 _EPOCHS = whole(0)
 
 _ONE = 1 << 64
-"""A turn, in units of what sources are due.
+"""One turn, in the unit in which turns that sources are due are counted.
 
-Fine enough that rounding never adds up to a turn, whatever the number of the epoch.
+The unit is so small that rounding errors never add up to a turn, whatever the number of the epoch.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaStep:
-    """Epochs with the same weights.
+    """Consecutive epochs with the same weights and the same number of turns.
 
     Attributes:
         first: the first of these epochs.
-        due: what each source is due in each of them, in units of 1/`_ONE` of a turn; in all, the
-            turns of an epoch.
-        starts: number of turns of each source in all epochs before the first.
-        ahead: by how much `starts` is more than what the sources were due before, in the same units
-            as `due`; negative if it is less.
+        due: turns that each source is due in each epoch, in units of 1/`_ONE` of a turn. They add
+            up to the turns of an epoch.
+        starts: number of turns that each source has had in all epochs before `first`.
+        ahead: turns that each source has had before `first` beyond those that it was due, in units
+            of 1/`_ONE` of a turn; negative for a source that is behind.
     """
 
     first: int
@@ -64,17 +70,17 @@ class QuotaStep:
     ahead: tuple[int, ...]
 
     def taken(self, epoch: int) -> tuple[int, ...]:
-        """Return the number of turns of each source in all epochs before this one."""
+        """Return the number of turns of each source in all epochs before `epoch`."""
         turns = (epoch - self.first) * sum(self.due) // _ONE
         since_first = _divided(turns, self.due, self.ahead)
         return tuple(map(add, self.starts, since_first))
 
     def then(self, epoch: int, due: tuple[int, ...]) -> "QuotaStep":
-        """Return the step that follows from an epoch on.
+        """Return the step that follows this one.
 
         Args:
-            epoch: the first of the step.
-            due: what each source is due in each of its epochs.
+            epoch: the first epoch of the new step.
+            due: turns that each source is due in each epoch of the new step; see `QuotaStep`.
         """
         starts = self.taken(epoch)
         epochs = epoch - self.first
@@ -87,7 +93,11 @@ class QuotaStep:
 
 @dataclass(frozen=True, slots=True)
 class SourceQuotas:
-    """The number of turns that each epoch gives to each source, from the first step on."""
+    """The number of turns that each epoch gives to each source.
+
+    Attributes:
+        steps: the steps in order; epochs before the first step are unknown.
+    """
 
     steps: tuple[QuotaStep, ...]
 
@@ -96,26 +106,29 @@ class SourceQuotas:
         return tuple(map(sub, self.starts(epoch + 1), self.starts(epoch)))
 
     def starts(self, epoch: int) -> tuple[int, ...]:
-        """Return the number of turns of each source before an epoch, since the first step."""
+        """Return the number of turns of each source from the first step until before an epoch."""
         step = next(step for step in reversed(self.steps) if step.first <= epoch)
         return step.taken(epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSchedule:
-    """The weights of a mixture's sources, 1 in all, by the epoch from which they hold.
+    """The weights of a mixture's sources, by the epoch from which they hold.
 
     Attributes:
-        steps: an epoch, and the weights from there on; the first is of epoch 0.
+        steps: pairs of an epoch and the weights from this epoch on, in ascending order. The first
+            epoch is 0. The weights of each pair add up to 1.
     """
 
     steps: tuple[tuple[int, tuple[Fraction, ...]], ...]
 
     @classmethod
     def of(cls, weights: Weights | None, sizes: Mapping[str, int]) -> "WeightSchedule":
-        """Build from what a user gives, for sources by name; None for their sizes.
+        """Build from the weights that a user gives. Raises ConfigError.
 
-        Raises ConfigError.
+        Args:
+            weights: the weights, by name or in the order of `sizes`; None to use the sizes.
+            sizes: number of samples of each source, by name.
         """
         by_epoch = _by_epoch(sizes if weights is None else weights)
         names = list(sizes)
@@ -131,8 +144,8 @@ class WeightSchedule:
 
         Args:
             turns: number of turns of an epoch.
-            rest_of_epoch: the number of the first epoch and its number of turns, if only a part of
-                it is left; None for whole epochs from 0 on.
+            rest_of_epoch: number of the first epoch, and the number of its turns, if only a part of
+                this epoch is left; None for whole epochs from 0 on.
         """
         first, first_turns = rest_of_epoch or (0, turns)
         due_from = {epoch: _due(weights, turns) for epoch, weights in self.steps if epoch > first}
@@ -158,17 +171,17 @@ NO_WEIGHTS = WeightSchedule(())
 
 
 def _due(weights: Sequence[Fraction], turns: int) -> tuple[int, ...]:
-    """Return what sources are due in an epoch of `turns`, in units of 1/`_ONE` of a turn."""
+    """Return what each source is due in an epoch of `turns`, in units of 1/`_ONE` of a turn."""
     ends = [int(turns * _ONE * each) for each in accumulate(weights, initial=Fraction(0))]
     return tuple(stop - start for start, stop in pairwise(ends))
 
 
 def _divided(turns: int, due: Sequence[int], ahead: Sequence[int]) -> list[int]:
-    """Divide turns in proportion to what sources are due, less what they are already ahead.
+    """Divide turns among sources in proportion to what they are due, less what they are ahead.
 
     Args:
-        turns: number of turns.
-        due: what each source is due in an epoch, in units of 1/`_ONE` of a turn.
+        turns: number of turns to divide.
+        due: see `QuotaStep`.
         ahead: see `QuotaStep`.
     """
     if len(due) == 1:
@@ -191,24 +204,27 @@ def _turns_of_first(turns: int, *, due: int, due_in_all: int, ahead: int, ahead_
     """Return the number of turns of the first of two groups of sources.
 
     Args:
-        turns: number of turns of both groups.
-        due: sum of what the sources of the first group are due.
-        due_in_all: the same sum of both groups.
-        ahead: sum of what the sources of the first group are ahead.
-        ahead_in_all: the same sum of both groups.
+        turns: number of turns of both groups together.
+        due: turns that the first group is due in an epoch, in units of 1/`_ONE` of a turn.
+        due_in_all: turns that both groups together are due.
+        ahead: turns by which the first group is ahead.
+        ahead_in_all: turns by which both groups together are ahead.
     """
     if due == 0:
         return 0
     if due == due_in_all:
         return turns
-    # Its part of all turns until now, less those that it already had; in units of 1/`_ONE`.
+    # The first group's part of all turns until now, less the turns that the group already had.
     exact = (turns * _ONE + ahead_in_all) * due // due_in_all - ahead
     rounded = (exact + _ONE // 2) // _ONE
     return min(turns, max(0, rounded))
 
 
 def _by_epoch(weights: Any) -> dict[int, Any]:
-    """Return weights by the epoch from which they hold."""
+    """Return a user's weights by the epoch from which they hold; all from 0 if there is only one.
+
+    Raises ConfigError.
+    """
     if not isinstance(weights, Mapping) or not any(map(_is_collection, weights.values())):
         return {0: weights}
     by_epoch = {_epoch(key, value): value for key, value in weights.items()}
@@ -223,7 +239,7 @@ def _by_epoch(weights: Any) -> dict[int, Any]:
 def _epoch(key: object, value: object) -> int:
     """Return the epoch from which weights hold.
 
-    Raises ConfigError unless `key` is one and `value` weights.
+    Raises ConfigError unless `key` is the number of an epoch and `value` looks like weights.
     """
     try:
         if _is_collection(value):
@@ -234,7 +250,8 @@ def _epoch(key: object, value: object) -> int:
 
 
 def _is_collection(value: object) -> bool:
-    return isinstance(value, Mapping | Sequence) or bool(getattr(value, "ndim", 0))  # an array
+    # An array or a tensor that is not a single number has an `ndim` above 0.
+    return isinstance(value, Mapping | Sequence) or bool(getattr(value, "ndim", 0))
 
 
 def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
@@ -242,7 +259,8 @@ def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
     if not _is_collection(weights) or isinstance(weights, str) or not len(weights):
         raise ConfigError(f"weights is {shown(weights)}", remedy=_WEIGHTS)
     if not isinstance(weights, Mapping):
-        # By number if there are too many or too few, so that the message shows how many there are.
+        # If there are too many or too few weights, they are named by number: so the error below
+        # shows how many there are.
         keys = names if len(weights) == len(names) else range(len(weights))
         weights = dict(zip(keys, weights, strict=True))
     named = by_name(weights.items(), "weights")
