@@ -1,26 +1,29 @@
 """Packing of whole samples into blocks of at most `max_tokens`, equally many on every rank. Pure.
 
-A reader keeps up to `window` samples waiting, in the order in which they come. From these it makes
-one group of blocks after another: `next_group`. A group is a run of the oldest waiting samples,
-long enough to fill a number of blocks; the samples after it wait for the next group.
+The `pack` stage calls it. A block is the samples of one row of a batch, which are trained on
+together. Blocks of 8 tokens hold samples of 5, 3, 3, 2, 6 and 1 tokens as 6 + 2, 5 + 3 and 3 + 1.
 
-Groups end where their blocks are full. If they had a fixed number of samples, the last block would
-be half empty on average: 5 % of the tokens of ten blocks. And as no sample is carried past others,
-a group does not depend on those before it. So a position is two numbers: the samples before a
-group, and the blocks given from it. To resume, read on from the group's first sample, and skip
-those blocks.
+A reader keeps up to `window` samples waiting, in the order in which they come. From these samples,
+`next_group` makes one group of blocks after another. A group has the oldest waiting samples, enough
+to fill a number of blocks; the samples after these wait for the next group.
+
+Groups end where their blocks are full. If groups had a fixed number of samples, the last block
+would be half empty on average: 5 % of the tokens of ten blocks. As no sample is carried past
+others, a group does not depend on earlier groups. So a position is two numbers: the samples before
+a group, and the blocks given from this group. To resume, a reader reads on from the group's first
+sample and skips the blocks that were given.
 
 The samples of a group all wait at the same time, so fewer than `window` places lie between any two
 of them. Samples that are `window` or more places apart are therefore given in order: when a sample
 is given, fewer than `window` samples after it have been read.
 
 Ranks make equally many blocks of each group, although their samples have different lengths. They
-could give the same number of samples and agree on the greatest number of blocks that a rank needs
-for them; but then all others would split blocks in every group, at the cost of a tenth of the
-tokens. Instead they agree on the least number that all can fill, and give different numbers of
-samples. Ranks with short samples get ahead. Near the end of an epoch they wait for the rank that
-has the most samples left, with blocks that are less full: the steps that the rank with the most
-tokens needs anyway.
+could all give the same number of samples and agree on the greatest number of blocks that a rank
+needs for these samples. But then all other ranks would split blocks in every group, at the cost of
+a tenth of the tokens. Instead they agree on the least number of blocks that all ranks can fill, and
+give different numbers of samples. Ranks with short samples get ahead. Near the end of an epoch,
+these ranks give blocks that are less full, until the rank with the most samples left has caught up.
+This adds no training steps, since the rank with the most tokens needs these steps anyway.
 """
 
 from array import array
@@ -31,10 +34,11 @@ from itertools import accumulate, chain
 from shardcache_client.order.sequences.rounds import permutation
 
 Blocks = list[list[int]]
-"""The samples of each block, by their place among the waiting ones, ascending."""
+"""The samples of each block, by their place among the waiting samples, ascending."""
 
-# A rank gets ahead of the one with the most samples left by at most 1/8 of these. So it keeps 7/8
-# as many: enough for the blocks to come, unless these have fewer than 8/7 samples on average.
+# A rank may have fewer samples left than the rank that has the most, by at most 1/8 of the latter's
+# samples. So it keeps at least 7/8 as many. They are enough for the blocks to come, unless these
+# blocks have fewer than 8/7 samples on average.
 _MAX_LEAD_DIVISOR = 8
 
 # Offer of a rank that has no samples, and so does not limit the others.
@@ -42,7 +46,7 @@ _ANY_NUMBER = 2**31
 
 
 def _alone(value: int) -> int:
-    """Return the greatest value of all ranks, where there is one rank."""
+    """Return the greatest value of all ranks if there is only one rank: its own value."""
     return value
 
 
@@ -56,33 +60,36 @@ def next_group(
 ) -> Blocks:
     """Return the blocks of a rank's next group, in the order in which to train on them.
 
-    Every rank gets the same number of blocks; all get none once no rank has samples. The blocks
-    hold the first samples of `waiting`, each once. A block is empty only if the rank has fewer
-    samples left than blocks to give.
+    Every rank gets the same number of blocks. Once no rank has samples left, all get none. The
+    blocks hold the first samples of `waiting`, each once. A block is empty only if the rank has
+    fewer samples left than blocks to give.
 
     Args:
         waiting: lengths in tokens, from 1 to `max_tokens`, of the next samples: `window` of them,
             or all that are left.
-        unread: number of samples of the epoch after these; an estimate will do, but 0 means none.
+        unread: number of samples of the epoch after the waiting ones. An estimate above 0 will do
+            as long as there are any; 0 means that there are none.
         max_tokens: maximum number of tokens in a block.
         key: determines the order of the blocks; see `permutation`.
         greatest: returns the greatest value that any rank passes in the same call. All ranks call
             it equally often.
-        sources: those of the waiting samples, of which no two share a block; empty if any may.
+        sources: the source of each waiting sample: samples of two sources do not share a block.
+            Empty if any samples may share one.
 
     Raises:
         ValueError: a length is not from 1 to `max_tokens`.
     """
-    _check(waiting, max_tokens)  # before the other ranks wait for this one
+    # An invalid length raises here, before the other ranks wait for this rank in `greatest`.
+    _check(waiting, max_tokens)
     is_last = greatest(unread) == 0
     if is_last:
-        # As many blocks as the rank that needs most: no sample may be left.
+        # All ranks give as many blocks as the rank that needs the most, so that no sample is left.
         needed = len(pack(waiting, max_tokens, sources=sources))
         count = greatest(needed)
         blocks = pack(waiting, max_tokens, least=count, sources=sources)
     else:
-        # As many blocks as the rank that can fill fewest: the least value is the one whose negative
-        # is the greatest.
+        # All ranks give as many blocks as the rank that can fill the fewest. `greatest` finds the
+        # least value as the one whose negative is the greatest.
         offered = _offer(waiting, unread, max_tokens)
         count = -greatest(-offered)
         blocks = _blocks_in_step(waiting, unread, max_tokens, count, greatest, sources)
@@ -100,8 +107,16 @@ def pack(
 ) -> Blocks:
     """Return blocks of all these samples: as few as best fit needs, but at least `least`.
 
-    No block is empty, so there are at most as many as samples. Raises ValueError if a length is
-    not from 1 to `max_tokens`.
+    No block is empty, so there are fewer than `least` blocks if there are fewer samples.
+
+    Args:
+        lengths: number of tokens of each sample.
+        max_tokens: maximum number of tokens in a block.
+        least: minimum number of blocks.
+        sources: see `next_group`.
+
+    Raises:
+        ValueError: a length is not from 1 to `max_tokens`.
     """
     _check(lengths, max_tokens)
     return _split(_best_fit(lengths, max_tokens, sources), least)
@@ -113,10 +128,16 @@ def fill(
     count: int,
     sources: Sequence[object] = (),
 ) -> Blocks:
-    """Return exactly `count` blocks of the first samples: about as many as fit into the blocks.
+    """Return exactly `count` blocks of the first samples: about as many samples as fit.
 
-    `count` is at most the number of samples. Raises ValueError if a length is not from 1 to
-    `max_tokens`.
+    Args:
+        lengths: number of tokens of each sample.
+        max_tokens: maximum number of tokens in a block.
+        count: number of blocks, at most the number of samples.
+        sources: see `next_group`.
+
+    Raises:
+        ValueError: a length is not from 1 to `max_tokens`.
     """
     _check(lengths, max_tokens)
     ends = list(accumulate(lengths))
@@ -124,11 +145,12 @@ def fill(
     blocks = _best_fit(lengths[:taken], max_tokens, sources)
 
     while len(blocks) > count:
-        # Leave out enough of the last samples to be rid of the tokens of the surplus blocks.
+        # The last samples are left out, as many as have the tokens of the surplus blocks. These are
+        # taken to be the blocks with the fewest tokens.
         tokens = sorted(sum(lengths[place] for place in block) for block in blocks)
         surplus_tokens = sum(tokens[: len(blocks) - count])
         shorter = bisect_right(ends, ends[taken - 1] - surplus_tokens)
-        # As many samples as blocks always fit.
+        # At least one sample is left out each time. As many samples as blocks always fit.
         taken = max(count, min(shorter, taken - 1))
         blocks = _best_fit(lengths[:taken], max_tokens, sources)
 
@@ -138,24 +160,28 @@ def fill(
 def cu_seqlens(lengths: Sequence[int]) -> "array[int]":
     """Return where each sample of a block starts, and where the last ends: int32, from 0.
 
-    One number more than there are samples, as attention kernels for variable lengths take them.
-    `numpy.asarray` and `torch.frombuffer` do not copy the array.
+    Samples of 5 and 3 tokens give 0, 5, 8: the form that attention kernels for variable lengths
+    take. `numpy.asarray` and `torch.frombuffer` do not copy the array.
     """
     return array("i", accumulate(lengths, initial=0))
 
 
 def positions(lengths: Sequence[int]) -> "array[int]":
-    """Return the position of each token of a block in its sample: int32, from 0."""
+    """Return the position of each token of a block in its sample: int32, from 0.
+
+    Samples of 5 and 3 tokens give 0, 1, 2, 3, 4, 0, 1, 2.
+    """
     return array("i", chain.from_iterable(map(range, lengths)))
 
 
 def _offer(waiting: Sequence[int], unread: int, max_tokens: int) -> int:
-    """Return the maximum number of blocks that a rank can give in a group before the last."""
+    """Return the maximum number of blocks that a rank can give in a group before the last group."""
     if unread:
-        # One block of each source is half empty, unless the group ends where it is full.
+        # The blocks are to be full, so there are as many as the waiting tokens fill. (If sources
+        # do not share blocks, each source may have one block that is not full.)
         return max(1, sum(waiting) // max_tokens)
     if waiting:
-        # It waits for ranks that have more to read, so its blocks need not be full.
+        # The rank waits for ranks that have more to read, so its blocks need not be full.
         return len(waiting)
     return _ANY_NUMBER
 
@@ -168,7 +194,10 @@ def _blocks_in_step(
     greatest: Callable[[int], int],
     sources: Sequence[object],
 ) -> Blocks:
-    """Return `count` blocks, of fewer samples if the rank would get too far ahead of others."""
+    """Return `count` blocks, of fewer samples if the rank would get too far ahead of others.
+
+    For the arguments, see `next_group`; `count` is the number on which the ranks have agreed.
+    """
     samples_left = len(waiting) + unread
     blocks = fill(waiting, max_tokens, min(count, len(waiting)), sources)
     taken = sum(map(len, blocks))
@@ -194,7 +223,7 @@ def _check(lengths: Sequence[int], max_tokens: int) -> None:
 def _best_fit(lengths: Sequence[int], max_tokens: int, sources: Sequence[object]) -> Blocks:
     """Return blocks made by best fit: each sample, longest first, goes where it just fits.
 
-    The samples of a block come by descending length. No two sources share a block.
+    The samples of a block come by descending length. Two sources do not share a block.
     """
     if not sources:
         return _best_fit_of(range(len(lengths)), lengths, max_tokens)

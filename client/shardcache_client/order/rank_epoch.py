@@ -1,7 +1,13 @@
 """One rank's epoch as numbered places: their samples, and the shards that they need. Pure.
 
-The sample at a place follows from the place's number alone. So any worker can make any batch,
-without the batches before it.
+A place is the number of a sample in what the rank reads of the epoch, from 0. The sample at a place
+follows from the place's number alone, so any worker can make any batch without the batches before
+it. `batches` asks for the samples of each batch, and for the visits to declare shards to the
+daemon.
+
+A visit is a range of places during which a reader needs a shard. With three shards of 4 samples,
+mixed two at a time, the reader needs shard 0 for the places 0 to 5, shard 1 for 2 to 9 and shard 2
+for 6 to 11.
 """
 
 import math
@@ -26,28 +32,36 @@ from shardcache_client.order.sequences.lanes import (
 from shardcache_client.order.sequences.scatter import Scattered
 from shardcache_client.order.shards.manifest import Manifest
 
-# Steps whose samples are kept, per mix: the one being read, and the next, into which a batch may
-# reach.
+# Number of steps of a mix whose samples are kept: the step being read, and the next step, into
+# which a batch may reach.
 _KEPT_STEPS = 2
 
-# Shards of a selection whose chosen numbers are kept: as many as windows usually have.
+# Number of shards of a selection whose chosen samples are kept: as many as windows usually have.
 _MAX_KEPT_CHOICES = 64
 
 _GOLDEN_SECTION = (math.sqrt(5) - 1) / 2
 
-# More would hardly ever be needed unless most of the samples are bad.
+# Number of substitutes that are spread over the epoch. More would hardly ever be needed unless most
+# of the samples are bad.
 _SPREAD_SUBSTITUTES = 16
 
 
 SampleId: TypeAlias = tuple[int, int]
-"""The number of a sample's shard in the manifest, and its own number in the shard.
+"""The number of a sample's shard in the manifest, and the sample's own number in the shard.
 
-A plain tuple: one is made for each sample of an epoch, and a named one costs ten times as much.
+This is a plain tuple, since one is made for each sample of an epoch, and a named tuple costs ten
+times as much.
 """
 
 
 class FileRun(NamedTuple):
-    """Samples of one shard at places that follow each other: those from number `first` to `end`."""
+    """Samples of one shard that are at consecutive places, in file order.
+
+    Attributes:
+        shard: number of the shard in the manifest.
+        first: number in the shard of the first sample.
+        end: number in the shard after the last sample.
+    """
 
     shard: int
     first: int
@@ -55,7 +69,7 @@ class FileRun(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A range of places, `first` to `end`, of which some need a shard.
+    """A range of places, `first` to `end`, for which a reader holds a shard.
 
     Attributes:
         first: number of the first place.
@@ -71,11 +85,11 @@ class Visit(NamedTuple):
 
 
 class RankEpoch:
-    """The places of a rank's share of an epoch, or of the rest of one.
+    """The places of a rank's share of an epoch, or of the rest of an epoch.
 
     Args:
-        share: the share, of counted samples.
-        manifest: of the dataset.
+        share: the share, whose samples must be counted.
+        manifest: the shards of the dataset.
 
     Attributes:
         is_in_file_order: True if the samples of each shard come one after another.
@@ -108,7 +122,10 @@ class RankEpoch:
         return map(self._in_tar, samples)
 
     def runs(self, start: int, stop: int) -> Iterator[FileRun]:
-        """Yield these samples as runs of neighbours in their shards; see `has_runs`."""
+        """Yield the samples at the places from `start` to `stop` as runs of neighbours in a shard.
+
+        `has_runs` must be true.
+        """
         for part, first, last in self._places.within(start, stop):
             assert isinstance(part, _MixedPlaces)
             yield from part.runs(first, last)
@@ -122,12 +139,12 @@ class RankEpoch:
     def visits(self, start: int = 0) -> Iterator[Visit]:
         """Return the visits that end after the place `start`, in the order in which they begin.
 
-        They are made one by one as they are taken, since an epoch may be endless.
+        The visits are made one by one as they are taken, since an epoch may be endless.
         """
         return self._places.visits(start)
 
     def _in_tar(self, sample: SampleId) -> SampleId:
-        """Return a sample by its number in the tar, given the one among the chosen samples."""
+        """Return a sample by its number in the tar, given its number among the chosen samples."""
         shard, number = sample
         chosen = self._chosen(shard)
         if chosen is None:
@@ -135,7 +152,10 @@ class RankEpoch:
         return shard, chosen[number]
 
     def _chosen(self, shard: int) -> Sequence[int] | None:
-        """Return the numbers of a shard's chosen samples, which are kept; None for all samples."""
+        """Return the numbers of a shard's chosen samples; None for all samples.
+
+        The numbers are kept, since the samples of a shard are looked up one by one.
+        """
         if self._manifest.choices is None:
             return None
         if shard not in self._chosen_of:
@@ -146,17 +166,18 @@ class RankEpoch:
 
 
 def substitutes(place: int, places: int, pass_places: int) -> Iterator[int]:
-    """Yield places of an epoch as substitutes for one whose sample cannot be read.
+    """Yield places of an epoch as substitutes for a place whose sample cannot be read.
 
-    The first ones are the golden section of the epoch apart, so that they are spread evenly, and
-    those of neighbours are neighbours, too: the substitutes for a lost shard come from few shards.
-    (Kronecker's sequence; see Knuth, The Art of Computer Programming, vol. 3, section 6.4.) Then
-    come all places, one after another.
+    The first 16 substitutes are the golden section of the epoch apart, so that they are spread
+    evenly: for place 10 of 100, they begin with 72, 34, 96 and 58. Neighbours have neighbours as
+    substitutes, so that those for a lost shard come from few shards. (This is Kronecker's sequence;
+    see Knuth, The Art of Computer Programming, vol. 3, section 6.4.) Then come all places, one
+    after another.
 
     Args:
-        place: from 0 to `places` - 1.
+        place: the place, from 0 to `places` - 1.
         places: number of places of the epoch.
-        pass_places: number of places in a row among which every sample comes.
+        pass_places: number of consecutive places that hold every sample; see `Spare`.
     """
     step = max(1, round(places * _GOLDEN_SECTION))
     for nth in range(1, _SPREAD_SUBSTITUTES + 1):
@@ -166,7 +187,11 @@ def substitutes(place: int, places: int, pass_places: int) -> Iterator[int]:
 
 
 class _Places(ABC):
-    """The places of one part of a share, counted from its beginning."""
+    """The places of one part of a share, counted from the beginning of the part.
+
+    Attributes:
+        samples: number of places, each of which has one sample.
+    """
 
     samples: int
 
@@ -180,6 +205,7 @@ class _Places(ABC):
 
 
 def _places_of(part: Part, counts: Sequence[int]) -> _Places:
+    """Return the places of a part of a share, given the number of samples of each shard."""
     if isinstance(part, Segment):
         return _MixedPlaces(part, counts)
     if isinstance(part, Chained):
@@ -195,10 +221,11 @@ def _places_of(part: Part, counts: Sequence[int]) -> _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The samples of a step of a mix, in order.
+    """The samples of a step of a mix; see `lanes`.
 
     Attributes:
-        first: place of the first of them in the mix.
+        first: place of the first sample in the mix.
+        samples: the samples, in order.
     """
 
     first: int
@@ -206,7 +233,7 @@ class _Step:
 
 
 class _MixedPlaces(_Places):
-    """Places of a range of a mix."""
+    """Places of a segment: a range of a mix."""
 
     def __init__(self, segment: Segment, counts: Sequence[int]) -> None:
         self.samples = segment.samples
@@ -214,8 +241,9 @@ class _MixedPlaces(_Places):
         self._pieces = segment.pieces
         self._begin, _ = segment.span
         self._counts = counts
-        self._steps: OrderedDict[int, _Step] = OrderedDict()  # by number
-        self._numbers: dict[int, Sequence[int]] = {}  # of the samples of pieces, by piece
+        self._steps: OrderedDict[int, _Step] = OrderedDict()  # by number of the step
+        # Numbers in the tar of the samples of each piece in the latest step, by the piece's number.
+        self._numbers: dict[int, Sequence[int]] = {}
 
     def between(self, start: int, stop: int) -> Iterator[SampleId]:
         """Yield the samples at the places from `start` to `stop`; see `_Places`."""
@@ -233,7 +261,7 @@ class _MixedPlaces(_Places):
         """Yield the samples at the places from `start` to `stop` as runs in file order."""
         at = self._begin + start
         end = self._begin + stop
-        # In file order, each step has the samples of one piece: that of the same number.
+        # In file order, each step has the samples of one piece, and step n those of piece n.
         number, skipped = self._mix.find(at)
         while at < end:
             piece = self._mix.pieces[number]
@@ -247,7 +275,7 @@ class _MixedPlaces(_Places):
 
     def _step_of(self, place: int) -> int:
         """Return the number of the step that has a place of the mix."""
-        # Most places are in a step that is kept, and need no search.
+        # Most places are in a step that is kept, for which no search is needed.
         for number, step in self._steps.items():
             if step.first <= place < step.first + len(step.samples):
                 return number
@@ -255,6 +283,7 @@ class _MixedPlaces(_Places):
         return number
 
     def _step(self, number: int) -> _Step:
+        """Return a step, which is computed unless it is kept."""
         kept = self._steps.get(number)
         if kept is not None:
             return kept
@@ -269,7 +298,7 @@ class _MixedPlaces(_Places):
         """Compute a step: the part of each piece in it, interleaved."""
         mix = self._mix
         pieces = mix.pieces_at(number)
-        # Keeps the numbers of the pieces in this step, and drops those of pieces that have left.
+        # This keeps the sample numbers of the pieces in this step, and drops those of other pieces.
         self._numbers = {piece: self._numbers_of(piece) for piece in pieces}
         shards = [mix.pieces[piece].shard for piece in pieces]
         parts = [mix.part(piece, number, self._numbers[piece]) for piece in pieces]
@@ -307,7 +336,7 @@ class _MixedPlaces(_Places):
 
         last = len(self._mix.pieces) - 1
         if 0 < number < last:
-            return True  # only the first and the last one may be parts of shards
+            return True  # Only the first and the last piece may be parts of shards.
         piece = self._mix.pieces[number]
         return piece.start == 0 and piece.stop == self._counts[piece.shard]
 
@@ -321,7 +350,10 @@ class _ChainedPlaces(_Places):
         self.samples = self._starts[-1]
 
     def within(self, start: int, stop: int) -> Iterator[tuple[_Places, int, int]]:
-        """Yield each part with places from `start` to `stop`: the first, and one after the last."""
+        """Yield each part that has places from `start` to `stop`, with start and stop in the part.
+
+        Parts without such places are left out.
+        """
         for part, begin in zip(self.parts, self._starts, strict=False):
             first = max(start - begin, 0)
             last = min(stop - begin, part.samples)
@@ -352,8 +384,9 @@ class _InterleavedPlaces(_Places):
         self.samples = part.samples
         self._turns = part.turns
         self._begin = part.start
-        self._before = part.turns.before(part.start)  # turns of each lane before the first place
-        self._lanes = lanes
+        # Number of turns of each lane before the first of these places.
+        self._before = part.turns.before(part.start)
+        self._lanes = lanes  # by number of the lane
 
     def between(self, start: int, stop: int) -> Iterator[SampleId]:
         """Yield the samples at the places from `start` to `stop`; see `_Places`."""
@@ -367,7 +400,7 @@ class _InterleavedPlaces(_Places):
             yield next(draws[lane])
 
     def _taken(self, place: int) -> list[int]:
-        """Return the number of turns that each lane has had before a place."""
+        """Return the number of turns that each lane has between the first place and this one."""
         turns = self._turns.before(self._begin + place)
         return [turn - before for turn, before in zip(turns, self._before, strict=True)]
 
@@ -378,7 +411,10 @@ class _InterleavedPlaces(_Places):
         return merge(*lanes, key=attrgetter("first"))
 
     def _visits_of(self, lane: int, taken: int) -> Iterator[Visit]:
-        """Yield a lane's visits that end after its first `taken` places, by places of all lanes."""
+        """Yield a lane's visits that end after its first `taken` places.
+
+        The visits are ranges of the places of all lanes together.
+        """
         places = self._lanes[lane]
         if taken == places.samples:
             return
@@ -388,12 +424,12 @@ class _InterleavedPlaces(_Places):
             yield Visit(first, last + 1, visit.shard, visit.is_whole)
 
     def _place(self, lane: int, number: int) -> int:
-        """Return the place among those of all lanes of a lane's place of this number."""
+        """Return the place, among those of all lanes together, of a lane's place `number`."""
         return self._turns.place(lane, self._before[lane] + number) - self._begin
 
 
 class _PermutedPlaces(_Places):
-    """Places of a permutation of all samples, for which no shard is held."""
+    """Places of a permutation of all samples: a reader reads each by itself and holds no shard."""
 
     def __init__(self, part: Scattered) -> None:
         self.samples = part.samples
@@ -404,17 +440,18 @@ class _PermutedPlaces(_Places):
         return self._part.places(start, stop)
 
     def visits(self, start: int) -> Iterator[Visit]:
-        """Yield no visits; see `_Places`."""
+        """Return an iterator without any visits, as no shard is held; see `_Places`."""
         return iter(())
 
 
 class _StridedPlaces(_Places):
-    """Places of a lane at regular distances."""
+    """Places of a lane at regular distances; see `Strided`."""
 
     def __init__(self, part: Strided, passing: _Places) -> None:
         self.samples = part.samples
         self._part = part
-        self._passing = passing  # all places of the lane from the first of these to the last
+        # All places of the lane from the first of these places to the last.
+        self._passing = passing
 
     def between(self, start: int, stop: int) -> Iterator[SampleId]:
         """Yield the samples at the places from `start` to `stop`; see `_Places`."""

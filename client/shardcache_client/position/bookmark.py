@@ -1,4 +1,7 @@
-"""A dataset's position: its iterations, the next one's epoch, and the states to resume from."""
+"""A dataset's position: its iterations, the epoch of the next one, and the states to resume from.
+
+An iteration is one loop over the dataset. A pass is one loop of all workers of a DataLoader.
+"""
 
 import json
 import os
@@ -15,15 +18,15 @@ from shardcache_client.ranks.group import Epochs
 from shardcache_client.sharing.epoch_counter import Count, EpochCounter, Pass
 
 Role = Literal["look", "main", "overtaken"]
-"""Part of an iteration in its dataset's position; see `Bookmark`.
+"""The part that an iteration plays in its dataset's position; see `Bookmark`.
 
-Each begins as a look. "main" has been the main iteration, and "overtaken" can never be, as others
-have read later epochs.
+Each iteration begins as a look. It is "main" once it has been the main iteration, and "overtaken"
+if it can never become the main one, as another iteration has read a later epoch.
 """
 
 IterationState = Literal["open", "read", "over"]
-"""Progress of an iteration: "read" once its last sample or batch was yielded, "over" once more was
-asked for after that.
+"""Progress of an iteration: "read" once it has yielded its last sample or batch, "over" once the
+user has asked for more after that.
 """
 
 
@@ -34,16 +37,16 @@ class Iteration:
     Attributes:
         loader: a number shared by the workers that a plain DataLoader started together; None in any
             other process.
-        worker: number of this worker among them; of no meaning elsewhere.
-        workers: number of all of them; of no meaning elsewhere.
-        epoch: that it reads.
-        states: from which it resumes; none if it reads the epoch from its beginning.
-        is_set: True if the epoch was set, not counted.
-        position: in the epoch: an object that tracks it.
-        reading: how far it is.
-        role: in the dataset's position.
-        number: of this process's iterations, from 1; of a worker, from its first in this loader.
-        loads: number of states loaded before it began.
+        worker: number of this worker among them; meaningless if `loader` is None.
+        workers: number of these workers; meaningless if `loader` is None.
+        epoch: the epoch that the iteration reads.
+        states: states from which it resumes; empty if it begins at the epoch's beginning.
+        is_set: True if the user has set the epoch, False if it was counted.
+        position: an object that tracks the position in the epoch.
+        reading: progress of the iteration.
+        role: part that it plays in the dataset's position.
+        number: number among this process's iterations, from 1; in a worker, those of its loader.
+        loads: number of states that had been loaded when the iteration began.
     """
 
     loader: int | None = None
@@ -60,7 +63,7 @@ class Iteration:
     _reader: weakref.ref[Iterator[Any]] | None = None
 
     def read_by(self, reader: Iterator[Any]) -> None:
-        """Note the generator that the user holds."""
+        """Record the generator that the user reads from."""
         self._reader = weakref.ref(reader)
 
     @property
@@ -74,45 +77,43 @@ class Iteration:
 class Bookmark:
     """Position of a dataset in this process.
 
-    It has the count of epochs that the process shares with DataLoader workers.
+    An iteration begins as a look, which does not count as reading the epoch: the next iteration
+    begins where the look began. It becomes the main iteration once the user takes its second batch,
+    or its last batch. The next iteration then reads the epoch after the main iteration's. The
+    dataset's position is that of the main iteration, or of a look that was read after it and has
+    neither ended nor been dropped.
 
-    The main iteration is the one that was read last, once its second batch or its last one was
-    taken. The next iteration reads the epoch after the main one's. Until then an iteration is a
-    look: whatever else is read, the next iteration begins where the look began. The position is
-    that of the main iteration, or of a look that was read last and is still held.
-
-    With a plain DataLoader, it is unknown which batches were taken. So each of its iterations is
-    the main one from its beginning: leaving an epoch out costs nothing, reading one twice does.
+    With a plain DataLoader, it is unknown which batches the user took. So each of its iterations is
+    the main one from its beginning: skipping an epoch does no harm, reading one twice does.
 
     Attributes:
-        counter: the count of epochs, shared with workers.
-        terms: those of the run that took the state that was loaded last.
-        states: those loaded last, in this process or before it was started.
-        changes: number of epochs set and states loaded.
+        counter: the count of epochs, shared with DataLoader workers.
+        terms: terms of the run that took the state that was loaded last.
+        states: the states loaded last, in this process or before it was started.
+        changes: number of times that an epoch was set or states were loaded.
         loaded_at: value of `changes` after the last load.
-        latest: the iteration of the last `take`, if taking from it again would change nothing; else
-            None.
+        latest: the last iteration passed to `take`, if taking from it again would change nothing.
     """
 
     def __init__(self, counter: EpochCounter, epochs: Epochs) -> None:
         self.counter = counter
-        self._epochs = epochs  # decides with other ranks what follows an epoch that was ended early
+        self._epochs = epochs  # agrees with other ranks on what follows an epoch ended early
         self.terms = Terms()
         self.states: Sequence[Saved] = ()
-        self._loads = 0  # number of states loaded so far
-        # True in a worker that has loaded states itself, which are for its next iteration alone.
+        self._loads = 0  # number of times that states were loaded
+        # True in a worker that has loaded states itself, which only its next iteration uses.
         self._has_own_states = False
-        self._chosen = -1  # epoch set by this process, or before it was started; -1 if none was
+        self._chosen = -1  # epoch set by this process, or before it was started; -1 if none was set
         self.changes = 0
         self.loaded_at = 0
-        self._followed = -1  # value of another bookmark's `changes` when this one followed it last
+        self._followed = -1  # `changes` of another bookmark when this bookmark followed it last
         self._pid = os.getpid()
-        self._iterations = 0  # begun by this process
+        self._iterations = 0  # number of iterations begun by this process
         self._forget_iterations()
 
     def _forget_iterations(self) -> None:
         self._main: Iteration | None = None
-        self._begun: list[Iteration] = []  # in the order in which they began, or were read last
+        self._begun: list[Iteration] = []  # in the order in which they began or were last read
         self.latest: Iteration | None = None
 
     def _enter_process(self) -> None:
@@ -138,20 +139,20 @@ class Bookmark:
 
     @property
     def chosen(self) -> int | None:
-        """The epoch that was set, which every iteration reads."""
+        """The epoch that the user has set, which every iteration reads; None if none was set."""
         chosen = self.counter.read().chosen
         return chosen if chosen >= 0 else None
 
     @property
     def workers(self) -> int:
-        """Number of workers of the loader that began the last iteration; 0 without workers."""
+        """Number of workers of the loader that began the last iteration; 0 if it has none."""
         return self.counter.read().workers
 
     @property
     def current(self) -> Iteration | None:
         """The iteration of this process whose position is the dataset's.
 
-        None if that is where the next one begins.
+        None if the dataset's position is the place where the next iteration begins.
         """
         self._enter_process()
         live = self._live_iterations()
@@ -168,19 +169,19 @@ class Bookmark:
         return self._states_for(self.next_epoch, self.counter.read())
 
     def _states_for(self, epoch: int, count: Count) -> Sequence[Saved]:
-        """Return the states from which an epoch is to be read, which only one iteration does."""
+        """Return the states from which an iteration resumes an epoch; only one iteration does."""
         if not self.states or self.states[0].epoch != epoch:
             return ()
         if count.is_resumed and not self._has_own_states:
             return ()
         return self.states
 
-    # What users set
+    # Epochs that users set and states that they load.
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration begun from now on reads.
 
-        An iteration that is held keeps the dataset's position.
+        An iteration that has neither ended nor been dropped keeps the dataset's position.
         """
         self._begun = self._live_iterations()
         self._main = None
@@ -191,14 +192,12 @@ class Bookmark:
             count.chosen = epoch
 
     def load(self, data: object, *, worker: bool) -> None:
-        """Resume from a structure of states at the next iteration.
-
-        Raises ConfigError if there is none.
+        """Resume from states at the next iteration. Raises ConfigError if there are none.
 
         Args:
-            data: contains the states.
-            worker: True in a worker of a DataLoader, which loads for itself only; any other process
-                does so for all future readers.
+            data: any nested structure that contains the states.
+            worker: True in a worker of a DataLoader, which loads the states for itself only. Any
+                other process loads them for all future readers.
         """
         states = find_states(data)
         self._forget_iterations()
@@ -217,7 +216,11 @@ class Bookmark:
             count.workers = 0
 
     def _record_load(self, chosen: int) -> None:
-        """Count a load of states, which running workers find once the shared count says so."""
+        """Count a load of states; workers that run find them once the shared count has changed.
+
+        Args:
+            chosen: the epoch that was set; -1 if none was.
+        """
         self.changes += 1
         self._loads += 1
         self.latest = None
@@ -226,13 +229,13 @@ class Bookmark:
         self.counter.hold_loaded(json.dumps([state.to_json() for state in self.states]).encode())
 
     def forget_states(self) -> None:
-        """Resume from no state that was loaded."""
+        """Resume from none of the loaded states."""
         self.states = ()
 
     def follow(self, other: "Bookmark") -> bool:
-        """Continue where another bookmark does, if it was changed since this one followed it last.
+        """Take over the epoch or states of another bookmark if they are new since the last call.
 
-        Returns True if an epoch was set, or a state loaded, in the other one.
+        Returns True if an epoch was set, or states were loaded, in the other bookmark.
         """
         followed_before = self._followed
         self._followed = other.changes
@@ -240,7 +243,8 @@ class Bookmark:
             return False
         chosen = other.chosen
         if other.loaded_at <= followed_before:
-            # Only an epoch was set: this bookmark may have resumed from the earlier states already.
+            # Only an epoch was set. The earlier states are not taken over again, as this bookmark
+            # may have resumed from them already.
             assert chosen is not None
             self.set_epoch(chosen)
             return True
@@ -258,10 +262,10 @@ class Bookmark:
             count.is_explained |= other_count.is_explained
         return True
 
-    # Iterations
+    # Iterations.
 
     def begin(self, iteration: Iteration) -> None:
-        """Begin an iteration: set its epoch and states."""
+        """Begin an iteration, which sets its epoch and states."""
         self._enter_process()
         self._iterations += 1
         iteration.number = self._iterations
@@ -277,8 +281,8 @@ class Bookmark:
     def settle_next_epoch(self) -> int:
         """Return the epoch that an iteration of this process reads if it begins now.
 
-        It is the one that was set, or else the one after the main iteration's; if that was ended
-        early, the ranks agree on which it is.
+        It is the epoch that was set, or else the epoch after the main iteration's. If the main
+        iteration was ended early, the ranks agree on the epoch.
         """
         count = self.counter.read()
         if count.chosen >= 0:
@@ -290,7 +294,7 @@ class Bookmark:
         if not was_ended_early:
             return count.next
 
-        # If the main one is held, it may still be read on: what follows it is not settled for good.
+        # While the user holds the main iteration, it may be read on: so the epoch is not stored.
         is_held = main.live
         epoch = self._epochs.follows(count.next, main.epoch, is_held=is_held)
         if not is_held:
@@ -308,9 +312,9 @@ class Bookmark:
             count.workers = 0
 
     def _begin_in_worker(self, iteration: Iteration, loader: int) -> None:
-        """Begin a worker's part of an iteration, which others of the same loader may have begun."""
+        """Begin a worker's part of a pass, which other workers of the loader may have begun."""
         nth = iteration.number
-        # The first worker may wait for other ranks, the others for the first.
+        # The first worker may wait for other ranks here, and the other workers for the first one.
         with self.counter.turn():
             count = self.counter.read()
             its_pass = _pass_to_join(count, loader, nth, iteration.worker)
@@ -329,7 +333,7 @@ class Bookmark:
         if its_pass.is_resuming or has_own_for_epoch:
             iteration.states = self.states
         if self._has_own_states:
-            self.states = ()  # they were for this iteration alone
+            self.states = ()  # the states were for this iteration alone
 
     def _take_trainers_states(self, loads: int) -> None:
         """Take the states that the trainer has loaded since this worker was started."""
@@ -341,9 +345,9 @@ class Bookmark:
             self.terms = self.states[0].terms
 
     def _begin_pass(self, iteration: Iteration, loader: int, nth: int, count: Count) -> Pass:
-        """Begin an iteration by its first worker, and count it."""
-        # A worker's first iteration reads the epoch that was set when the worker was started: the
-        # trainer may set another one before the first worker begins.
+        """Begin a pass, as its first worker, and count its epoch."""
+        # A worker's first pass reads the epoch that was set when the worker was started, since the
+        # trainer may set another epoch before the first worker begins.
         chosen = self._chosen if nth == 1 else count.chosen
         epoch = self._epoch_of_pass(loader, count, chosen)
         iteration.is_set = chosen >= 0
@@ -372,21 +376,21 @@ class Bookmark:
         if chosen >= 0:
             return chosen
 
-        # 3. The latest pass read the epoch before, and was ended early: the ranks agree on what
-        # follows it.
+        # 3. The latest pass read the previous epoch and was ended early: the ranks agree on the
+        # epoch that follows it.
         last = count.passes[-1] if count.passes else None
         if last is not None and last.epoch + 1 == count.next and not last.is_read:
             is_held = last.loader != loader and _is_running(last.pid)
             return self._epochs.follows(count.next, last.epoch, is_held=is_held)
 
-        # 4. It is the one after those that were read.
+        # 4. The pass reads the epoch after those that were read.
         return count.next
 
     def take(self, iteration: Iteration) -> None:
-        """Note that a batch is taken from an iteration of this process.
+        """Record that a batch is taken from an iteration of this process.
 
-        Its position is the dataset's from now on. Raises ConfigError if a state was loaded since it
-        began.
+        The iteration's position is the dataset's from now on. Raises ConfigError if a state was
+        loaded since the iteration began.
         """
         if self.is_outdated(iteration):
             raise ConfigError(
@@ -397,7 +401,7 @@ class Bookmark:
             )
         is_last = bool(self._begun) and self._begun[-1] is iteration
         if not is_last:
-            # Others were nested in it and read since; now it is read on.
+            # Other iterations were read since, within this one's loop; now this one is read on.
             self._move_last(iteration)
             if iteration.role == "main":
                 self.make_main(iteration)
@@ -408,7 +412,7 @@ class Bookmark:
         return iteration.loads != self._loads
 
     def _move_last(self, iteration: Iteration) -> None:
-        """Note that an iteration is the one that began or was read last."""
+        """Record that an iteration is the last one that began or was read."""
         self._begun = [each for each in self._live_iterations() if each is not iteration]
         self._begun.append(iteration)
         self.latest = None
@@ -416,8 +420,8 @@ class Bookmark:
     def make_main(self, iteration: Iteration) -> None:
         """Make an iteration of this process the main one, or "overtaken" if that is too late.
 
-        To be called when its second batch or a later one, or its last, is taken. It is too late if
-        the main one reads a later epoch by then.
+        To be called when the user takes the iteration's second batch, a later batch or its last
+        batch. It is too late if the main iteration reads a later epoch by then.
         """
         main = self._main
         if iteration.role == "overtaken" or main is iteration or self.is_outdated(iteration):
@@ -432,12 +436,12 @@ class Bookmark:
         with self.counter.change() as count:
             if not iteration.is_set:
                 count.next = iteration.epoch + 1
-            # The loaded states were for this iteration, or for none: later ones do not resume.
+            # The loaded states were for this iteration or for none: later iterations do not resume.
             if self.states and (self.states[0].epoch == iteration.epoch or self.states[0].over):
                 count.is_resumed = True
 
     def leave(self, iteration: Iteration) -> None:
-        """Note that an iteration of this process was dropped before its end."""
+        """Record that an iteration of this process was dropped before its end."""
         is_counted_main = iteration.role == "main" and not iteration.is_set
         if not is_counted_main or iteration.reading != "open":
             return
@@ -445,16 +449,16 @@ class Bookmark:
         has_others = any(each is not iteration for each in self._live_iterations())
         if is_worker or has_others:
             return
-        # At the interpreter's end, generators are closed, too: that does not mean that the loop
-        # left them.
+        # The interpreter also closes generators when it ends, which does not mean that the user's
+        # loop has left them.
         if not sys.is_finalizing():
             self._epochs.leave(iteration.epoch)
 
     def finish(self, iteration: Iteration) -> None:
-        """Note that this process has yielded the last sample of its part."""
+        """Record that this process has yielded the last sample of its part."""
         iteration.reading = "read"
         if iteration.loader is None:
-            self.make_main(iteration)  # also if its last batch is its first
+            self.make_main(iteration)  # even if the last batch is the first one
             is_read = iteration.role != "overtaken"
         else:
             with self.counter.change() as count:
@@ -471,24 +475,24 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # of another user
+        return True  # It runs as another user.
     return True
 
 
 def _pass_of(count: Count, loader: int, nth: int) -> Pass:
-    """Return the latest pass of a loader's workers.
+    """Return the latest pass of a loader's workers with the number `nth`.
 
-    An abandoned loader may have had the same number.
+    An abandoned loader may have had the same number as this loader.
     """
     for each in reversed(count.passes):
         if (each.loader, each.nth) == (loader, nth):
             return each
-    # It is forgotten, as many others have begun since: changes to it have no effect.
+    # The pass is no longer kept, as many have begun since: changes to this one have no effect.
     return Pass(loader, nth, epoch=0, workers=1, pid=0)
 
 
 def _pass_to_join(count: Count, loader: int, nth: int, worker: int) -> Pass | None:
-    """Return the pass that other workers of a loader have begun, and this one has not, if any."""
+    """Return the pass that other workers of a loader have begun and this worker has not joined."""
     for each in reversed(count.passes):
         has_joined = each.joined >> worker & 1
         if (each.loader, each.nth) == (loader, nth) and not has_joined:

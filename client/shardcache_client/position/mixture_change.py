@@ -1,4 +1,9 @@
-"""The loading of a state into a mixture that has changed: where its sources go on. Pure."""
+"""The loading of a state into a mixture that has changed: where its sources go on. Pure.
+
+A mixture may have other sources, weights, batches or epochs than the run that saved the state. Each
+source then goes on after the samples that were taken of it. `Change` records this: it is made here,
+and becomes part of all later states.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,9 +28,9 @@ class MixtureLoad:
     """The loading of states into a mixture, whose sources or weights may have changed since.
 
     Args:
-        states: of one moment.
-        dealing: the options of the mixture.
-        manifest: of all its sources.
+        states: the states, all of one moment.
+        dealing: the options of the mixture as it is now.
+        manifest: the shards of all its sources.
         ranks: number of ranks that read on.
 
     Attributes:
@@ -64,7 +69,7 @@ class MixtureLoad:
 
         Args:
             keeps_epoch: True to stay in the states' epoch even if nothing is left of it, for a
-                caller that goes on to the next one by itself.
+                caller that goes on to the next epoch by itself.
 
         Raises ConfigError if the positions of all readers cannot be derived.
         """
@@ -81,16 +86,17 @@ class MixtureLoad:
         return [RankState(self._dataset, Progress(change.epoch), mixture=mixture, seeds=seeds)]
 
     def _mixture(self, dealing: MixtureAssignment, epoch: int) -> MixtureState:
-        """Return the facts about the mixture, as it is in this run, in an epoch."""
+        """Return the facts about a mixture with these options in an epoch of this run."""
         deal = dealing.deal(self._manifest)
-        assert isinstance(deal, SpanDeal)  # as of any mixture
+        # Mixtures never deal whole shards.
+        assert isinstance(deal, SpanDeal)
         mixture = deal.for_ranks(self._ranks).mixture_of(epoch)
         assert mixture is not None
         return mixture
 
 
 def _another_dataset() -> ConfigError:
-    """Return the error of states whose sources are not those of the mixture."""
+    """Return the error for states whose sources are not those of the mixture."""
     return ConfigError(
         "the state is from another dataset, or the numbers of samples in its shards have changed",
         remedy="create the mixture with sources of the run that saved it, with their urls, seed "
@@ -99,7 +105,14 @@ def _another_dataset() -> ConfigError:
 
 
 def _identified(saved: MixtureState, current: MixtureState) -> MixtureState:
-    """Return a state's mixture with the identities of its sources, which old states lack."""
+    """Return a state's mixture with the identities of its sources, in the order of `current`.
+
+    States of earlier releases lack the identities and the order.
+
+    Args:
+        saved: the mixture in the state.
+        current: the same mixture in this run.
+    """
     saved_by_name = saved.by_name
     if saved_by_name.keys() != current.by_name.keys():
         raise _another_dataset()
@@ -119,12 +132,13 @@ def _is_same(saved: MixtureState, current: MixtureState) -> bool:
 
 
 def _check_sources(saved: MixtureState, current: MixtureState) -> None:
-    """Raise ConfigError if a source differs from the one of its name in a state, or all are new."""
+    """Raise ConfigError if all sources are new, or one differs from its namesake in a state."""
     known = {source.name: source.identity for source in saved.sources}
     if saved.change is not None:
         known = {source.name: source.identity for source in saved.change.sources} | known
     are_all_new = not any(source.name in known for source in current.sources)
-    is_without_identities = "" in known.values()  # an old state
+    # A state of an earlier release has no identities to compare.
+    is_without_identities = "" in known.values()
     if are_all_new or is_without_identities:
         raise _another_dataset()
     for source in current.sources:
@@ -146,20 +160,21 @@ def change_of(
     *,
     keeps_epoch: bool = False,
 ) -> Change:
-    """Return the change from the mixture of some states to one that reads on from there.
+    """Return the change from the mixture of some states to a mixture that reads on from there.
 
     Args:
-        states: of one moment.
-        saved: the mixture, as the states have it.
+        states: the states, all of one moment.
+        saved: the mixture as it is in the states.
         even: policy for a number of samples that the ranks do not divide.
-        batches: the form of global batches, if there are any.
+        batches: the form of global batches; None if there are none.
         keeps_epoch: see `MixtureLoad.states_after_change`.
 
     Raises ConfigError if the positions of all readers cannot be derived.
     """
     epoch = states[0].epoch
     if saved.change is not None and epoch < saved.change.epoch:
-        # An epoch from before the change was read again, as if there had been no change.
+        # The states are of an epoch before the change, which was read again with `set_epoch`. Such
+        # an epoch is read as if the mixture had not been changed.
         saved = replace(saved, change=None)
     if not keeps_epoch and _are_read(states, saved, even, batches):
         return saved.changed_at_end(epoch)
@@ -167,7 +182,7 @@ def change_of(
 
 
 def _progress(states: Sequence[Saved]) -> Progress:
-    """Return the progress of all readers."""
+    """Return the progress of all readers. Raises ConfigError if it cannot be derived."""
     staged = [state for state in states if isinstance(state, StagedState)]
     if not staged:
         return progress_of_all([state for state in states if isinstance(state, RankState)])
@@ -191,7 +206,8 @@ def _are_read(
         return staged_state.have_ended(
             [state for state in states if isinstance(state, StagedState)]
         )
-    # How far the ranks have come does not depend on what the samples are.
+    # Whether the ranks are at the end depends on numbers of samples alone. So a deal of a single
+    # shard with as many samples as the epoch takes the place of the mixture's.
     deal: SpanDeal = SampleDeal([sum(saved.samples)], None, even)
     if batches is not None:
         deal = ElasticDeal(deal, batches.size, batches.spans)

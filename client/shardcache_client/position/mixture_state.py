@@ -1,7 +1,14 @@
 """The facts about a mixture in states, as JSON: sources in the epoch, the latest change. Pure.
 
-The names under "sources" are for people to read, and say where each source is. As checkpointers may
-sort them, "mixed" has the order of the sources, each with the digits that identify it.
+The members of a state's JSON object are:
+
+- "sources": for each source by name, the number of its samples taken before the epoch ("start") and
+  in the epoch ("samples").
+- "mixed": the name and the identity of each source, in the order of the mixture. This order is not
+  that of "sources", whose names a checkpointer may sort.
+- "batches": the form of batches of one source, and the number of samples wanted; left out if
+  batches mix several sources.
+- "changed": the latest change of the mixture; left out if there was none.
 """
 
 import re
@@ -21,14 +28,15 @@ from shardcache_client.position.progress import past_phase, phase_of
 from shardcache_client.position.state_values import count, flag, named_numbers, text, whole_number
 
 _MAX_SPANS = 1 << 20
-_IDENTITY = re.compile(r"|[0-9a-f]{8}")  # empty in states of earlier releases
+_IDENTITY = re.compile(r"|[0-9a-f]{8}")  # States of earlier releases have empty identities.
 
 
 class Terms(NamedTuple):
-    """Facts that determine a run's order besides its arguments; its states have them.
+    """Facts that determine a run's order in addition to its arguments; its states contain them.
 
     Attributes:
-        seeds: those drawn, by source; that of a dataset alone is under "".
+        seeds: the seeds that were drawn at random, by name of the source. A dataset that is not a
+            mixture has its seed under "".
         change: the latest change of a mixture; None if it is as it began.
     """
 
@@ -37,12 +45,15 @@ class Terms(NamedTuple):
 
     @classmethod
     def of_state(cls, seeds: Mapping[str, int], mixture: MixtureState | None) -> Self:
-        """Return the terms of the run that took a state with these members."""
+        """Return the terms of the run that took a state with these seeds and this mixture."""
         return cls(seeds, None if mixture is None else mixture.change)
 
 
 def mixture_to_json(mixture: MixtureState | None) -> dict[str, Any]:
-    """Return the members of a state's JSON object that describe a mixture; none for None."""
+    """Return the members of a state's JSON object that describe a mixture.
+
+    There are none if `mixture` is None: the dataset is not a mixture.
+    """
     if mixture is None:
         return {}
     sources = {
@@ -75,7 +86,7 @@ def _section_to_json(section: Section) -> dict[str, Any]:
 
 
 def _phase_to_json(phase: Phase) -> list[Any]:
-    """Return a phase as `phase_of` takes it, in batches of one sample."""
+    """Return a phase as values that `phase_of` reads, in batches of one sample."""
     taken = phase.taken[0] if len(phase.taken) == 1 else list(phase.taken)
     row: list[Any] = [phase.cut.world_size, 1, taken]
     if phase.beyond:
@@ -84,7 +95,7 @@ def _phase_to_json(phase: Phase) -> list[Any]:
 
 
 def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
-    """Return the mixture that a state describes; None if it is of a dataset alone.
+    """Return the mixture that a state describes; None if its dataset is not a mixture.
 
     Raises KeyError, TypeError, ValueError or AttributeError for what `mixture_to_json` has not
     made.
@@ -92,7 +103,7 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     if "sources" not in data:
         return None
     numbers = {text(name): named_numbers(each) for name, each in data["sources"].items()}
-    # States of earlier releases do not tell sources apart, or their order.
+    # States of earlier releases have neither the sources' identities nor their order.
     mixed = data.get("mixed", [[name, ""] for name in numbers])
     sources = tuple(
         KnownSource(text(name), _identity(identity), numbers[name]["start"])
@@ -102,7 +113,8 @@ def mixture_from_json(data: Mapping[str, Any]) -> MixtureState | None:
     total = sum(samples)
     form = None
     if "batches" in data:
-        # Batches of one source are whole, so the epoch has more or fewer samples than were wanted.
+        # As each batch of one source is whole, the epoch may have more or fewer samples than the
+        # number wanted, which comes last.
         *fields, total = data["batches"]
         form = _form_from_json(fields)
         _check_turns(samples, form)
@@ -124,7 +136,12 @@ def _form_from_json(fields: Sequence[Any]) -> SourceBatches:
 
 
 def _check_turns(samples: Sequence[int], form: SourceBatches) -> None:
-    """Raise ValueError unless every source has whole turns, given the samples of each."""
+    """Raise ValueError unless every source has whole turns.
+
+    Args:
+        samples: number of samples of each source in the epoch.
+        form: form of the epoch's batches.
+    """
     if any(each % form.samples_per_turn for each in samples):
         raise ValueError("a source has a batch that is not whole")
 
@@ -147,7 +164,7 @@ def _section_from_json(data: Mapping[str, Any]) -> Section:
         EpochSource(text(name), count(start), count(samples, 1))
         for name, start, samples in data["sources"]
     )
-    # `even` is not saved: what a phase has left does not depend on it.
+    # `even` is not saved, as the samples that a phase has left do not depend on it.
     phases = tuple(past_phase(phase_of(*row), even=None) for row in data["phases"])
     form = _form_from_json(data["batches"]) if "batches" in data else None
     if not sources or not phases:

@@ -1,8 +1,12 @@
-"""The progress of a job in its epochs, as numbers of batches: checkpoints hold it. Pure.
+"""The progress of a job in an epoch, as numbers of batches: checkpoints hold it. Pure.
 
-All ranks take their batches in step, so that a few numbers say what each of them has read: an
-epoch, and for each group of ranks that has read a part of it, how many batches of which size each
-of these ranks has taken.
+A phase is a part of an epoch that the same ranks have read. Another phase begins if the job resumes
+with another number of ranks.
+
+Ranks are in step if all have taken equally many batches, which is the rule. So a few numbers say
+what each rank has read: the epoch, and for each phase the number of ranks, the size of a batch and
+the number of batches that each rank has taken. `BatchPhase(4, 32, 100)` says that each of 4 ranks
+has taken 100 batches of 32 samples.
 """
 
 import re
@@ -33,11 +37,12 @@ class BatchPhase(NamedTuple):
 
     Attributes:
         ranks: number of ranks.
-        batch_size: of each rank, in samples.
-        batches: number of batches that each rank has taken; a tuple with the number of each rank,
-            if they were not in step.
-        beyond: of each rank, further places that it has passed: bits, in hexadecimal, with bit n
-            for place n of those after its batches. Empty if there are none.
+        batch_size: number of samples in a batch of each rank.
+        batches: number of batches that each rank has taken; a tuple with a number for each rank if
+            they were not in step.
+        beyond: for each rank, further places that it has passed, as bits in hexadecimal: bit n is
+            set if place n after the rank's batches has been passed. Empty if no rank has passed
+            such places.
     """
 
     ranks: int
@@ -46,14 +51,22 @@ class BatchPhase(NamedTuple):
     beyond: tuple[str, ...] = ()
 
     def samples(self, rank: int) -> int:
-        """Return the number of places in a rank's batches; more than its share if one was short."""
+        """Return the number of places in a rank's batches, counting each batch as whole.
+
+        The number exceeds the rank's share if the rank's last batch was short.
+        """
         batches = self.batches if isinstance(self.batches, int) else self.batches[rank]
         return self.batch_size * batches
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """An epoch, and the phases in which it has been read so far."""
+    """An epoch, and the phases in which it has been read so far.
+
+    Attributes:
+        epoch: number of the epoch.
+        phases: the phases, in order; empty if the epoch was not begun.
+    """
 
     epoch: int = 0
     phases: tuple[BatchPhase, ...] = ()
@@ -61,7 +74,8 @@ class Progress:
     def after(self, ranks: int, batch_size: int, batches: int) -> Self:
         """Return the progress after each of `ranks` ranks has taken further batches.
 
-        A phase of the same ranks is continued: another one begins only when the ranks change.
+        The batches are added to the last phase if this has the same number of ranks. Otherwise they
+        begin another phase.
         """
         if not batches:
             return self
@@ -76,21 +90,23 @@ class Progress:
     def after_samples(self, ranks: int, batch_size: int, samples: int) -> Self:
         """Return the progress after each rank has passed further places.
 
-        It is kept in batches of `batch_size`, or of one sample if the places are not whole batches.
+        The places are counted in batches of `batch_size`, or in batches of one sample if they do
+        not make whole batches.
         """
         if samples % batch_size:
             return self.after(ranks, 1, samples)
         return self.after(ranks, batch_size, samples // batch_size)
 
     def of_rank(self, rank: int) -> Self:
-        """Return the progress with the batches of this rank alone in the last phase.
+        """Return the progress with this rank's number of batches for all ranks in the last phase.
 
-        That is this progress, if ranks were in step.
+        If the ranks were in step, this is the progress itself.
         """
         if not self.phases:
             return self
         *phases, last = self.phases
-        if isinstance(last.batches, int):  # in step
+        # A single number is that of every rank.
+        if isinstance(last.batches, int):
             return self
         batches = last.batches[rank]
         if batches:
@@ -98,7 +114,7 @@ class Progress:
         return replace(self, phases=tuple(phases))
 
     def start_of(self, deal: SpanDeal, topology: Topology) -> "Start":
-        """Return the place at which a rank resumes, among the same ranks as so far or others."""
+        """Return the place at which a rank resumes. The number of ranks may have changed."""
         if isinstance(deal, ElasticDeal):
             return Start((), self._passed_of_global_batches(deal, topology))
         phases = self.phases
@@ -109,7 +125,10 @@ class Progress:
         return Start(tuple(past_phase(phase, deal.even) for phase in phases), passed)
 
     def past(self, even: Even) -> tuple[Phase, ...]:
-        """Return all phases as past ones: none is continued, not even by the same ranks."""
+        """Return all phases as past phases, so that the rest of the epoch is divided again.
+
+        Not even the same ranks continue the last phase.
+        """
         return tuple(past_phase(phase, even) for phase in self.phases)
 
     def is_over(self, deal: SpanDeal, topology: Topology) -> bool:
@@ -120,20 +139,22 @@ class Progress:
         return all(self._has_ended(deal, each) for each in ranks)
 
     def global_batches(self, deal: ElasticDeal) -> int:
-        """Return the number of global batches taken; one that was only begun is read again."""
+        """Return the number of global batches taken; a batch that was only begun does not count."""
         size = deal.global_batch_size
-        # Ranks take global batches in step, so rank 0 stands for all.
+        # Ranks take global batches in step, so rank 0 stands for all ranks.
         return sum(phase.ranks * phase.samples(0) // size for phase in self.phases)
 
     def _has_ended(self, deal: SpanDeal, topology: Topology) -> bool:
+        """Return True if a rank has nothing left of the epoch."""
         start = self.start_of(deal, topology)
         share = deal.share(self.epoch, shift=0, topology=topology, phases=start.phases)
         return (share.samples or 0) <= start.passed
 
     def _passed_of_global_batches(self, deal: ElasticDeal, topology: Topology) -> int:
-        """Return the number of places of global batches that a rank has passed.
+        """Return the number of places that a rank has passed in its parts of global batches.
 
-        If the ranks are the same as before, those of a batch that was begun count as well.
+        If the number of ranks is the same as before, the places of a batch that was only begun
+        count as well. Otherwise that batch is read again.
         """
         size = deal.cut(topology).batch_size
         if not self.phases or self.phases[-1].ranks != topology.world_size:
@@ -144,7 +165,7 @@ class Progress:
     def to_json(self, dataset: str) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads.
 
-        It has less than 300 bytes, unless the ranks have changed ten times.
+        The object has less than 300 bytes, unless the number of ranks has changed ten times.
 
         Args:
             dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends
@@ -153,7 +174,8 @@ class Progress:
         phases = []
         for phase in self.phases:
             values = list(phase)
-            if not phase.beyond:  # the last field
+            # `beyond` is the last field, and left out if it is empty.
+            if not phase.beyond:
                 values.pop()
             phases.append(values)
         return {MARK: _FORMAT, "dataset": dataset, "epoch": self.epoch, "phases": phases}
@@ -186,8 +208,8 @@ class Start(NamedTuple):
     """Place at which a rank resumes an epoch.
 
     Attributes:
-        phases: those that are over; the rest of the epoch is divided among the ranks.
-        passed: number of places of its share of that rest that the rank has passed.
+        phases: phases that are over. The rest of the epoch is divided among the ranks.
+        passed: number of places that the rank has passed in its share of this rest.
     """
 
     phases: tuple[Phase, ...]
@@ -195,7 +217,10 @@ class Start(NamedTuple):
 
 
 def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
-    """Return a phase and a further one of the same ranks as one."""
+    """Return two consecutive phases of the same ranks as a single phase.
+
+    Its batches are of one sample if the phases have different batch sizes, or ranks not in step.
+    """
     if isinstance(phase.batches, int) and isinstance(further.batches, int):
         if phase.batch_size == further.batch_size:
             return phase._replace(batches=phase.batches + further.batches)
@@ -205,7 +230,12 @@ def _continued(phase: BatchPhase, further: BatchPhase) -> BatchPhase:
 
 
 def past_phase(phase: BatchPhase, even: Even) -> Phase:
-    """Return a phase that is over: the rest of the epoch is divided among other ranks."""
+    """Return a phase that is over, as `SpanDeal.share` takes it.
+
+    Args:
+        phase: the phase in batches.
+        even: policy for a number of samples that the ranks of the phase did not divide.
+    """
     taken: tuple[int, ...] = (phase.samples(0),)
     if not isinstance(phase.batches, int):
         taken = tuple(map(phase.samples, range(phase.ranks)))
@@ -213,7 +243,10 @@ def past_phase(phase: BatchPhase, even: Even) -> Phase:
 
 
 def phase_of(ranks: object, batch_size: object, batches: object, beyond: object = ()) -> BatchPhase:
-    """Return a phase of a state. Raises TypeError or ValueError for anything else."""
+    """Return the phase that a state describes; the arguments are the values in the state.
+
+    Raises TypeError or ValueError for values of another form.
+    """
     number = whole_number(ranks, 1, MAX_READERS)
     size = count(batch_size, 1)
     if not isinstance(beyond, list | tuple) or len(beyond) not in (0, number):

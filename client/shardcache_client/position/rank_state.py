@@ -1,6 +1,11 @@
 """The state of a rank in checkpoints. Pure.
 
-It has the progress of all ranks, or that of this rank alone if they are not in step.
+Ranks are in step if each has taken the same number of batches: then the state of one rank stands
+for all. With `even=None`, ranks have different numbers of samples and may be out of step: then a
+state has the progress of its rank alone, and the states of all ranks may be needed to resume.
+
+With a plain DataLoader, a worker takes a state of its own. It has the worker's part: the batches
+that this worker has given.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +32,13 @@ from shardcache_client.position.state_values import (
 class WorkerPart(NamedTuple):
     """Batches that a worker of a plain DataLoader has given after the state's progress.
 
-    It gives every `workers`-th batch of the rank.
+    The worker gives every `workers`-th batch of the rank.
 
     Attributes:
         worker: number of the worker, from 0.
         workers: number of workers of the rank.
         batch_size: number of samples in a whole batch.
-        samples: number of samples given; the last batch may not have been whole.
+        samples: number of samples that the worker has given; its last batch may have been short.
     """
 
     worker: int
@@ -48,16 +53,17 @@ class RankState:
 
     Attributes:
         dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
-        progress: of all ranks, or of this one if they are not in step.
+        progress: progress of all ranks, or of this rank alone if they are not in step.
         over: True if no rank has a further batch in the epoch.
-        rank: number of the rank that took the state, and number of ranks, if these may not be in
-            step; else None.
+        rank: number of the rank that took the state, and number of ranks; None if the state stands
+            for all ranks at any time.
         ended: True if this rank has no further batch in the epoch.
-        in_step: False near the end of an epoch, if other ranks may have a batch more or less left
-            than this one.
-        part: that of a worker; None for the whole rank.
-        mixture: the mixture in this epoch; None for a dataset alone.
-        seeds: those drawn, by source; that of a dataset alone is under "".
+        in_step: False near the end of an epoch, if other ranks may have one batch more or less left
+            than this rank.
+        part: part of a worker; None for the whole rank.
+        mixture: the mixture in this epoch; None for a dataset that is not a mixture.
+        seeds: the seeds that were drawn at random, by name of the source. A dataset that is not a
+            mixture has its seed under "".
     """
 
     dataset: str
@@ -84,9 +90,10 @@ class RankState:
 
     @property
     def moment(self) -> object:
-        """The facts that states of one moment have in common.
+        """The facts that are equal for all states of one moment of a job.
 
-        Ranks that are not in step have come to different places: `progress_of` compares these.
+        The phases are left out for ranks that may not be in step, as these have come to different
+        places. `progress_of` compares the phases of these ranks.
         """
         phases: tuple[BatchPhase, ...] = ()
         if self.rank is None or self.part is not None:
@@ -132,10 +139,10 @@ class StateForm:
     """The facts that all states of a dataset share.
 
     Attributes:
-        dataset: its identifier; see `RankState`.
-        deal: of its samples.
-        batch_size: number of samples in its batches.
-        drop_last: True if a loader leaves out a short last batch; None if that is not known.
+        dataset: identifier of the dataset; see `RankState`.
+        deal: division of the dataset's samples among readers.
+        batch_size: number of samples in a batch of a rank.
+        drop_last: True if a loader leaves out a short last batch; None if that is unknown.
         seeds: see `RankState`.
     """
 
@@ -161,10 +168,11 @@ class StateForm:
             progress: see `RankState`.
             topology: the rank.
             ended: True if the rank has nothing left of the epoch.
-            over: True if no rank has.
+            over: True if no rank has anything left of the epoch.
             left: number of samples that the rank has left; None if that is unknown.
-            part: that of a worker; None for the whole rank.
+            part: part of a worker; None for the whole rank.
         """
+        # Ranks differ in their numbers of samples only with `even=None`.
         may_differ = self.deal.even is None and topology.world_size > 1
         rank = None
         if may_differ or part is not None:
@@ -227,7 +235,7 @@ def _part_from_json(value: Any) -> WorkerPart | None:
 def progress_of(states: Sequence[RankState], topology: Topology) -> Progress:
     """Return the progress from which a rank resumes, given the states of ranks or of their workers.
 
-    Raises ConfigError if it cannot be derived from them.
+    Raises ConfigError if the progress cannot be derived from these states.
     """
     own = [state for state in states if state.rank == (topology.rank, topology.world_size)]
     if own and len({state.moment for state in states}) == 1:
@@ -236,9 +244,9 @@ def progress_of(states: Sequence[RankState], topology: Topology) -> Progress:
 
 
 def progress_of_all(states: Sequence[RankState]) -> Progress:
-    """Return the progress of all ranks, given the states of some of them or of their workers.
+    """Return the progress of all ranks, given the states of some ranks or of their workers.
 
-    Raises ConfigError if it cannot be derived from them.
+    Raises ConfigError if the progress cannot be derived from these states.
     """
     if len({state.moment for state in states}) > 1:
         raise not_of_one_moment()
@@ -248,12 +256,12 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
     progresses = {rank: _progress_of_rank(of_rank) for rank, of_rank in by_rank.items()}
     progress = next(iter(progresses.values()))
 
-    # 1. A state of ranks that are always in step is that of all of them.
+    # 1. A state without a rank's number stands for all ranks, as these are always in step.
     first_rank = states[0].rank
     if first_rank is None or None in progresses:
         return progress
 
-    # 2. If some ranks are missing, the others must be known to be at the same place.
+    # 2. Some ranks' states are missing. They must be known to be at the same place as the others.
     _, ranks = first_rank
     if len(progresses) < ranks:
         are_in_step = all(state.in_step for state in states)
@@ -264,7 +272,7 @@ def progress_of_all(states: Sequence[RankState]) -> Progress:
             remedy="load the states of all ranks",
         )
 
-    # 3. All ranks say where they are.
+    # 3. There are states of all ranks.
     by_number = [progresses[rank, ranks] for rank in range(ranks)]
     if len(set(by_number)) == 1:
         return progress
@@ -275,7 +283,8 @@ def _progress_out_of_step(progresses: Sequence[Progress]) -> Progress:
     """Return the progress of ranks that have come to different places in the last phase.
 
     Args:
-        progresses: of each rank. They differ in the last phase, which some may not have begun.
+        progresses: the progress of each rank. They differ only in the last phase, which some ranks
+            may not have begun.
     """
     ranks = len(progresses)
     earlier = progresses[0].phases
@@ -295,7 +304,7 @@ def _progress_out_of_step(progresses: Sequence[Progress]) -> Progress:
 
 
 def _progress_of_rank(states: Sequence[RankState]) -> Progress:
-    """Return the progress of a rank from its state, or from those of all its workers."""
+    """Return the progress of a rank from its state, or from the states of all its workers."""
     first = states[0]
     if first.part is None:
         return first.progress
@@ -317,7 +326,13 @@ def _progress_of_rank(states: Sequence[RankState]) -> Progress:
 
 
 def is_read(states: Sequence[RankState], deal: SpanDeal, topology: Topology) -> bool:
-    """Return True if states show that nothing is left of their epoch on any rank."""
+    """Return True if states show that nothing is left of their epoch on any rank.
+
+    Args:
+        states: the states, all of one moment.
+        deal: division of the epoch among the ranks.
+        topology: the rank that resumes.
+    """
     first = states[0]
     if first.rank is not None and first.part is None:
         _, ranks = first.rank

@@ -1,6 +1,13 @@
 """The state of one reader of samples that have no numbers. Pure.
 
-Samples have no numbers if they are filtered, uncounted, or made by a stage.
+Samples have no numbers if they are filtered, uncounted, or made by a stage: then a number of
+batches does not tell which samples were read. So each reader's state has the reader's own place. A
+reader is a rank, or one of its workers in a plain DataLoader.
+
+- A place is the number of a sample in the reader's share of the epoch, before any filter or stage.
+- A stage makes items, such as blocks of tokens, from groups of samples.
+- A mark is a reader's position between two items: see `Mark`.
+- Ranks are in step if the same worker of each rank is at the same place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +38,9 @@ class Reached(NamedTuple):
     """A reader's position in its share of an epoch.
 
     Attributes:
-        mark: its place, and that in the stage's group.
-        items: number of items that it was given.
-        step: of an uncounted epoch, a step that begins at or before the place.
+        mark: the reader's place, and its position in the stage's group.
+        items: number of items that the reader has given since the epoch's beginning.
+        step: in an uncounted epoch, a step that begins at or before the place; unused otherwise.
     """
 
     mark: Mark = Mark()
@@ -47,17 +54,19 @@ class StagedState:
 
     Attributes:
         dataset: 16 hexadecimal digits that identify the dataset, and all that its order depends on.
-        progress: the epoch, with the phases that other readers have read of it.
+        progress: the epoch, with the phases that were read before by other numbers of readers.
         reader: number of the reader, `rank * workers + worker`.
-        readers: number of all readers.
+        readers: number of readers of all ranks.
         workers: number of readers of each rank.
-        reached: where the reader is in its share of the rest.
-        counted: True if samples are dealt, False if whole shards whose samples are not counted.
+        reached: the reader's position in its share of the rest.
+        counted: True if samples are dealt to readers, False if whole shards are, whose samples are
+            not counted.
         over: True if no reader has anything left of the epoch.
         ended: True if this reader has nothing left of the epoch.
-        in_step: True if the readers of the same worker of all ranks are at the same place.
-        stage: name of the stage, whose groups the mark is of; "" if there is none.
-        mixture, seeds: as in a `RankState`.
+        in_step: True if the same worker of each rank is at the same place.
+        stage: name of the stage whose groups the mark counts; "" if there is none.
+        mixture: see `RankState`.
+        seeds: see `RankState`.
     """
 
     dataset: str
@@ -86,7 +95,7 @@ class StagedState:
 
     @property
     def moment(self) -> object:
-        """The facts that states of one moment have in common."""
+        """The facts that are equal for all states of one moment of a job."""
         readers = (self.readers, self.workers)
         return "readers", self.dataset, self.progress, readers, self.counted, self.stage
 
@@ -172,8 +181,8 @@ class Resume(NamedTuple):
     """Place from which a reader resumes.
 
     Attributes:
-        progress: the phases that are over; the rest of the epoch is divided among the readers.
-        reached: how far the reader is in its share of the rest.
+        progress: the phases that are over. The rest of the epoch is divided among the readers.
+        reached: the reader's position in its share of this rest.
     """
 
     progress: Progress
@@ -190,20 +199,21 @@ def resume(
     """Return the place from which a reader resumes. Raises ConfigError if it cannot be derived.
 
     Args:
-        states: of some readers, perhaps of another number of them.
+        states: states of some readers, whose number may differ from that of this run's readers.
         reader: the rank, or its worker in a plain DataLoader.
         counted: False if the dataset's samples are not counted.
         stage: name of the dataset's stage; "" if it has none. A stage of another name makes other
-            groups, so places are divided anew, as they are among other readers.
+            groups. Then the places that are left are divided among the readers again, as they are
+            if the number of readers has changed.
     """
-    # 1. The states are of ranks whose samples had numbers.
+    # 1. The states are those of ranks whose samples had numbers.
     staged = [state for state in states if isinstance(state, StagedState)]
     if not staged:
         ranks = [state for state in states if isinstance(state, RankState)]
         return _resume_after_ranks(progress_of(ranks, _alone(reader)), reader)
 
-    # 2. The same readers go on, each from its own place. In another stage they can do so only if no
-    # group is given in part.
+    # 2. The same readers go on, each from its own place. If the stage is another one, they can do
+    # so only if no group was given in part.
     first = staged[0]
     by_reader = {state.reader: state for state in staged}
     if (first.readers, first.workers) == (reader.readers, reader.workers):
@@ -213,7 +223,7 @@ def resume(
         if all(_is_between_groups(state.reached.mark) for state in staged):
             return Resume(first.progress, reached._replace(mark=Mark(reached.mark.place)))
 
-    # 3. The places that are left are divided among the readers.
+    # 3. The places that are left are divided among the readers, which needs counted samples.
     if not (counted and first.counted):
         raise ConfigError(
             "an epoch of shards whose samples are not counted can resume only on the same ranks, "
@@ -225,20 +235,24 @@ def resume(
 
 
 def _is_between_groups(mark: Mark) -> bool:
-    """Return True if a stage has given all of the samples before a mark, and none after it."""
+    """Return True if a stage has given all samples before a mark and no sample after it."""
     return mark == Mark(mark.place, mark.group)
 
 
 def as_progress(states: Sequence[StagedState]) -> Progress:
     """Return the progress that the states of readers show, for readers whose samples have numbers.
 
-    Raises ConfigError if states are missing that others do not determine.
+    Raises ConfigError if states are missing and do not follow from the others.
     """
     return _progress_after({state.reader: state for state in states}, states[0])
 
 
 def cover_all_readers(states: Sequence[StagedState]) -> bool:
-    """Return True if states show of all readers exactly which places these have passed."""
+    """Return True if the states show for all readers exactly which places these have passed.
+
+    The state of a reader may stand for others that are in step with it, unless a group is given in
+    part: each reader has its own groups.
+    """
     readers = {state.reader for state in states}
     if readers == set(range(states[0].readers)):
         return True
@@ -265,6 +279,8 @@ def _alone(reader: Topology) -> Topology:
 
 def _resume_after_ranks(progress: Progress, reader: Topology) -> Resume:
     """Return the place from which a reader resumes after ranks whose samples had numbers."""
+    # A phase of as many readers is continued: the reader begins after the samples that its
+    # predecessor has taken. Any other phase is over.
     phases = progress.phases
     if not phases or phases[-1].ranks != reader.readers or phases[-1].beyond:
         return Resume(progress)
@@ -273,9 +289,14 @@ def _resume_after_ranks(progress: Progress, reader: Topology) -> Resume:
 
 
 def _state_of(by_reader: Mapping[int, StagedState], reader: int, workers: int) -> StagedState:
-    """Return a reader's state, or that of the same worker of another rank if ranks are in step.
+    """Return a reader's state. Raises ConfigError if it is missing and does not follow from others.
 
-    Raises ConfigError.
+    If ranks are in step, the state of the same worker of another rank stands for it.
+
+    Args:
+        by_reader: the states that were loaded, by number of the reader.
+        reader: number of the reader.
+        workers: number of readers of each rank.
     """
     own = by_reader.get(reader)
     if own is not None:
@@ -291,10 +312,13 @@ def _state_of(by_reader: Mapping[int, StagedState], reader: int, workers: int) -
 
 
 def _mark_in_step(mark: Mark) -> Mark:
-    """Return the mark of a reader that is in step with one of another rank, given the other's mark.
+    """Return the mark of a reader that is in step with a reader of another rank.
 
-    The reader may have no sample of its own for a group that the other has a sample for. Then it
-    repeats its last one.
+    The reader may have no sample of its own for a group for which the other reader has one. Then it
+    repeats its last sample: so the mark begins one place before the group.
+
+    Args:
+        mark: the mark of the other reader.
     """
     if not mark.first:
         return mark._replace(beyond=0)
@@ -302,9 +326,13 @@ def _mark_in_step(mark: Mark) -> Mark:
 
 
 def _progress_after(by_reader: Mapping[int, StagedState], first: StagedState) -> Progress:
-    """Return the progress after all that readers have read, so that others can read the rest.
+    """Return the progress after everything that readers have read, so that others read the rest.
 
-    Raises ConfigError if states are missing that others do not determine.
+    Raises ConfigError if states are missing and do not follow from the others.
+
+    Args:
+        by_reader: the states that were loaded, by number of the reader.
+        first: any of these states.
     """
     if not cover_all_readers(list(by_reader.values())):
         raise ConfigError(

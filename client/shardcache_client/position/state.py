@@ -1,6 +1,9 @@
 """The states in what a user loads. Pure.
 
-They are of ranks whose samples have numbers, or of readers whose samples have none.
+`load_state_dict` passes what the user gives: a dataset's state, or any structure that contains
+states, such as that of a StatefulDataLoader. There are two kinds of states. Where every sample of
+an epoch has a number, a `RankState` counts samples. Where samples have no numbers, as they are
+filtered, uncounted or made by a stage, a `StagedState` has the place of a single reader.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +15,13 @@ from shardcache_client.position.staged_state import StagedState
 from shardcache_client.position.state_values import MARK, not_of_one_moment
 
 Saved: TypeAlias = RankState | StagedState
-"""A state of samples that have numbers, or of any others."""
+"""A state of a rank whose samples have numbers, or of a reader whose samples have none."""
 
 
 def find_states(data: object) -> list[Saved]:
-    """Return the states anywhere in nested dicts and lists such as a StatefulDataLoader's state.
+    """Return the states anywhere in nested dicts and lists, such as a StatefulDataLoader's state.
 
-    They are all of one moment. Raises ConfigError if there are none, or they are not.
+    Raises ConfigError if there are no states, or if they are not all of one moment.
     """
     try:
         states = [_saved(each) for each in _search(data)]
@@ -36,13 +39,17 @@ def find_states(data: object) -> list[Saved]:
 
 
 def _saved(data: Mapping[str, Any]) -> Saved:
+    """Return the state that a JSON object describes. Raises ConfigError."""
     if "reader" in data:
         return StagedState.from_json(data)
     return RankState.from_json(data)
 
 
 def _search(data: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the outermost states anywhere in nested mappings and lists. Raises ConfigError."""
+    """Yield the JSON objects of states anywhere in nested mappings and lists. Raises ConfigError.
+
+    Objects within a state are not searched.
+    """
     if isinstance(data, Mapping):
         if MARK in data:
             yield data
@@ -57,7 +64,7 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _children(data: object) -> Sequence[object]:
-    """Return the members of a mapping or list; none of any other object."""
+    """Return the values of a mapping or the items of a list; nothing for any other object."""
     if isinstance(data, Mapping):
         return list(data.values())
     if isinstance(data, str | bytes | bytearray | memoryview | range):

@@ -1,7 +1,7 @@
 """Checks of the values in states. Pure.
 
-States come from files that anyone may have written, and their values are used without any check but
-these.
+States come from files that anyone may have written. The modules that read states pass every value
+through one of these functions, and use it without further checks.
 """
 
 import re
@@ -10,17 +10,24 @@ from collections.abc import Mapping
 from shardcache.errors import ConfigError
 
 MARK = "shardcache"
-"""Member of a state's JSON object by which it is found among a user's; the number of its format."""
+"""Name of a member of a state's JSON object, whose value is the number of the state's format.
+
+A state is recognized by this member among the other objects that a user loads.
+"""
 
 MAX_READERS = 1 << 20
-"""Maximum number of ranks, and of their workers."""
+"""Maximum number of ranks, and of all workers of all ranks, that a state may name."""
 
 _MAX_COUNT = 1 << 62
 _BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 
 def invalid_state(cause: Exception) -> ConfigError:
-    """Return the error of a state that is not of the form that `to_json` gives it."""
+    """Return the error for a state that does not have the form that `to_json` gives.
+
+    Args:
+        cause: the error that reading the state has raised; its text becomes part of the message.
+    """
     return ConfigError(
         f"the state is invalid: {str(cause)[:200]}",
         remedy="load what state_dict() has returned",
@@ -28,7 +35,7 @@ def invalid_state(cause: Exception) -> ConfigError:
 
 
 def not_of_one_moment() -> ConfigError:
-    """Return the error of states that do not belong together."""
+    """Return the error for states that were not taken at the same moment of the same job."""
     return ConfigError(
         "the states are not from the same moment of the same job",
         remedy="load the states of a single checkpoint and dataset",
@@ -43,7 +50,12 @@ def whole_number(value: object, least: int, most: int) -> int:
 
 
 def count(value: object, least: int = 0) -> int:
-    """Return a number of samples, batches, epochs or the like. Raises ValueError for others."""
+    """Return a number of samples, batches, epochs or the like. Raises ValueError for anything else.
+
+    Args:
+        value: the value in the state.
+        least: the least number that is valid.
+    """
     return whole_number(value, least, _MAX_COUNT)
 
 
@@ -62,18 +74,18 @@ def text(value: object) -> str:
 
 
 def hexadecimal(value: object) -> str:
-    """Return bits of a state in hexadecimal, or "" for none.
+    """Return a string of hexadecimal digits, perhaps with "0x" before them; "" stands for no bits.
 
     Raises ValueError for anything else.
     """
-    # Checked here, as `int` would also accept a negative number.
+    # The digits are checked by a pattern, as `int` would also accept a negative number.
     if not isinstance(value, str) or not _BITS.fullmatch(value):
         raise ValueError("not hexadecimal digits")
     return value
 
 
 def named_numbers(value: Mapping[object, object]) -> dict[str, int]:
-    """Return the numbers of a state that have names.
+    """Return a mapping of names to numbers in a state.
 
     Raises TypeError or ValueError for anything else.
     """

@@ -1,1 +1,1 @@
-"""Shards of a dataset, the samples chosen of them, and plans to read them."""
+"""Shards of a dataset, the samples chosen among theirs, and plans to read the shards."""

@@ -1,4 +1,9 @@
-"""Choices of samples among those of shards: by number, at random, within other choices. Pure."""
+"""Choices of samples among those of shards: by number, at random, within other choices. Pure.
+
+A choice is the samples of one shard that a dataset keeps. `subset` makes the choices of samples by
+number, and `split` those of the parts into which a dataset is divided at random, such as training
+and validation. A manifest has one choice per shard.
+"""
 
 import math
 from bisect import bisect_right
@@ -12,11 +17,15 @@ from shardcache_client.arguments.values import shown
 from shardcache_client.order.sequences.rounds import permutation
 from shardcache_client.order.sequences.turns import Proportions
 
+# The unit in which a dataset is split: each shard is divided, or goes to one part as a whole.
 By = Literal["samples", "shards"]
 
 
 class Choice(Protocol):
-    """Some samples of one shard. Immutable; its `repr` tells it from any other choice."""
+    """Some samples of one shard. Immutable.
+
+    The `repr` identifies the choice: it is different for any other choice.
+    """
 
     @property
     def count(self) -> int:
@@ -27,16 +36,16 @@ class Choice(Protocol):
 
 
 Choices: TypeAlias = tuple[Choice | None, ...]
-"""A choice for each shard of a manifest, None for all of its samples."""
+"""A choice for each shard of a manifest; None for a shard all of whose samples are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Samples with a bit each.
+    """A choice with one bit for each sample of the shard.
 
     Attributes:
         count: number of samples chosen.
-        bits: bit n, from the lowest of the first byte on, is 1 if sample n is chosen.
+        bits: bit n is 1 if sample n is chosen; bit 0 is the lowest bit of the first byte.
     """
 
     count: int
@@ -44,7 +53,7 @@ class Marked:
 
     @classmethod
     def of(cls, marks: Sequence[object]) -> "Marked | None":
-        """Build from a truth value for each sample; None if all are true."""
+        """Build from a truth value for each sample. Returns None if all are true."""
         count = sum(map(bool, marks))
         if count == len(marks):
             return None
@@ -63,18 +72,19 @@ class Marked:
         return [number for number, digit in enumerate(digits) if digit == "1"]
 
 
+# The choice of a shard none of whose samples are chosen.
 NO_SAMPLES = Marked(0, b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Samples drawn at random: all of a shard are permuted, and `count` in a row are taken.
+    """Samples drawn at random: all samples of a shard are permuted, and a range is taken.
 
     Attributes:
-        start: place of the first of them in the permutation.
-        count: number of samples drawn.
+        start: place of the first drawn sample in the permutation.
+        count: number of samples drawn, which are consecutive in the permutation.
         samples: number of samples of the shard.
-        key: determines the permutation.
+        key: determines the permutation; see `permutation`.
     """
 
     start: int
@@ -90,7 +100,12 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A choice among the samples of another choice: `inner` numbers those of `outer` from 0."""
+    """A choice among the samples of another choice.
+
+    Attributes:
+        outer: the samples among which some are chosen.
+        inner: the choice, as numbers of the samples of `outer` from 0.
+    """
 
     outer: Choice
     inner: Choice
@@ -107,7 +122,7 @@ class Within:
 
 
 def narrowed(outer: Choice | None, inner: Choice | None) -> Choice | None:
-    """Return a choice among the samples of another one; None for all of a shard."""
+    """Return the choice of `inner` among the samples of `outer`; None means all samples."""
     if outer is None:
         return inner
     if inner is None:
@@ -118,13 +133,12 @@ def narrowed(outer: Choice | None, inner: Choice | None) -> Choice | None:
 
 
 def subset(counts: Sequence[int], numbers: Iterable[int]) -> Choices:
-    """Return the choice of samples by number; negative ones count from the end.
-
-    Raises IndexError if one is out of range.
+    """Return the choices of samples by number. Raises IndexError if a number is out of range.
 
     Args:
         counts: number of samples of each shard.
-        numbers: of samples of all shards together, in any order.
+        numbers: numbers of the samples among those of all shards, in any order. Negative numbers
+            count from the end.
     """
     ends = list(accumulate(counts))
     total = ends[-1] if ends else 0
@@ -146,18 +160,20 @@ def subset(counts: Sequence[int], numbers: Iterable[int]) -> Choices:
 
 
 def split(counts: Sequence[int], fractions: Sequence[float], seed: int, by: By) -> list[Choices]:
-    """Return the choices of the parts of a split: together all samples, each in one part.
+    """Return the choices of each part of a split. Every sample is in exactly one part.
 
-    By samples, the parts are as large as the fractions say, to the sample. Each gets its fraction
-    of every shard, to within one sample for two parts, and to within less than four for more; the
-    samples are drawn at random. By shards, each shard goes to one part, in random order, so the
-    sizes differ from the fractions by up to a shard.
+    A split by samples gives each part its fraction of all samples, rounded to a whole number. It
+    also gives each part its fraction of every shard, to within one sample for two parts, and to
+    within less than four for more parts. The samples are drawn at random.
+
+    A split by shards gives each shard to one part, in random order. So the size of a part differs
+    from its fraction by up to a shard.
 
     Raises ConfigError for fractions that do not add up to 1, and for a part that would be empty.
 
     Args:
         counts: number of samples of each shard.
-        fractions: of each part.
+        fractions: fraction of all samples for each part.
         seed: determines which samples or shards each part gets.
         by: "samples" or "shards".
     """
@@ -194,9 +210,15 @@ def _samples_in(choices: Choices, counts: Sequence[int]) -> int:
 
 
 def _by_samples(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Choices]:
-    """Return the choices of parts that share every shard, given where they end in all samples."""
+    """Return the choices of parts that each get some samples of every shard.
+
+    Args:
+        counts: number of samples of each shard.
+        ends: number of samples of each part and all parts before it together.
+        seed: see `split`.
+    """
     sizes = tuple(stop - start for start, stop in pairwise((0, *ends)))
-    # Deals all samples to the parts one by one, so that every stretch of them is divided evenly.
+    # All samples are dealt to the parts in turns, so that every range of them is divided evenly.
     turns = Proportions(sizes)
     parts: list[list[Choice | None]] = [[] for _ in ends]
     for shard, (first, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
@@ -206,7 +228,8 @@ def _by_samples(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[C
         for part, before, after in each:
             size = after - before
             if size == count:
-                part.append(None)  # all of the shard, which may be empty
+                # The part gets all samples of the shard, which may be an empty shard.
+                part.append(None)
             elif size == 0:
                 part.append(NO_SAMPLES)
             else:
@@ -216,12 +239,13 @@ def _by_samples(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[C
 
 
 def _by_shards(counts: Sequence[int], ends: Sequence[int], seed: int) -> list[Choices]:
-    """Return the choices of parts of whole shards, given where they should end in all samples."""
+    """Return the choices of parts that consist of whole shards; see `_by_samples`."""
     parts: list[list[Choice | None]] = [[NO_SAMPLES] * len(counts) for _ in ends]
     last = len(ends) - 1
     before = 0
     for shard in permutation(len(counts), f"split/{seed}"):
-        # A shard belongs to the part that has its middle.
+        # The shards are laid end to end, by samples. A shard belongs to the part that its middle
+        # falls into.
         middle = before + counts[shard] // 2
         part = min(bisect_right(ends, middle), last)
         parts[part][shard] = None

@@ -1,4 +1,9 @@
-"""One reader's plan to read shards, as it is declared to the daemon. Pure."""
+"""One reader's plan to read shards, as it is declared to the daemon. Pure.
+
+A plan is the list of shards in the order in which a reader will need them, so that the daemon can
+fetch them in advance. A position is an index into this list. A reader declares its plan when it
+begins an epoch, in several messages if the plan is long.
+"""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +15,7 @@ from shardcache.shared.lists.shard_columns import Shards
 from shardcache.shared.protocol import ShardRef, Wanted
 from shardcache_client.order.shards.manifest import Manifest
 
-# Number of positions in a plan's first message, and in each that follows.
+# Number of positions in a plan's first message, and in each message that extends the plan.
 _FIRST_PIECE = 1_000
 _NEXT_PIECE = 4_000
 
@@ -20,11 +25,11 @@ class Plan:
     """The shards that one reader will read, as declared to the daemon.
 
     Attributes:
-        epoch: its number.
-        manifest: of the dataset.
-        order: numbers of planned shards in the order in which this epoch reads them.
-        after: returns those of the next epoch.
-        wanted: kind of data that is read of the shards; see `protocol`.
+        epoch: number of the epoch.
+        manifest: the shards of the dataset.
+        order: numbers of shards in `manifest.planned`, in the order in which this epoch reads them.
+        after: returns the numbers of the shards that the next epoch reads, in order.
+        wanted: kind of data that the reader reads of the shards; see `protocol`.
     """
 
     epoch: int
@@ -42,13 +47,13 @@ class Plan:
         after: Callable[[], Iterable[int]] = tuple,
         wanted: Wanted = "samples",
     ) -> "Plan":
-        """Build the plan to read shards, and those beside them.
+        """Build the plan to read shards and the shards that are joined to them.
 
         Args:
-            manifest: of the dataset.
+            manifest: the shards of the dataset.
             epoch: number of the epoch.
-            now: numbers of the shards that this epoch reads, in order.
-            after: returns those that the next one reads.
+            now: numbers of the shards that this epoch reads, in order, without joined ones.
+            after: returns the numbers of the shards that the next epoch reads, likewise.
             wanted: see `Plan`.
         """
         order = array("I", _with_joined(manifest, now))
@@ -61,7 +66,7 @@ class Plan:
 
     @property
     def shards(self) -> Shards:
-        """All shards that are read of the dataset."""
+        """All shards of the dataset, including joined ones."""
         return self.manifest.planned.shards
 
     def shard(self, position: int) -> ShardRef:
@@ -71,11 +76,13 @@ class Plan:
     def messages(self, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the messages that declare the plan from position `start` on, as (type, fields).
 
-        The first is a `plan`, small for a quick start, the others each an `extend` of it. They are
-        built lazily, and so is the order of the next epoch: that of many shards takes a while.
+        The first message is a `plan`, which is small for a quick start. Each other message is an
+        `extend`, with further positions. Messages are built lazily, and so is the order of the next
+        epoch, which takes a while for many shards.
         """
         order = self.order[start:]
-        # The first message goes on with the next epoch if it has too few positions of this one.
+        # If this epoch has too few positions to fill the first message, the positions of the next
+        # epoch follow in the same message.
         has_next_epoch = len(order) < _FIRST_PIECE
         if has_next_epoch:
             order = array("I", chain(order, self.after()))
@@ -86,7 +93,11 @@ class Plan:
             yield from _extensions(array("I", self.after()))
 
     def _head(self, reads: int) -> dict[str, Any]:
-        """Return the fields of a plan without its order, given the number of this epoch's reads."""
+        """Return the fields of a `plan` message without its order.
+
+        Args:
+            reads: number of positions that the message and its extensions have of this epoch.
+        """
         planned = self.manifest.planned
         head: dict[str, Any] = {
             "shards": planned.lists or (planned.fingerprint,),
@@ -99,7 +110,7 @@ class Plan:
 
 
 def _with_joined(manifest: Manifest, shards: Iterable[int]) -> Iterable[int]:
-    """Return the numbers of shards, each followed by those of the shards read beside it."""
+    """Return the numbers of shards, each followed by the numbers of the shards joined to it."""
     if not manifest.columns:
         return shards
     return chain.from_iterable(map(manifest.together, shards))

@@ -1,4 +1,12 @@
-"""The shards of a dataset, the shards that are joined to them, and the chosen samples. Pure."""
+"""The shards of a dataset, the shards that are joined to them, and the chosen samples. Pure.
+
+A manifest is the list of a dataset's shards, which the daemon makes from the user's urls. A shard's
+number is its index in the manifest, and a shard is counted if the number of its samples is known.
+
+A joined shard has further members for the same samples, by the same keys: it is read together with
+another shard. The joined shards of one url pattern are a column. A choice is the samples of a shard
+that belong to the dataset if the user has selected some.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,17 +24,17 @@ from shardcache_client.order.shards.choices import Choices, narrowed
 
 @dataclass(frozen=True, slots=True)
 class JoinedManifest:
-    """Shards that are read beside those of another manifest, as their samples have the same keys.
+    """A column: shards that are read beside shards of another manifest, the main one.
 
     Attributes:
-        prefix: of its members' extensions.
-        manifest: of the joined shards.
-        pairs: for each shard of the other manifest, the numbers of the joined shards that are read
-            beside it; None for the nth beside the nth.
-        first_shard: number of the first shard that has joined ones; not 0 if several datasets are
-            mixed.
-        repeated: for each shard of the other manifest, its keys that another of its shards has too;
-            empty if unknown.
+        prefix: prefix of the extensions of the column's members in samples.
+        manifest: the joined shards.
+        pairs: for each main shard, the numbers of the joined shards that are read beside it; None
+            if joined shard n is read beside main shard n.
+        first_shard: number of the first main shard that has joined shards; not 0 if several
+            datasets are mixed.
+        repeated: for each main shard, its keys that another main shard has as well; empty if
+            unknown.
     """
 
     prefix: str
@@ -36,19 +44,19 @@ class JoinedManifest:
     repeated: tuple[frozenset[bytes], ...] = ()
 
     def has(self, shard: int) -> bool:
-        """Return True if joined shards are read beside a shard of the other manifest."""
+        """Return True if this column has joined shards for a main shard, given by its number."""
         joined = self.manifest if self.pairs is None else self.pairs
         return 0 <= shard - self.first_shard < len(joined)
 
     def beside(self, shard: int) -> tuple[int, ...]:
-        """Return the numbers of the joined shards beside a shard of the other manifest."""
+        """Return the numbers of the joined shards that are read beside a main shard."""
         nth = shard - self.first_shard
         if self.pairs is None:
             return (nth,)
         return self.pairs[nth]
 
     def repeated_in(self, shard: int) -> frozenset[bytes]:
-        """Return the keys of a shard of the other manifest that another of its shards has too."""
+        """Return the keys of a main shard that another main shard has as well."""
         nth = shard - self.first_shard
         if 0 <= nth < len(self.repeated):
             return self.repeated[nth]
@@ -60,15 +68,15 @@ class Manifest(Sequence[ShardRef]):
     """The shards in the order of the dataset's urls; immutable, comparable between processes.
 
     Attributes:
-        shards: with version, size and number of samples where known.
-        counts_listed: True if all counts come from index files, where every node finds the same
-            ones; others are known only to nodes that have fetched the shards.
-        versions_named: True if index files may name the versions that are wanted; in a listing,
-            they are merely those that were there.
-        choices: the samples of each shard that belong to the dataset; None for all.
-        lists: fingerprints of the lists that were resolved, if `shards` is made from several or has
-            other numbers of samples.
-        columns: shards that are joined to these.
+        shards: the shards, with version, size and number of samples where known.
+        counts_listed: True if all numbers of samples come from index files, where every node finds
+            the same ones. Other numbers are known only to nodes that have fetched the shards.
+        versions_named: True if index files may name the versions that are wanted. False if the
+            versions are from a listing of the store, and so merely those that were current.
+        choices: the samples of each shard that belong to the dataset; None for all samples.
+        lists: fingerprints of the lists that the daemon has resolved, if `shards` is made from
+            several lists or has other numbers of samples; empty if `shards` is such a list.
+        columns: columns of shards that are joined to these.
     """
 
     shards: Shards
@@ -89,12 +97,14 @@ class Manifest(Sequence[ShardRef]):
 
         Args:
             answer: fields of the answer.
-            urls: those that were asked for.
+            urls: the urls that were asked for; empty if they are unknown.
         """
         shards = Shards.unpack(answer["packed"])
-        # Computed once here, rather than in each of the workers that are forked from this process.
+        # The fingerprint is computed here once, so that the workers that are forked from this
+        # process need not compute it each.
         _ = shards.fingerprint
-        counts_of_node = answer.get("remembered", 1)  # that only this daemon knows
+        # Number of shards whose number of samples is known to this daemon alone.
+        counts_of_node = answer.get("remembered", 1)
         return cls(
             shards,
             counts_listed=counts_of_node == 0,
@@ -137,7 +147,7 @@ class Manifest(Sequence[ShardRef]):
         return self.shards[index]
 
     def of_some(self, numbers: Iterable[int]) -> "Manifest":
-        """Return the manifest of some of the shards alone, by their numbers."""
+        """Return a manifest of some of these shards only, by their numbers."""
         shards = Shards.of(map(self.__getitem__, numbers))
         return Manifest(
             shards, counts_listed=self.counts_listed, versions_named=self.versions_named
@@ -145,9 +155,9 @@ class Manifest(Sequence[ShardRef]):
 
     @property
     def is_replaceable(self) -> bool:
-        """True if a shard may be read in another version than listed.
+        """True if a shard may be read in a version other than the listed one.
 
-        That version must have the same number of samples.
+        The other version must have the same number of samples.
         """
         return self.choices is None and not self.versions_named
 
@@ -155,7 +165,7 @@ class Manifest(Sequence[ShardRef]):
         """Return the same shards with another number of samples each. Raises ConfigError.
 
         Args:
-            count: returns it, given a shard's numbers of tokens and of samples.
+            count: returns the new number, given a shard's number of tokens and number of samples.
         """
         tokens = self.shards.tokens
         samples = self.shards.samples
@@ -172,14 +182,17 @@ class Manifest(Sequence[ShardRef]):
 
     @cached_property
     def planned(self) -> "Manifest":
-        """All shards that are read: these, then those of each column."""
+        """All shards that are read: these shards, then the joined shards of each column."""
         if not self.columns:
             return self
         alone = replace(self, columns=())
         return Manifest.joined([alone, *(column.manifest for column in self.columns)])
 
     def beside(self, shard: int) -> dict[str, list[int]]:
-        """Return the numbers in `planned` of the shards read beside a shard, by column's prefix."""
+        """Return the joined shards of a shard, by the prefix of their column.
+
+        The joined shards are given as their numbers in `planned`.
+        """
         beside = {}
         first = len(self)
         for column in self.columns:
@@ -189,27 +202,27 @@ class Manifest(Sequence[ShardRef]):
         return beside
 
     def repeated_in(self, shard: int) -> frozenset[bytes]:
-        """Return the keys of a shard that come again in another, if tables say so.
+        """Return the keys of a shard that another shard has as well, as far as tables say so.
 
-        Such samples have no partner.
+        Samples with such keys are joined to no others, since the key names several samples.
         """
         return frozenset().union(*(column.repeated_in(shard) for column in self.columns))
 
     def paired_by_tables(self, shard: int) -> frozenset[str]:
-        """Return the prefixes of the columns whose shards beside a shard were found by tables."""
+        """Return the prefixes of the columns in which tables list the joined shards of a shard."""
         paired = (each for each in self.columns if each.pairs is not None)
         return frozenset(each.prefix for each in paired if each.has(shard))
 
     def together(self, shard: int) -> list[int]:
-        """Return the numbers in `planned` of a shard and those beside it, in reading order."""
+        """Return a shard and its joined shards as numbers in `planned`, in reading order."""
         return [shard, *chain.from_iterable(self.beside(shard).values())]
 
     def url_of(self, url: str, extension: str) -> str:
-        """Return the urls of the shards that have the members with an extension, for messages.
+        """Return the urls of the shards that have members with an extension, for a message.
 
         Args:
-            url: of a shard. It has these members itself, unless a joined shard has them.
-            extension: of the members.
+            url: url of a shard. The shard has these members itself, unless a joined shard has them.
+            extension: extension of the members.
         """
         shard = [*self.shards.urls].index(url)
         beside = self.beside(shard).items()
@@ -237,7 +250,11 @@ class Manifest(Sequence[ShardRef]):
         return self.shards.samples.count(-1)
 
     def uncounted_error(self, what: str) -> ConfigError:
-        """Return the error for a dataset that has to know its numbers of samples."""
+        """Return the error for a dataset whose shards have to be counted and are not.
+
+        Args:
+            what: the statement that needs the counts; the message begins with it.
+        """
         return ConfigError(
             f"{what}: {self.uncounted} of {len(self)} shards were never counted",
             remedy="count them once with `shardcache index URL... -o index.json`, and use "
@@ -247,7 +264,7 @@ class Manifest(Sequence[ShardRef]):
     def chosen(self, shard: int) -> Sequence[int] | None:
         """Return the numbers in the tar of a shard's samples that belong to the dataset, ascending.
 
-        None for all.
+        None if all samples belong to it.
         """
         if self.choices is None:
             return None
@@ -255,20 +272,20 @@ class Manifest(Sequence[ShardRef]):
         return None if choice is None else choice.numbers()
 
     def select(self, choices: Choices) -> Self:
-        """Return the manifest of the samples chosen among those of this one."""
+        """Return a manifest with only the samples chosen among the samples of this manifest."""
         before = self.choices or repeat(None)
         return replace(self, choices=tuple(map(narrowed, before, choices)))
 
     @cached_property
     def selection(self) -> str:
-        """32 hexadecimal digits that identify the choices among the samples; empty without any."""
+        """32 hexadecimal digits that identify the choices of samples; empty if all are chosen."""
         if self.choices is None:
             return ""
         return digest(repr(choice).encode() for choice in self.choices)
 
     @cached_property
     def objects(self) -> str:
-        """32 hexadecimal digits that identify the shards' urls, whatever signatures these have."""
+        """32 hexadecimal digits that identify the shards' urls, without the urls' signatures."""
         urls = self.shards.urls
         if b"?" in urls.text:
             unsigned = [without_signature(url).encode() for url in urls]
@@ -283,7 +300,7 @@ class Manifest(Sequence[ShardRef]):
     def difference(self, other: "Manifest") -> str | None:
         """Describe the first shard in which the other manifest differs from this one.
 
-        None if they are equal.
+        None if all shards are equal.
         """
         pairs = zip_longest(self.shards, other.shards)
         for number, (here, there) in enumerate(pairs):
