@@ -1,6 +1,12 @@
 """Makes batches from the samples that were read at their places.
 
-Samples are decoded, those that cannot be decoded are replaced, and all are collated.
+Samples are decoded, samples that cannot be decoded are replaced, and all are collated.
+
+- A place is the number of a sample in the reader's epoch.
+- A part is a batch, or a chunk of samples for a stage.
+- An item is what a sample has become after decoding and the user's functions.
+- A bad sample is one that cannot be read or decoded. The handler, `on_error`, decides whether the
+  epoch goes on without it. A substitute is a good sample that takes its place.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from shardcache_client.stages.stage import Placed
 
 Collate = Callable[[Any], Any]
 
-# Stands for the item of a sample that cannot be made.
+# Stands for an item that cannot be made.
 _NOTHING = object()
 
 
@@ -33,10 +39,11 @@ class RawBatch(NamedTuple):
 
     Attributes:
         first: number of the first place.
-        reads: a sample for each place, or the error of reading it.
-        reading_s: time that it took to read them.
-        waited_s: the part of that time in which shards were waited for.
-        steps: of uncounted shards, from the one that has the first place on.
+        reads: for each place, a sample or the error of reading it.
+        reading_s: seconds that reading has taken.
+        waited_s: seconds of `reading_s` that were spent waiting for shards.
+        steps: steps of uncounted shards, from the step with the first place on; empty if samples
+            are counted.
         is_last: True if the epoch has no place after these.
     """
 
@@ -52,13 +59,15 @@ class MadeBatch(NamedTuple):
     """A batch, and what became of its places.
 
     Attributes:
-        batch: what `collate` returned, or None if it has no samples; for a stage, a `Chunk`.
-        samples: number of samples in it.
-        is_last: True if a handler has ended the epoch with it, or if only reading it has shown that
-            it is the last.
-        skipped: number of its places whose samples were skipped.
-        lost: urls of shards, some of whose samples could not be read at its places.
-        times: of its making.
+        batch: the return value of `collate`, or None for a batch without samples; for a stage, a
+            `Chunk`.
+        samples: number of samples in the batch.
+        is_last: True if the epoch ends with this batch because a handler has ended it, or because
+            reading has shown that no sample comes after it. False for a batch whose number says
+            that it is the last.
+        skipped: number of samples that were skipped at the batch's places.
+        lost: urls of shards of which samples could not be read at the batch's places.
+        times: times that the steps of making the batch have taken.
     """
 
     batch: Any
@@ -75,21 +84,27 @@ class StoppedError(Exception):
 
 @dataclass(slots=True)
 class Skips:
-    """The handler of one epoch's errors, which it gets once for each shard. Any thread.
+    """The handler of one epoch's errors. Any thread.
+
+    The handler gets each error of a sample, but only one error for each shard that cannot be read.
 
     Attributes:
-        on_error: the handler; it returns False to end the epoch.
-        first_error: the first error, without its remedy; as text, since its traceback would keep
-            the session.
+        on_error: the handler, which returns False to end the epoch.
+        first_error: text of the first error that was skipped, without its remedy; "" if there was
+            none. The error itself is not kept, since its traceback would keep the session.
     """
 
     on_error: Handler
     first_error: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _lost: set[str] = field(default_factory=set)  # urls of the shards that the handler knows of
+    _lost: set[str] = field(default_factory=set)  # urls of shards that the handler has got
 
     def skip(self, exn: Exception) -> None:
-        """Have the handler decide about an error. Raises what it raises, or StoppedError."""
+        """Have the handler decide about an error.
+
+        Raises what the handler raises, or StoppedError if it ends the epoch.
+        """
+        # The user has asked for such samples to be left out, so they are no errors to report.
         if isinstance(exn, LeftOutError):
             return
         with self._lock:
@@ -117,18 +132,19 @@ def url_of(exn: Exception) -> str:
 class ItemMaker:
     """Makes the items at the places of one epoch. Any thread.
 
-    A sample that cannot be read or decoded, and that the handler skips, is replaced by a
-    substitute, so that the batches keep their size, and ranks their number of batches. The
-    substitute depends on the place alone: whoever makes a batch makes the same one.
+    A bad sample that the handler skips is replaced by a substitute, so that the batches keep their
+    size, and ranks their number of batches. The substitute depends on the place alone: so a batch
+    is the same in whichever thread or process it is made.
 
     Attributes:
-        pipeline: without filters, if there are substitutes.
+        pipeline: decodes samples and applies the user's functions. It has no filters if there are
+            substitutes.
         skips: decides about errors.
-        substitutes: yields the results of reading substitutes for the bad sample at a place, until
-            every sample has been tried; None to leave bad samples out. It may be called by several
-            threads at once.
-        rank: for messages.
-        epoch: for messages.
+        substitutes: returns, for the bad sample at a place, the results of reading one substitute
+            after another until every sample has been tried. None to leave bad samples out. It may
+            be called by several threads at once.
+        rank: number of the rank, for messages.
+        epoch: number of the epoch, for messages.
     """
 
     pipeline: Pipeline
@@ -140,13 +156,13 @@ class ItemMaker:
     def items(self, first: int, reads: Iterable[ReadResult], bad: Bad) -> Iterator[Any]:
         """Yield the item of each place, or a substitute for it.
 
-        Raises what the handler raises, StoppedError if it ends the epoch, and ShardError if no
-        place has a good sample.
+        Raises what the handler raises, StoppedError if the handler ends the epoch, and ShardError
+        if no place has a good sample.
 
         Args:
             first: number of the first place.
             reads: results of reading the places, one after another.
-            bad: gets the bad places among them.
+            bad: counts the bad places among these.
         """
         # This loop runs for each sample: an empty pipeline is not called, and a good sample is
         # yielded at once.
@@ -178,12 +194,14 @@ class ItemMaker:
             yield Placed(number + bad.places, item)
 
     def _skip(self, error: Exception, bad: Bad) -> None:
+        """Count a bad place and have the handler decide about its error."""
         bad.note(error)
         self.skips.skip(error)
 
     def _substitute(self, reads: Iterator[ReadResult]) -> Any:
-        # The handler is not called for errors of substitutes: these have places of their own, and
-        # are reported with the batches there.
+        """Return the first item that can be made of some substitutes. Raises ShardError."""
+        # The handler is not called for errors of substitutes. Each substitute also has a place of
+        # its own in the epoch, and its error is reported with the batch at that place.
         tried = 0
         for read in reads:
             tried += 1
@@ -206,7 +224,7 @@ class ItemMaker:
 
 
 def _note_dropped(reason: Dropped, bad: Bad) -> None:
-    """Note a place whose sample a stage has dropped: bad unless a filter did."""
+    """Count a place whose sample the pipeline has dropped; it is bad unless a filter dropped it."""
     if reason is Dropped.FILTERED:
         bad.places += 1
     else:
@@ -216,13 +234,13 @@ def _note_dropped(reason: Dropped, bad: Bad) -> None:
 def unreadable(
     rank: int, epoch: int, tried: int, first_error: str, *, is_filtered: bool = False
 ) -> ShardError:
-    """Return the error of a rank that finds no good sample.
+    """Return the error for a rank that finds no good sample.
 
     Args:
         rank: number of the rank.
         epoch: number of the epoch.
-        tried: number of places that it tried since the last one with a good sample.
-        first_error: that `on_error` skipped; empty if there was none.
+        tried: number of places that the rank has tried since the last good sample.
+        first_error: text of the first error that `on_error` skipped; empty if there was none.
         is_filtered: True if a filter may have left samples out.
     """
     remedy = "see the errors that on_error skipped"
@@ -244,8 +262,8 @@ class Bad:
     """The bad samples among some places.
 
     Attributes:
-        places: number of places without their own sample.
-        samples: number of samples that have an error, or lack a member.
+        places: number of places whose own sample was left out or replaced.
+        samples: number of samples that have an error or lack a member.
         lost: urls of shards that cannot be read.
     """
 
@@ -254,7 +272,11 @@ class Bad:
     lost: set[str] = field(default_factory=set)
 
     def note(self, error: Exception | None) -> None:
-        """Note a place whose sample has an error, or lacks a member."""
+        """Count a place whose sample is bad.
+
+        Args:
+            error: the error; None for a sample that lacks a member which may be missing.
+        """
         self.places += 1
         if error is None or isinstance(error, SampleError):
             self.samples += 1
@@ -266,7 +288,7 @@ class Maker(ABC):
     """Makes the parts of one epoch: batches, or chunks of samples for a stage. Any thread."""
 
     def make(self, raw: RawBatch) -> MadeBatch:
-        """Return a part. Raises what `ItemMaker.items` and `gather` raise."""
+        """Return the part made of `raw`. Raises what `ItemMaker.items` and `gather` raise."""
         begun_s = monotonic()
         items: list[Any] = []
         bad = Bad()
@@ -290,11 +312,16 @@ class Maker(ABC):
 
     @abstractmethod
     def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Any]:
-        """Yield the items of a part, and note the bad places among its own."""
+        """Yield the items of a part, and count its bad places in `bad`."""
 
     @abstractmethod
     def gather(self, items: list[Any], raw: RawBatch) -> Any:
-        """Return the part that has these items, of those that could be made of `raw`."""
+        """Return the part that consists of these items.
+
+        Args:
+            items: the items that could be made of `raw`.
+            raw: the results of reading the part's places.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +331,8 @@ class BatchMaker(Maker):
     Attributes:
         items: makes the items.
         collate: makes a batch of a list of items.
-        size: number of samples in a batch; None to return the only item, collated by itself.
+        size: number of samples in a batch; None to pass each item to `collate` by itself, without
+            a list.
     """
 
     items: ItemMaker
@@ -312,11 +340,11 @@ class BatchMaker(Maker):
     size: int | None
 
     def items_of(self, raw: RawBatch, bad: Bad) -> Iterator[Any]:
-        """Yield the items of a batch, with substitutes for those that cannot be made."""
+        """Yield the items of a batch, with substitutes for items that cannot be made."""
         return self.items.items(raw.first, raw.reads, bad)
 
     def gather(self, items: list[Any], raw: RawBatch) -> Any:
-        """Return what `collate` makes of the items; None if there are none."""
+        """Return the batch that `collate` makes of the items; None if there are no items."""
         if not items:
             return None
         if self.size is None:
@@ -325,9 +353,9 @@ class BatchMaker(Maker):
 
 
 def collated(collate: Collate, samples: Any) -> Any:
-    """Return what a collate function makes of samples.
+    """Return the batch that a collate function makes of samples.
 
-    Raises MissingMemberError in place of a KeyError for a member that some of them lack.
+    Raises MissingMemberError in place of a KeyError for a member that some samples lack.
     """
     try:
         return collate(samples)

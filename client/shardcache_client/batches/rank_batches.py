@@ -1,4 +1,9 @@
-"""A rank's batches of an epoch, or of its rest: their number, their places, and their readers."""
+"""A rank's batches of an epoch, or of its rest: their number, their places, and their readers.
+
+They are used where every sample of the epoch has a number, which is called its place. Batch n has
+the places from n times the batch size on, counted from the place at which the epoch is resumed.
+`rank_chunks` is used where samples have no numbers.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +32,11 @@ class RankBatches(RankWork):
     """The batches that a rank reads of an epoch, or of its rest.
 
     Args:
-        reading: of the dataset.
-        progress: of all ranks in the epoch so far.
+        reading: means of reading the dataset.
+        progress: progress of all ranks in the epoch so far.
         topology: the rank.
-        form: of the batches.
-        is_read: True if nothing is left of the epoch, whatever the progress says.
+        form: form of the batches.
+        is_read: True if nothing is left of the epoch, even if the progress shows that some is.
     """
 
     def __init__(
@@ -81,29 +86,30 @@ class RankBatches(RankWork):
         return self.progress.after(self._topology.world_size, self._form.places, batches)
 
     def places_of(self, number: int) -> tuple[int, int]:
-        """Return the first place of a batch, and the one after its last."""
+        """Return the first place of a batch, and the place after its last."""
         first = self._passed + number * self._form.places
         return first, min(first + self._form.places, len(self._epoch))
 
     @contextmanager
     def open_maker(self, skips: Skips) -> Iterator[BatchMaker]:
-        """Lend a maker of batches, which makes each from the samples read at its places."""
+        """Lend a maker of batches; see `RankWork`."""
         with closing(self._lone_reader()) as lone:
             items = self._item_maker(skips, lone)
             yield BatchMaker(items, self._form.collate, self._form.size)
 
     def _item_maker(self, skips: Skips, lone: SampleReader) -> ItemMaker:
-        """Return a maker of items, which reads substitutes for bad ones with `lone`."""
+        """Return a maker of items, which reads substitutes for bad samples with `lone`."""
         reading = self._reading
         epoch = self.progress.epoch
         substitutes = None
-        if self._deal.even is not None:  # else ranks may have unequal numbers of items
+        # With `even=None`, ranks may have different numbers of items: bad samples are left out.
+        if self._deal.even is not None:
             spare = partial(self._deal.spare, epoch, self._topology)
             substitutes = Substitutes(spare, reading.form.manifest, lone)
         return ItemMaker(reading.pipeline, skips, substitutes, self._topology.rank, epoch)
 
     def _lone_reader(self) -> SampleReader:
-        """Return a reader of single samples, the substitutes, to be closed."""
+        """Return a reader of single samples, which reads substitutes; it must be closed."""
         reading = self._reading
         if reading.form.scattered is not None:
             return LoneSamples(reading.form, reading.pipeline, reading.sessions)
@@ -115,8 +121,8 @@ class RankBatches(RankWork):
         """Return a reader of the places of this epoch, to be closed.
 
         Args:
-            session: to read by.
-            check: is called now and then in a wait, and may raise to end it.
+            session: connection to the daemon by which shards are leased.
+            check: called now and then during a wait, which it may end by raising an error.
             is_shared: True if other processes read other places of this epoch.
         """
         reading = self._reading
@@ -129,24 +135,25 @@ class RankBatches(RankWork):
         return reader_of(session, plans, self._epoch, reading.sessions, check)
 
     def place(self, sample: int) -> int:
-        """Return the place of a sample, counted from where the epoch is resumed."""
+        """Return the place of a sample, given its number from where the epoch is resumed."""
         return self._passed + sample
 
     def after_samples(self, samples: int, batch_size: int) -> Progress:
         """Return the progress once each rank has passed `samples` places.
 
-        It is kept in batches of `batch_size`, or of one sample if the places are not whole batches.
+        The places are counted in batches of `batch_size`, or in batches of one sample if they do
+        not make whole batches.
         """
         return self.progress.after_samples(self._topology.world_size, batch_size, samples)
 
     def items(
         self, runs: Iterable[tuple[int, int]], bad: Bad, *, is_shared: bool = False
     ) -> Generator[Any]:
-        """Yield the items of some places, one by one, and note the bad places.
+        """Yield the items of some places, one by one.
 
         Args:
-            runs: first place and end of each run, ascending.
-            bad: gets the bad places.
+            runs: runs of places, ascending: the first place of each, and the place after its last.
+            bad: counts the bad places.
             is_shared: True if other processes read other places of this epoch.
         """
         reading = self._reading
@@ -160,7 +167,7 @@ class RankBatches(RankWork):
                 for first, end in runs:
                     yield from maker.items(first, places.reads(first, end), bad)
             except StoppedError:
-                pass  # on_error has ended the epoch
+                pass  # The handler, `on_error`, has ended the epoch.
 
 
 def no_shards() -> Iterator[int]:
@@ -171,7 +178,7 @@ def no_shards() -> Iterator[int]:
 def first_shards(
     deal: SpanDeal, epoch: int, topology: Topology, manifest: Manifest
 ) -> Iterator[int]:
-    """Yield the first shards of a rank's epoch, as many as a plan has."""
+    """Yield the first shards that a rank needs in an epoch, at most as many as a plan may have."""
     share = deal.share(epoch, shift=0, topology=topology)
     visits = RankEpoch(share, manifest).visits()
     return (visit.shard for visit in islice(visits, MAX_VISITS))

@@ -1,9 +1,8 @@
 """A reader's epoch in chunks: runs of its places, some of whose samples may be left out.
 
-Stages regroup the others.
-
-The number of samples in a chunk is known only once it is made. So chunks are numbered, not batches,
-and workers make chunks.
+Chunks are used where samples have no numbers: they are filtered, uncounted, or regrouped by a
+stage. The number of samples in a chunk is known only once the chunk is made. So it is chunks that
+are numbered instead of batches, and worker processes make chunks, of which the stage makes batches.
 """
 
 from __future__ import annotations
@@ -43,17 +42,18 @@ from shardcache_client.reading.epochs.scattered_reader import reader_of
 from shardcache_client.reading.epochs.uncounted_reader import UncountedReader
 from shardcache_client.stages.stage import Placed
 
-# For an epoch of unknown length: more than it can have places.
+# Stands for the unknown length of an epoch: it is more than the number of places of any epoch.
 _ENDLESS = 1 << 62
 
 
 class Chunk(NamedTuple):
-    """Items of a run of places, of which some may be left out.
+    """The items of a run of places, of which some may be left out.
 
     Attributes:
-        items: those that are not left out, with their places.
+        items: items that are not left out, with their places.
         end: the place after the run.
-        steps: of uncounted shards, those begun so far from the one with the first place on.
+        steps: steps of uncounted shards that were begun, from the step with the first place on;
+            empty if samples are counted.
         first_error: the first error that a handler has skipped so far; "" if there is none.
     """
 
@@ -64,7 +64,12 @@ class Chunk(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Position of a reader: a place, and for uncounted shards the number of its share."""
+    """Position of a reader.
+
+    Attributes:
+        place: number of the place.
+        share: number of the share that is being read; 0 if samples are counted.
+    """
 
     place: int
     share: int = 0
@@ -74,13 +79,13 @@ class RankChunks(RankWork):
     """The chunks of one reader's epoch, or of its rest.
 
     Args:
-        reading: of the dataset.
-        resume: where the rest begins.
+        reading: means of reading the dataset.
+        resume: place from which the epoch is read.
         reader: the rank, or its worker in a plain DataLoader, which reads for itself.
         size: number of places of a chunk.
 
     Attributes:
-        places: number of places in the epoch; None if it is not known.
+        places: number of places in the epoch; None if it is unknown.
     """
 
     def __init__(self, reading: Reading, resume: Resume, reader: Topology, size: int) -> None:
@@ -95,7 +100,7 @@ class RankChunks(RankWork):
     def __repr__(self) -> str:
         return f"RankChunks({self._resume!r}, {self._reader})"
 
-    # The order of the epoch: one of these two, according to the deal
+    # The order of the epoch is one of these two, according to the deal.
 
     @cached_property
     def _counted(self) -> RankEpoch | None:
@@ -123,7 +128,7 @@ class RankChunks(RankWork):
         return -(-remaining // self._size)  # rounded up
 
     def places_of(self, number: int) -> tuple[int, int]:
-        """Return the first place of a chunk, and the one after its last."""
+        """Return the first place of a chunk, and the place after its last."""
         first = self._start + number * self._size
         end = first + self._size
         if self.places is not None:
@@ -133,7 +138,7 @@ class RankChunks(RankWork):
     def place_reader(
         self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
     ) -> PlacesReader:
-        """Return a reader of the places of this epoch, to be closed."""
+        """Return a reader of the places of this epoch, to be closed; see `RankWork`."""
         return self._reader_noting_steps(session, check, deque(), is_shared=is_shared)
 
     def _reader_noting_steps(
@@ -144,7 +149,10 @@ class RankChunks(RankWork):
         *,
         is_shared: bool,
     ) -> PlacesReader:
-        """Return a reader of the places that adds each step of uncounted shards to `steps`."""
+        """Return a reader of the places that adds each step of uncounted shards to `steps`.
+
+        For the other arguments, see `RankWork.place_reader`.
+        """
         form = self._reading.form
         shards_after = self._shards_of_next_epoch()
         plans = EpochPlans(session, form, self._epoch, shards_after, check, is_shared=is_shared)
@@ -153,7 +161,10 @@ class RankChunks(RankWork):
         return UncountedReader(plans, self._uncounted, self._resume.reached.step, steps)
 
     def _shards_of_next_epoch(self) -> Callable[[], Iterator[int]]:
-        """Return a function that finds the first shards of the next epoch, which takes a while."""
+        """Return a function that finds the first shards of the next epoch.
+
+        Finding them takes a while, so the function is called only once the plan needs them.
+        """
         if not self._reading.has_epoch_after(self._epoch):
             return no_shards
         deal = self._reading.deal
@@ -164,11 +175,11 @@ class RankChunks(RankWork):
 
     @contextmanager
     def open_maker(self, skips: Skips) -> Iterator[ChunkMaker]:
-        """Lend a maker of chunks, which makes each from the samples read at its places."""
+        """Lend a maker of chunks; see `RankWork`."""
         yield ChunkMaker(self._item_maker(skips))
 
     def _item_maker(self, skips: Skips) -> ItemMaker:
-        # Without substitutes: bad samples are left out, and not replaced.
+        # There are no substitutes (None): bad samples are left out and not replaced.
         return ItemMaker(self._reading.pipeline, skips, None, self._reader.rank, self._epoch)
 
     def raw(self, number: int, places: Any, session: Session) -> RawBatch:
@@ -177,7 +188,8 @@ class RankChunks(RankWork):
         if not isinstance(places, UncountedReader):
             return raw
         first, end = self.places_of(number)
-        is_last = len(raw.reads) < end - first  # the only sign that uncounted shards are over
+        # Too few samples are the only sign that uncounted shards have come to their end.
+        is_last = len(raw.reads) < end - first
         return raw._replace(steps=places.steps(first), is_last=is_last)
 
     @cached_property
@@ -189,14 +201,15 @@ class RankChunks(RankWork):
         return deal.pass_places(self._epoch)
 
     def check_progress(self, last: Spot, current: Spot, first_error: str) -> None:
-        """Raise ShardError if every sample has been tried since the last good one.
+        """Raise ShardError if every sample has been tried since the last good sample.
 
-        An epoch that lasts until enough good ones have come would otherwise never end.
+        An epoch that lasts until it has yielded a fixed number of samples would otherwise never
+        end.
 
         Args:
             last: position of the last item.
             current: position of the sample that is being read.
-            first_error: the first that a handler has skipped; "" if there is none.
+            first_error: the first error that a handler has skipped; "" if there is none.
         """
         tried = current.place - last.place
         if self.places is None:
@@ -213,8 +226,8 @@ class RankChunks(RankWork):
         """Yield the items one by one, each as soon as it is read.
 
         Args:
-            bad: the places that are left out are added to it.
-            steps: each step of uncounted shards is added to it when the step begins.
+            bad: counts the places that are left out.
+            steps: gets each step of uncounted shards when the step begins.
 
         Raises the errors of reading and decoding that the handler does not skip, and what
         `check_progress` raises.
@@ -224,7 +237,8 @@ class RankChunks(RankWork):
         last = Spot(self._start, self._resume.reached.step.share)
 
         def checked(reads: Iterator[ReadResult]) -> Iterator[ReadResult]:
-            # This runs before the sample is decoded: `last` is the last good one before it.
+            # This runs before the sample is decoded: `last` is the last good sample before it.
+            # Only after a bad sample can every sample have been tried.
             for place, read in enumerate(reads, self._start):
                 is_after_bad_one = place > last.place + 1
                 if is_after_bad_one:
@@ -245,7 +259,7 @@ class RankChunks(RankWork):
                     last = Spot(placed.place, _share(steps))
                     yield placed
             except StoppedError:
-                pass  # the handler has ended the epoch
+                pass  # The handler has ended the epoch.
 
 
 class ChunkMaker(Maker):

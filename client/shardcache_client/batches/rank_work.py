@@ -1,7 +1,8 @@
 """A rank's work in an epoch, or its rest, in numbered parts.
 
-A part is a batch, or a chunk of samples for a stage. It is made in two steps: its samples are read,
-part after part; then they are decoded and collated, by any thread.
+A part is a batch, or a chunk of samples for a stage. A part is made in two steps. First its samples
+are read, one part after another. Then the samples are decoded and collated by any thread. The
+loaders use this class, through `RankBatches` for batches and `RankChunks` for chunks.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class BatchForm:
     """The form of a loader's batches.
 
     Attributes:
-        size: number of samples; None for samples one by one.
-        drop_last: True to leave out a last batch of fewer.
+        size: number of samples in a batch; None for samples one by one.
+        drop_last: True to leave out the last batch if it is short.
         collate: makes a batch of a list of samples.
     """
 
@@ -39,22 +40,23 @@ class BatchForm:
 
     @property
     def places(self) -> int:
-        """Number of places of a batch."""
+        """Number of places of a whole batch."""
         return self.size or 1
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Means of reading a dataset's samples, whatever the epoch.
+    """Means of reading a dataset's samples, the same for every epoch.
 
-    Can be pickled if its functions can.
+    An object of this class can be pickled if its functions can.
 
     Attributes:
-        deal: of the dataset's samples, or of its shards if these are not counted.
-        form: of the samples, as they are read.
+        deal: division of the dataset's samples among readers, or of its shards if these are not
+            counted.
+        form: form in which the samples are read from their shards.
         pipeline: makes items of the samples.
-        sessions: of the reader.
-        on_error: what to do with samples and shards that cannot be read.
+        sessions: the reader's connections to the daemon.
+        on_error: handler that decides about samples and shards that cannot be read.
         epochs: number of epochs in the training run; None for no limit.
     """
 
@@ -66,12 +68,12 @@ class Reading:
     epochs: int | None = None
 
     def has_epoch_after(self, epoch: int) -> bool:
-        """Return True if another epoch comes after one."""
+        """Return True if the run has another epoch after this one."""
         return self.epochs is None or epoch + 1 < self.epochs
 
 
 def _as_it_is(made: MadeBatch) -> MadeBatch:
-    """Return a part unchanged, where nothing finishes it."""
+    """Return a part unchanged: the default for `finish`."""
     return made
 
 
@@ -79,7 +81,7 @@ class RankWork(ABC):
     """The parts of a rank's work in an epoch, or in its rest.
 
     Args:
-        reading: of the dataset.
+        reading: means of reading the dataset.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -88,29 +90,39 @@ class RankWork(ABC):
     @property
     @abstractmethod
     def count(self) -> int:
-        """Number of parts, which may be too large for `len`; a maximum if it is not known."""
+        """Number of parts, which may be too large for `len`; a maximum if it is unknown."""
 
     @abstractmethod
     def places_of(self, number: int) -> tuple[int, int]:
-        """Return the first place of a part, and the one after its last."""
+        """Return the first place of a part, and the place after its last."""
 
     @abstractmethod
     def place_reader(
         self, session: Session, check: Callable[[], None] = lambda: None, *, is_shared: bool = False
     ) -> PlacesReader:
-        """Return a reader of the places of this epoch, to be closed."""
+        """Return a reader of the places of this epoch, to be closed.
+
+        Args:
+            session: connection to the daemon by which shards are leased.
+            check: called now and then during a wait, which it may end by raising an error.
+            is_shared: True if other processes read other places of this epoch.
+        """
 
     @abstractmethod
     def open_maker(self, skips: Skips) -> AbstractContextManager[Maker]:
-        """Lend a maker of parts, which makes each from the samples read at its places."""
+        """Lend a maker, which makes each part from the samples read at the part's places.
+
+        Args:
+            skips: decides about samples that cannot be read or decoded.
+        """
 
     def raw(self, number: int, places: Any, session: Session) -> RawBatch:
         """Read the samples of a part, from which it is made.
 
         Args:
-            number: of the part.
-            places: the reader of their places.
-            session: of that reader, which knows how long it has waited.
+            number: number of the part.
+            places: reader of the places of this epoch; see `place_reader`.
+            session: the reader's session, which counts the time spent waiting.
         """
         begun_s = monotonic()
         waited_s = session.waited_s
@@ -131,8 +143,8 @@ class RankWork(ABC):
 
         Args:
             skip: number of parts to leave out at the beginning.
-            threads: number of threads that make them; 0 for the calling thread.
-            ahead: for each thread, maximum number of parts that are begun or made, and not taken.
+            threads: number of threads that make the parts; 0 to make them in the calling thread.
+            ahead: maximum number of parts per thread that are begun or made, but not yet taken.
             begin: called first in each of these threads.
             finish: called with each part in the thread that made it; returns the part to yield.
 
@@ -161,19 +173,20 @@ class RankWork(ABC):
                 )
             else:
                 made = _made_here(read_parts(nothing_to_check), make_part)
-            # An error's traceback would keep a generator that is merely dropped: close it.
+            # The generator is closed here: the traceback of an error would keep it alive if it were
+            # merely dropped.
             with closing(made):
                 yield from made
 
 
 def nothing_to_check() -> None:
-    """Raise nothing: no other thread ends a wait."""
+    """Do nothing: a `check` for a wait that nobody ends."""
 
 
 def _made_here(
     raw: Generator[RawBatch], make: Callable[[RawBatch], MadeBatch]
 ) -> Generator[MadeBatch]:
-    """Yield the parts, each made in the calling thread when it is asked for."""
+    """Yield the parts, each of which the calling thread makes when it is asked for."""
     with closing(raw):
         for batch in raw:
             yield make(batch)

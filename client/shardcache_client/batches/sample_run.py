@@ -1,6 +1,8 @@
 """One reader's samples of an epoch, one by one.
 
-The reader is a rank, or a plain DataLoader's worker, which gives the samples of its batches.
+`for sample in dataset` runs it. The reader is a rank, or a worker of a plain DataLoader, which
+yields the samples of the batches that the DataLoader asks it for. `stage_run` is the counterpart
+for samples that have no numbers.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ class RunStart(NamedTuple):
     """Place from which a reader resumes an epoch.
 
     Attributes:
-        progress: of all ranks in the epoch so far.
-        part: samples that this worker has given since then; None if they are not known.
-        is_read: True if nothing is left of the epoch, whatever the progress says.
+        progress: progress of all ranks in the epoch so far.
+        part: samples that this worker has given after `progress`; None if there are none, or if
+            the reader is a rank.
+        is_read: True if nothing is left of the epoch, even if the progress shows that some is.
     """
 
     progress: Progress
@@ -38,17 +41,17 @@ class RunStart(NamedTuple):
 class SampleRun:
     """The samples that one reader reads in an epoch, or in its rest, once.
 
-    A worker reads the batches of its number, and of every `workers`-th after that, as a DataLoader
-    asks them for batches in turn. So the loader gives the rank's samples in their order, whatever
-    the number of workers.
+    Worker w of n reads the batches w, w + n, w + 2n and so on, since a DataLoader asks its workers
+    for batches in turn. So the loader yields the rank's samples in the same order with any number
+    of workers.
 
     Args:
-        reading: of the dataset.
-        reader: the rank, and perhaps its worker.
-        form: of states.
-        asked_size: returns the size of the batches that the loader makes, as soon as the first
-            sample is asked for, given that of the dataset.
-        start: place from which it resumes.
+        reading: means of reading the dataset.
+        reader: the rank, and its worker if there are several.
+        form: facts for states.
+        asked_size: returns the size of the loader's batches, given the dataset's batch size. It is
+            called when the first sample is asked for.
+        start: place from which the reader resumes.
 
     Attributes:
         topology: the reader.
@@ -73,12 +76,13 @@ class SampleRun:
         self._rank = Topology(reader.rank, reader.world_size)
         self._form = form
         self._asked_size = asked_size
-        self._is_read = start.is_read  # before the first sample is asked for
+        self._is_read = start.is_read  # as it was before this run
         self._bad = Bad()
-        # Bad places that no other sample fills; where ranks have equal numbers, there are none.
+        # Bad places that no substitute fills. There are none unless `even` is None, with which
+        # ranks may have different numbers of samples.
         self._left_out = self._bad if reading.deal.even is None else Bad()
         self._yielded = 0
-        self._before = 0  # places passed since the progress, before this run
+        self._before = 0  # places passed since the progress and before this run
         self._size = form.batch_size
         if part is not None:
             self._before = part.samples
@@ -106,7 +110,7 @@ class SampleRun:
 
     @property
     def taken(self) -> int:
-        """Number of places passed since the progress, bad ones included."""
+        """Number of places passed since the progress, including bad ones."""
         return self._before + self._yielded + self._left_out.places
 
     @property
@@ -117,7 +121,8 @@ class SampleRun:
     def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
         """Yield the samples.
 
-        `when_read` is called before the last one is yielded, or when there are none left.
+        Args:
+            when_read: called before the last sample is yielded, or at once if no samples are left.
         """
         if self._reading.deal.has_source_batches:
             self._check_size(self._asked_size(self._size))
@@ -135,18 +140,23 @@ class SampleRun:
                 for yielded, item in enumerate(items, 1):
                     self._yielded = yielded
                     if yielded + left_out.places == to_yield:
-                        # Before the last sample: a loop that knows their number asks for no more.
+                        # The run ends before it yields the last sample, since a loop that knows the
+                        # number of samples does not ask for another one.
                         self._end(when_read)
                     yield item
             if not self.read:
                 self._end(when_read)
-        finally:  # also of an epoch that is left early
+        finally:  # The report is also logged if the user leaves the epoch early.
             is_replaced = self._reading.deal.even is not None
             bad = self._bad
             report(self._progress.epoch, bad.samples, bad.lost, repeated=is_replaced)
 
     def _check_size(self, asked_size: int) -> None:
-        """Raise ConfigError if a loader's batches would have samples of several sources."""
+        """Raise ConfigError if a loader's batches would have samples of several sources.
+
+        Args:
+            asked_size: number of samples in a batch of the loader.
+        """
         if self._size % asked_size:
             raise ConfigError(
                 f"the mixture has batches of {self._size} samples of one source, and the "
@@ -160,7 +170,10 @@ class SampleRun:
         return self._batches.items(self._runs(), self._bad, is_shared=is_shared)
 
     def _runs(self) -> Iterable[tuple[int, int]]:
-        """Yield the places to read: first and end of each run."""
+        """Yield the runs of places to read: the first place of each, and the place after its last.
+
+        A whole rank has one run, and a worker has one run for each batch.
+        """
         if self._is_whole_rank:
             yield self._batches.place(self._before), self._batches.place(self._total)
             return
@@ -170,16 +183,20 @@ class SampleRun:
         for number in range(next_batch, self._batches.count, workers):
             first, end = self._batches.places_of(number)
             yield first + passed, end
-            passed = 0  # only the first batch was begun before
+            passed = 0  # only the first of these batches was begun before
 
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True
         when_read()
 
-    # State
+    # State.
 
     def state(self, *, over: bool = False) -> RankState:
-        """Return the reader's state."""
+        """Return the reader's state.
+
+        Args:
+            over: True if no rank has anything left of the epoch.
+        """
         ended = self._has_ended()
         if self._is_whole_rank:
             progress = self._batches.after_samples(self.taken, self._form.batch_size)
@@ -205,7 +222,14 @@ class SampleRun:
 
 
 def samples_of_worker(samples: int, batch_size: int, worker: int, workers: int) -> int:
-    """Return the number of samples in a worker's batches, every `workers`-th of all."""
+    """Return the number of samples in a worker's batches, which are every `workers`-th batch.
+
+    Args:
+        samples: number of samples of the rank.
+        batch_size: number of samples in a batch.
+        worker: number of the worker, and of its first batch.
+        workers: number of workers of the rank.
+    """
     batches = range(worker, -(-samples // batch_size), workers)
     if not batches:
         return 0
@@ -214,7 +238,14 @@ def samples_of_worker(samples: int, batch_size: int, worker: int, workers: int) 
 
 
 def report(epoch: int, samples: int, lost: Set[str], *, repeated: bool) -> None:
-    """Log how many samples and shards of an epoch were skipped, if any."""
+    """Log how many samples and shards of an epoch were skipped, if any.
+
+    Args:
+        epoch: number of the epoch.
+        samples: number of skipped samples of shards that could be read.
+        lost: urls of shards that could not be read.
+        repeated: True if other samples took the place of the skipped ones.
+    """
     if not samples and not lost:
         return
     note = "; other samples were repeated in their place" if repeated else ""

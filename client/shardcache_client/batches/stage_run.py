@@ -1,6 +1,7 @@
 """One reader's items in an epoch of samples without numbers, one by one.
 
-See `sample_run` for samples with numbers.
+`for sample in dataset` runs it where samples are filtered, uncounted or regrouped by a stage.
+`sample_run` is the counterpart for samples that have numbers.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from shardcache_client.position.staged_state import Resume, StagedState
 class StageRun:
     """The items that one reader is given in an epoch, or in its rest, once.
 
-    Each worker of a plain DataLoader reads a share of its own, like a rank: which samples are left
-    out is unknown until they are made, so workers cannot divide the batches of a rank.
+    Each worker of a plain DataLoader reads a share of its own, like a rank. Samples may be left out
+    once they are read, so the workers cannot know the batches of a rank in advance and divide them.
 
     Args:
-        reading: of the dataset.
-        form: of its states.
-        resume: place from which it is read.
+        reading: means of reading the dataset.
+        form: facts about the dataset's staged epochs.
+        resume: place from which the epoch is read.
         reader: the rank, or its worker.
-        quota: number of samples that the reader gets; None for all that come.
+        quota: number of samples that the reader gets; None for all samples of its share.
         is_over: True if nothing is left of the epoch.
 
     Attributes:
@@ -59,7 +60,7 @@ class StageRun:
 
     @property
     def counted(self) -> bool:
-        """True if samples are dealt, False if whole shards."""
+        """True if samples are dealt to readers, False if whole shards are."""
         return self._form.deal.counted
 
     @property
@@ -69,23 +70,25 @@ class StageRun:
 
     @property
     def samples_left(self) -> int:
-        """Number of samples still to be yielded, if it is known.
+        """Number of samples still to be yielded; 0 if it is unknown.
 
-        It is a maximum if some may be left out.
+        The number is a maximum if samples may be left out.
         """
         return 0 if self._is_over else self._epoch.samples_left(self._epoch.reached)
 
     def samples(self, when_read: Callable[[], object] = lambda: None) -> Generator[Any]:
         """Yield the items.
 
-        `when_read` is called before the last one is yielded, if that is known, or else after it.
+        Args:
+            when_read: called before the last item is yielded, if it is known to be the last, and
+                after it otherwise.
         """
         try:
             if not self._is_over:
                 yield from self._items(when_read)
             if not self.read:
                 self._end(when_read)
-        finally:  # also of an epoch that is left early
+        finally:  # The report is also logged if the user leaves the epoch early.
             report(self._epoch.epoch, self._bad.samples, self._bad.lost, repeated=False)
 
     def _items(self, when_read: Callable[[], object]) -> Generator[Any]:
@@ -100,10 +103,14 @@ class StageRun:
         self.read = True
         when_read()
 
-    # State
+    # State.
 
     def state(self, *, over: bool = False) -> StagedState:
-        """Return the reader's state."""
+        """Return the reader's state.
+
+        Args:
+            over: True if no reader has anything left of the epoch.
+        """
         return self._epoch.state(self._epoch.reached, ended=self.read or self._is_over, over=over)
 
     def state_in_loader(self) -> StagedState:

@@ -1,4 +1,9 @@
-"""A reader's epoch, or its rest, regrouped by a stage: its items, and the reader's states."""
+"""A reader's epoch, or its rest, regrouped by a stage: its items, and the reader's states.
+
+A stage makes items, such as blocks of tokens, from groups of samples. Without a stage, each sample
+is an item. A mark is the reader's position between two items: see `Mark`. `stage_run` and the
+loaders pass the samples in and take the items and the states.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,14 @@ class StagedForm:
     """The facts that all staged epochs of a dataset share.
 
     Attributes:
-        dataset: its identifier in states.
-        deal: of its samples, or of its shards if these are not counted.
+        dataset: identifier of the dataset in states; see `RankState`.
+        deal: division of the dataset's samples among readers, or of its shards if these are not
+            counted.
         stage: regroups the samples; None if they come one by one.
-        seed: of the dataset.
-        seeds: those drawn, as in states.
-        leaves_out: True if samples may be left out before the stage: ranks that have given equally
-            many may then be at different places.
+        seed: seed of the dataset.
+        seeds: seeds that were drawn at random; see `RankState`.
+        leaves_out: True if samples may be left out before the stage. Ranks that have given equally
+            many items may then be at different places.
     """
 
     dataset: str
@@ -37,7 +43,7 @@ class StagedForm:
 
     @property
     def is_in_step(self) -> bool:
-        """True if the readers of the same worker of all ranks are at the same place."""
+        """True if the same worker of each rank is at the same place."""
         is_known = self.deal.counted and not self.leaves_out
         return is_known and self.stage is not None and self.stage.is_in_step
 
@@ -52,16 +58,16 @@ class StagedEpoch:
     """The items of one reader's epoch, or of its rest.
 
     Args:
-        form: of the dataset.
-        resume: place from which it is read.
+        form: facts about the dataset's staged epochs.
+        resume: place from which the epoch is read.
         reader: the rank, or its worker in a plain DataLoader.
-        places: number of the reader's places; None if it is not known.
-        quota: number of samples that it gets in the epoch, without bad ones; None for all that
-            come.
+        places: number of the reader's places; None if it is unknown.
+        quota: number of samples that the reader gets in the epoch, not counting bad samples; None
+            for all samples of its share.
 
     Attributes:
         reached: position of the reader after the last item.
-        is_read: True if there is nothing left.
+        is_read: True if nothing is left of the epoch.
         begun: steps of uncounted shards that were begun, from the step of `reached` on.
     """
 
@@ -78,7 +84,8 @@ class StagedEpoch:
         self._reader = reader
         self._places = places
         self._quota = quota
-        # Places of samples that the stage has, and that are not passed yet.
+        # Places of the samples that the stage has taken and not yet given in items. They are kept
+        # only to count the samples of a quota.
         self._ahead: deque[int] = deque()
         self.reached = resume.reached
         self.is_read = False
@@ -93,9 +100,9 @@ class StagedEpoch:
         return self._resume.progress.epoch
 
     def samples_left(self, reached: Reached) -> int:
-        """Return the number of samples after some point.
+        """Return the number of samples after a position of the reader.
 
-        It is a maximum if some may be left out, and 0 if it is unknown.
+        The number is a maximum if samples may be left out, and 0 if it is unknown.
         """
         if self._quota is not None:
             return self._quota - reached.items
@@ -104,10 +111,10 @@ class StagedEpoch:
         return max(0, self._places - reached.mark.place)
 
     def items(self, samples: Iterator[Placed]) -> Iterator[Any]:
-        """Yield the stage's items, noting the position after each.
+        """Yield the stage's items, and set `reached` to the position after each item.
 
         Args:
-            samples: those from the mark of `reached` on.
+            samples: samples from the mark of `reached` on, with their places.
         """
         stage = self._form.stage
         if self._quota is not None:
@@ -122,13 +129,14 @@ class StagedEpoch:
         for item, mark in regrouped:
             self._move_to(mark)
             if self._quota == self.reached.items:
-                # Before the last item: a loop that knows their number asks for no more.
+                # This is set before the last item is yielded, since a loop that knows the number of
+                # items does not ask for another one.
                 self.is_read = True
             yield item
         self.is_read = True
 
     def _up_to_quota(self, samples: Iterator[Placed], quota: int) -> Iterator[Placed]:
-        """Yield the samples that are left of the quota, noting their places."""
+        """Yield the samples that are left of the quota, and record their places in `_ahead`."""
         for _ in range(self.reached.items, quota):
             sample = next(samples, None)
             if sample is None:
@@ -137,7 +145,7 @@ class StagedEpoch:
             yield sample
 
     def _move_to(self, mark: Mark) -> None:
-        """Note that the reader is at a mark, and has been given the samples before it."""
+        """Set the reader's position to a mark: all samples before the mark have been given."""
         items = self.reached.items
         while self._ahead and self._ahead[0] < mark.place:
             self._ahead.popleft()
@@ -148,7 +156,13 @@ class StagedEpoch:
         self.reached = Reached(mark, items, step)
 
     def state(self, reached: Reached, *, ended: bool, over: bool) -> StagedState:
-        """Return the reader's state at some point of the epoch."""
+        """Return the reader's state at a position.
+
+        Args:
+            reached: the position.
+            ended: True if this reader has nothing left of the epoch.
+            over: True if no reader has anything left of the epoch.
+        """
         form = self._form
         reader = self._reader
         deal = form.deal

@@ -1,4 +1,8 @@
-"""Substitutes for bad samples: samples of the whole epoch, whichever rank has them."""
+"""Substitutes for bad samples: samples of the whole epoch, from the shares of all ranks.
+
+A bad sample is one that cannot be read or decoded. If the user's handler skips it, another sample
+takes its place in the batch, so that all ranks keep their number of batches.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.reading.epochs.epoch_plans import ReadResult
 from shardcache_client.reading.epochs.lone_reader import SampleReader
 
-# Number of places whose samples are tried together: opening a shard costs as much as decoding some
-# hundred samples.
+# Number of places whose samples are tried together, sorted by shard. Opening a shard costs as much
+# as decoding some hundred samples, so samples of open shards are tried first.
 _BLOCK_PLACES = 64
 
 
@@ -21,8 +25,9 @@ class _Block(NamedTuple):
     """Samples at `_BLOCK_PLACES` consecutive places, sorted by shard.
 
     Attributes:
-        source: as that of a `Spare`.
+        source: number of the source; see `Spare`.
         first: the first of the places.
+        samples: the samples.
     """
 
     source: int
@@ -33,14 +38,14 @@ class _Block(NamedTuple):
 class Substitutes:
     """The substitutes of one epoch's bad samples. Any thread.
 
-    Which ones are tried for a place depends on that place alone. They are spread over the epoch in
-    blocks of neighbours. So if several are tried, or several neighbouring places need one, they
-    come from shards that are open.
+    The substitutes that are tried for a place depend on the place alone. They are spread over the
+    epoch in blocks of neighbours. So if several substitutes are tried for a place, or neighbouring
+    places need substitutes, these mostly come from shards that are already open.
 
     Args:
         spare: returns the samples among which substitutes for a place are found.
-        manifest: of the dataset.
-        lone: reads them.
+        manifest: the shards of the dataset.
+        lone: reads single samples.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Substitutes:
         self._lone = lone
         self._lock = threading.Lock()
         self._epochs: dict[int, RankEpoch] = {}  # by the source of a spare
-        self._block: _Block | None = None  # that of the last place
+        self._block: _Block | None = None  # the last block that was tried
 
     def __call__(self, place: int) -> Iterator[ReadResult]:
         """Yield the results of reading substitutes for a place, until all samples were tried."""
@@ -68,8 +73,8 @@ class Substitutes:
     def _samples_from(self, spare: Spare, number: int) -> Sequence[SampleId]:
         """Return the samples of the block that has a place.
 
-        They begin at an offset that depends on the place, so that neighbouring bad places try
-        different samples first.
+        The samples begin at an offset that depends on the place, so that neighbouring bad places
+        try different samples first.
         """
         first = number - number % _BLOCK_PLACES
         with self._lock:

@@ -1,6 +1,6 @@
-"""Batches made by threads, in order and a limited number ahead.
+"""Batches made by threads, in order and a limited number ahead of the user.
 
-One thread reads what they are made of, others make them.
+One thread reads the items of which batches are made, and other threads make the batches.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-R = TypeVar("R")  # an item that is read
-B = TypeVar("B")  # the batch that is made of it
+R = TypeVar("R")  # an item that is read: the samples of one batch
+B = TypeVar("B")  # the batch that is made of an item
 
 
 class AbandonedError(Exception):
-    """Nobody wants the batches any more."""
+    """The iterator over the batches has been closed or dropped, so reading ends."""
 
 
 def made_by_threads(
@@ -29,19 +29,20 @@ def made_by_threads(
     ahead: int,
     begin: Callable[[], object] = lambda: None,
 ) -> Generator[B]:
-    """Yield what `make` returns for each item that is read, in their order.
+    """Yield the batch that `make` returns for each item, in the order in which items are read.
 
-    The threads are started by the first `next`, and end with the iterator: at its end, with an
+    The threads are started by the first `next`. They end with the iterator: at its end, with an
     error, or when it is closed or dropped.
 
     Args:
-        read: returns the items, which a thread of its own iterates over. It gets a function that
-            raises AbandonedError once nobody wants them, to be called now and then in a long wait.
-        make: is called by `threads` threads.
-        ahead: maximum number of items that have been read, but not yielded.
-        begin: is called by each of these threads first.
+        read: returns the items, over which a separate thread iterates. It gets a function to call
+            now and then in a long wait, which raises AbandonedError once the iterator is closed.
+        make: makes a batch of an item; called by `threads` threads.
+        threads: number of threads that make batches.
+        ahead: maximum number of items that have been read, but not yielded as batches.
+        begin: called first in each thread that makes batches.
 
-    Raises what `read` and `make` raise, where their item would have come.
+    Raises the errors of `read` and `make`, at the point where the batch would have come.
     """
     queue = _BatchQueue(ahead)
     with ThreadPoolExecutor(
@@ -49,8 +50,8 @@ def made_by_threads(
         thread_name_prefix="shardcache-make",
         initializer=begin,
     ) as pool:
-        # A daemon thread: at the end of a script that still has the iterator, Python would wait
-        # for any other.
+        # This is a daemon thread, since Python would wait for any other thread at the end of a
+        # script that still has the iterator.
         reader = threading.Thread(
             target=_read,
             args=(queue, read, partial(_submit, pool, make)),
@@ -63,7 +64,7 @@ def made_by_threads(
             while future is not queue.end:
                 yield future.result()
                 future = queue.take()
-            queue.end.result()  # raises what `read` has raised
+            queue.end.result()  # raises the error of `read`, if there was one
         finally:
             queue.abandon()
             reader.join()
@@ -73,13 +74,14 @@ def made_by_threads(
 class _BatchQueue:
     """The batches that are being made, in order.
 
-    They are between the thread that reads and the one that takes them.
+    The thread that reads items puts them in, and the thread that uses the batches takes them.
 
     Args:
         ahead: maximum number of batches that have been begun, but not taken.
 
     Attributes:
-        end: comes after the last batch, with the error of reading, if there is one.
+        end: the future that comes after the last batch. It has the error of reading if there was
+            one.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -89,7 +91,10 @@ class _BatchQueue:
         self._abandoned = False
 
     def take(self) -> Future[Any]:
-        """Wait for the next batch that is being made, and return it; `end` after the last."""
+        """Wait for the next batch that is being made, and return it; return `end` after the last.
+
+        The batch itself may still have to be waited for.
+        """
         future = self._futures.get()
         self._free.release()
         return future
@@ -104,12 +109,12 @@ class _BatchQueue:
         self.check()
 
     def check(self) -> None:
-        """Raise AbandonedError if nobody takes the batches any more."""
+        """Raise AbandonedError if the iterator over the batches has been closed or dropped."""
         if self._abandoned:
             raise AbandonedError
 
     def abandon(self) -> None:
-        """Have the thread that reads end."""
+        """Make the thread that reads end, even if it waits for the queue to have space."""
         self._abandoned = True
         self._free.release()
 
@@ -119,7 +124,13 @@ def _read(
     read: Callable[[Callable[[], None]], Generator[R]],
     submit: Callable[[R], Future[Any]],
 ) -> None:
-    """Submit each item that is read once the queue has space, and then put the queue's end."""
+    """Submit each item that is read once the queue has space, and put the queue's end at last.
+
+    Args:
+        queue: the queue of batches.
+        read: returns the items; see `made_by_threads`.
+        submit: starts to make the batch of an item, and returns its future.
+    """
     try:
         queue.wait_until_free()
         with closing(read(queue.check)) as items:

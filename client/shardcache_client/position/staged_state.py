@@ -39,7 +39,8 @@ class Reached(NamedTuple):
 
     Attributes:
         mark: the reader's place, and its position in the stage's group.
-        items: number of items that the reader has given since the epoch's beginning.
+        items: number of the reader's samples before the mark, without those left out; 0 unless the
+            reader gets a fixed number of samples in the epoch.
         step: in an uncounted epoch, a step that begins at or before the place; unused otherwise.
     """
 
