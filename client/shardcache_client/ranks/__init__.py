@@ -1,1 +1,1 @@
-"""This process's rank, and agreement among all ranks."""
+"""This process's rank in its job, and agreement among all ranks."""

@@ -1,4 +1,8 @@
-"""Agreement among the readers of all ranks, one number after another."""
+"""Agreement among the readers of all ranks, one number after another.
+
+Stages use it where the ranks' work depends on each other's data. To pack samples into blocks, for
+example, all ranks need the least number of blocks that any rank can fill.
+"""
 
 import json
 import secrets
@@ -10,18 +14,19 @@ from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace
 from shardcache_client.stages.stage import Agree
 
-# Number of missing ranks that an error names.
+# Maximum number of missing ranks that an error names.
 _MAX_NAMED = 8
 
 
 class Agreement:
     """Agreement among corresponding readers, one per rank: DataLoader workers with the same id.
 
-    Rank 0 receives all values over one queue and answers each reader under its own key, so the
-    key-value store keeps nothing except what the last round of a killed reader may have left.
-    Values of an abandoned iteration cannot mix with those of the next: a reader first says hello
-    under a random name, and rank 0 counts only readers that it has greeted itself. Each iteration
-    therefore needs a new Agreement on every rank.
+    Rank 0 receives all values over one queue and answers each reader under the reader's own key. So
+    the key-value store keeps nothing, except for values that a killed reader may have left.
+
+    Values of an abandoned iteration cannot mix with those of the next iteration. A reader first
+    sends a greeting under a random id, and rank 0 counts only readers whose greeting it has
+    answered itself. Each iteration therefore needs a new Agreement on every rank.
 
     If several processes read for the same rank, each of these replicas agrees with one reader of
     every other rank.
@@ -37,19 +42,21 @@ class Agreement:
         """Begin an agreement.
 
         Args:
-            channel: the same on all ranks, and unique among readers that may ask at the same time.
-            ranks: of the reader.
-            timeout_s: how long it waits for the others.
-            place: where the ranks' key-value store is.
+            channel: name that is the same on all ranks, and unique among readers that may ask at
+                the same time.
+            ranks: rank of the reader.
+            timeout_s: maximum time to wait for the other ranks.
+            place: finds the ranks' key-value store; None to use torch.distributed's.
         """
         self._name = channel
-        self._channel = channel  # once connected, with the number of the replica behind it
+        self._channel = channel  # The number of the replica is appended once it is known.
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._place = place or MeetingPlace()
         self._store: KeyValueStore | None = None  # connected when first needed
         self._reader_id = secrets.token_hex(8)
-        self._greeted: dict[str, int] = {}  # on rank 0: the rank of each reader, by its id
+        # On rank 0: the rank of each reader whose greeting was answered, by the reader's id.
+        self._greeted: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"Agreement({self._name!r}, {self._ranks})"
@@ -57,11 +64,16 @@ class Agreement:
     def greatest(self, name: str, value: int) -> int:
         """Return the greatest of all ranks' values.
 
-        Every rank must call this, with the names in the same order.
+        Every rank must call this equally often, with the same names in the same order.
 
-        Raises RankTimeoutError if a rank does not within the timeout, RanksError if one asks under
-        another name or the connection breaks, ConfigError if this process has no address of a
-        key-value store.
+        Args:
+            name: name of the value, by which calls that do not match are detected.
+            value: this rank's value.
+
+        Raises:
+            RankTimeoutError: a rank did not call this within the timeout.
+            RanksError: a rank asks under another name, or the connection breaks.
+            ConfigError: this process has no address of a key-value store.
         """
         rank = self._ranks.rank
         world_size = self._ranks.world_size
@@ -73,7 +85,7 @@ class Agreement:
             replica = self._store.replica(self._name, rank, world_size)
             self._channel = f"{self._name}/{replica}"
             if rank:
-                self._ask(self._store, {})  # the greeting
+                self._ask(self._store, {})  # A message without a value is the greeting.
 
         if rank:
             answer = self._ask(self._store, {"name": name, "value": value})
@@ -96,7 +108,7 @@ class Agreement:
     def _ask(self, store: KeyValueStore, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message to rank 0 and return its answer.
 
-        Raises RankTimeoutError if none comes, or the error that the answer has.
+        Raises RankTimeoutError if no answer comes, or the error that the answer contains.
         """
         sent = message | {"reader": self._reader_id, "rank": self._ranks.rank}
         store.push(self._channel, json.dumps(sent))
@@ -116,7 +128,7 @@ class Agreement:
         return answer
 
     def _gather(self, store: KeyValueStore, name: str, value: int) -> int:
-        """On rank 0, receive all values and answer with the greatest, or with the error."""
+        """Receive all values, and answer with the greatest or with the error. Rank 0 only."""
         try:
             greatest = max(value, *self._values(store, name).values())
         except RanksError as exn:
@@ -126,7 +138,7 @@ class Agreement:
         return greatest
 
     def _values(self, store: KeyValueStore, name: str) -> dict[int, int]:
-        """Return the values of all ranks but this one, greeting their readers as they come."""
+        """Return the values of all other ranks, by rank, and answer greetings as they come."""
         values: dict[int, int] = {}
         deadline_s = time.monotonic() + self._timeout_s
         while len(values) < self._ranks.world_size - 1:
@@ -139,7 +151,7 @@ class Agreement:
             if "value" not in message:
                 self._greet(store, reader, rank)
             elif reader not in self._greeted:
-                continue  # from an earlier iteration
+                continue  # The value is from an earlier iteration.
             elif message["name"] != name:
                 raise RanksError(
                     f"rank {rank} asks for {message['name']} of {self._name}, but rank 0 for {name}"
@@ -150,7 +162,7 @@ class Agreement:
 
     def _greet(self, store: KeyValueStore, reader: str, rank: int) -> None:
         """Answer a reader's greeting, and count its values from now on."""
-        # A new reader of a rank replaces the one before, which is gone.
+        # A new reader of a rank replaces the rank's previous reader, which no longer reads.
         others = {other: owner for other, owner in self._greeted.items() if owner != rank}
         self._greeted = others | {reader: rank}
         store.set(f"{self._channel}/{reader}", "{}")
@@ -172,6 +184,13 @@ class Agreement:
 
 
 def agreement_of(name: str, timeout_s: float, place: MeetingPlace, reader: Topology) -> Agree:
-    """Return a reader's agreement with the same worker of all other ranks, for one iteration."""
+    """Return a reader's agreement with the same worker of all other ranks, for one iteration.
+
+    Args:
+        name: name of the agreement, the same on all ranks.
+        timeout_s: maximum time to wait for the other ranks.
+        place: finds the ranks' key-value store.
+        reader: the reader.
+    """
     channel = f"{name}/{reader.worker}of{reader.workers}"
     return Agreement(channel, reader, timeout_s, place).greatest

@@ -8,7 +8,7 @@ from shardcache_client.order.sequences.rounds import Topology
 def ranks() -> Topology | None:
     """Return torch.distributed's rank and world size; None if it is not initialised.
 
-    It is known in a process forked after the initialisation, too.
+    A process that was forked after the initialisation also gets them.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Topology(torch.distributed.get_rank(), torch.distributed.get_world_size())

@@ -1,4 +1,7 @@
-"""The rank of this process and the name of its job, from its environment. Without torch."""
+"""The rank of this process and the name of its job, from its environment. Without torch.
+
+The environment variables are those that a launcher sets for each process: torchrun, Slurm or Ray.
+"""
 
 import os
 import re
@@ -11,7 +14,8 @@ from shardcache.errors import ConfigError
 from shardcache.shared.protocol import MAX_JOB_CHARS
 from shardcache_client.order.sequences.rounds import Topology
 
-_NO_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # torchrun's defaults
+# Run ids that torchrun sets if the user chose none: "none", or a random UUID.
+_NO_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
 
 
@@ -22,9 +26,11 @@ def ranks_of_environment(
     """Return the ranks that the launcher set: torchrun's, a Slurm step's, or a single process.
 
     Only the variables of a Slurm step count. A batch script or a shell under `salloc` runs once,
-    yet sees the SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; only `srun` sets
-    SLURM_STEP_NUM_TASKS. In Ray's workers, they are those of `ray start`, and do not count. Raises
-    ConfigError for invalid values.
+    yet sees the SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0. Only `srun` sets
+    SLURM_STEP_NUM_TASKS. In Ray's workers, Slurm's variables do not count, as they are those of the
+    step that ran `ray start`.
+
+    Raises ConfigError for invalid values.
     """
     launchers = [("RANK", "WORLD_SIZE")]
     if not _is_ray_worker(env, argv):
@@ -50,12 +56,12 @@ def _ray_train() -> Any:
         return None
     try:
         return train.get_context()
-    except RuntimeError:  # not a worker of a run
+    except RuntimeError:  # This process is not a worker of a Ray Train run.
         return None
 
 
 def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
-    """Return whether this is a process that Ray started: all run the same script of Ray."""
+    """Return True if Ray has started this process: all such processes run the same script."""
     if not argv or not env.get("RAY_JOB_ID"):
         return False
     return Path(argv[0]).name == "default_worker.py"
@@ -85,8 +91,8 @@ def job_name(
     script, or of the module that `python -m` runs, with torchrun's run id if the user chose one.
     """
     name = _full_name(env, argv, module)
-    # A file name need not be valid text; a message must be, and a line break would tear the table
-    # of jobs.
+    # The name of a script need not be valid text, but a message to the daemon must be. A line break
+    # would break the table of jobs.
     printable = (char if char.isprintable() else "?" for char in name)
     return "".join(printable)[:MAX_JOB_CHARS]
 

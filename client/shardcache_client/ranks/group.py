@@ -1,4 +1,8 @@
-"""The ranks that read one dataset together, as far as a process knows of them without torch."""
+"""The ranks that read one dataset together, as far as a process knows them without torch.
+
+`RankGroup` is the group of a reader without torch, whose ranks share nothing. `TorchRankGroup` is
+the group of ranks that communicate.
+"""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -14,35 +18,43 @@ from shardcache_client.stages.stage import Agree
 
 
 class Epochs:
-    """One rank's count of epochs, by itself: its iterations read one epoch after another."""
+    """One rank's count of epochs: its iterations read one epoch after another.
+
+    This class knows no other ranks, so it decides nothing and records nothing. `OneEpoch` is the
+    count on which all ranks agree.
+    """
 
     def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
         """Return the epoch that follows one that was ended early. May block unless `is_held`.
 
         Args:
-            epoch: the one that follows by this rank's own count.
-            ended: the one that this rank has ended early.
-            is_held: True if the iterator of `ended` still exists, and may be read on.
+            epoch: the epoch that follows by this rank's own count.
+            ended: the epoch that this rank has ended early.
+            is_held: True if the iterator of `ended` still exists and may be read on.
         """
         return epoch
 
     def begin(self, epoch: int | None) -> None:
-        """Note that this rank reads an epoch, beyond a look; None for one that was set."""
+        """Record that this rank reads an epoch, beyond a look at its first batch.
+
+        Args:
+            epoch: number of the epoch; None for an epoch that the user has set.
+        """
 
     def leave(self, epoch: int) -> None:
-        """Note that this rank has ended an epoch early."""
+        """Record that this rank has ended an epoch early."""
 
     def end(self, epoch: int) -> None:
-        """Note that this rank has read an epoch to its end."""
+        """Record that this rank has read an epoch to its end."""
 
 
 class RankGroup:
     """Ranks that know their number and share nothing.
 
-    Each resolves its own manifest and counts its own epochs.
+    Each rank resolves its own manifest and counts its own epochs.
 
     Attributes:
-        given: the ranks that the user named; None for the launcher's.
+        given: the ranks that the user named; None for the ranks of the launcher.
         settled: True if all ranks have the manifest of rank 0.
     """
 
@@ -65,7 +77,7 @@ class RankGroup:
     def alone(self) -> bool:
         """True if no other process has to agree with this one.
 
-        All ranks of the job have to, those outside of a mesh included.
+        With a mesh, all ranks of the job have to agree, including those outside the mesh.
         """
         if isinstance(self.given, Topology):
             return self.given.world_size == 1
@@ -73,7 +85,7 @@ class RankGroup:
 
     @property
     def ranks_of_job(self) -> Topology:
-        """Rank of the process in its job, whatever the user named."""
+        """Rank of the process in its job, which the ranks that the user named do not change."""
         return ranks_of_environment()
 
     def refuse_resharding(self) -> None:
@@ -84,7 +96,7 @@ class RankGroup:
         refuse_resharding(self.topology(), processes.world_size)
 
     def topology(self) -> Topology:
-        """Return the place of this process among the readers of the job, as of now."""
+        """Return the present place of this process among the readers of the job."""
         return self.ranks
 
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
@@ -92,9 +104,9 @@ class RankGroup:
         return resolve()
 
     def draw_seed(self) -> int:
-        """Return a random seed, the same on all ranks.
+        """Return a random seed that is the same on all ranks.
 
-        Raises ConfigError if they cannot agree on one.
+        Raises ConfigError if the ranks cannot agree on a seed.
         """
         if self.ranks.world_size > 1:
             raise ConfigError(
@@ -109,28 +121,30 @@ class RankGroup:
         """Raise ManifestMismatchError if another rank is known to read other shards."""
 
     def compare_options(self, options: Mapping[str, object]) -> None:
-        """Raise RanksError if another rank is known to have other options of the order."""
+        """Raise RanksError if another rank is known to have other options for the order."""
 
     def of_copy(self, name: str = "") -> "RankGroup":
         """Return the group of a copy of the dataset, with epochs of its own."""
         return self
 
     def agreements(self, what: str, timeout_s: float) -> Callable[[Topology], Agree]:
-        """Return a function of a reader, for one iteration.
+        """Return a function that gives a reader its agreement for one iteration.
 
-        It returns the reader's agreement with the same worker of all other ranks, or raises
-        ConfigError if they share no key-value store. All ranks call this in the same order.
+        The function returns the reader's agreement with the same worker of all other ranks. It
+        raises ConfigError if the ranks share no key-value store. All ranks must call this method in
+        the same order.
 
         Args:
-            what: describes what they agree on, in words that are the same on all ranks.
-            timeout_s: how long a reader waits for the others.
+            what: subject of the agreement, in words that are the same on all ranks.
+            timeout_s: maximum time for which a reader waits for the others.
         """
         return _agreement_of_one
 
     def epochs(self, batches: Mapping[str, object]) -> Epochs:
-        """Return the count of epochs that all ranks agree on.
+        """Return the count of epochs on which all ranks agree.
 
-        They also agree on these options of their batches.
+        Args:
+            batches: options of the batches that must be the same on all ranks, by name.
         """
         return Epochs()
 

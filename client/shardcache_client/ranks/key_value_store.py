@@ -1,8 +1,8 @@
-"""The job's key-value store: that of torch.distributed's rendezvous, and where it is.
+"""The job's key-value store, which is that of torch.distributed's rendezvous, and its address.
 
-Ranks communicate over that store and never by collectives: one rank creating a dataset alone would
-block or corrupt the others' next collective, object collectives unpickle data from the network,
-NCCL's need a device, and DataLoader workers have no process group.
+Ranks communicate over this store and never by collectives, for four reasons. A rank that creates a
+dataset alone would block or corrupt the others' next collective. Object collectives unpickle data
+from the network. NCCL's collectives need a device. DataLoader workers have no process group.
 """
 
 import logging
@@ -32,7 +32,8 @@ if torch.distributed.is_available():
 log = logging.getLogger("shardcache")
 
 _CONNECT_TIMEOUT_S = 60.0
-# For uses that can do without it: torch's server lets some connections wait for 5 s, or 10.
+# Timeout for uses that can do without the store. It leaves room for torch's server, which lets some
+# connections wait for 5 s or 10 s.
 _SHORT_CONNECT_S = 30.0
 _ALONE = Topology()
 
@@ -40,7 +41,7 @@ _ALONE = Topology()
 def attempt() -> str:
     """Return the number of times that torchrun has restarted the job's processes, as text.
 
-    Epochs are counted from the start after a restart.
+    It is part of keys in the store, which outlives a restart: so epochs are counted from 0 again.
     """
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
@@ -50,10 +51,10 @@ class StoreAddress:
     """Address of a job's key-value store.
 
     Attributes:
-        host: on which it runs.
-        port: at which it listens.
+        host: host on which the store runs.
+        port: port at which it listens.
         world_size: number of ranks that share it.
-        rank: of this process.
+        rank: rank of this process.
     """
 
     host: str
@@ -66,17 +67,22 @@ class StoreAddress:
 
 
 class MeetingPlace:
-    """Finds the key-value store of the job, for any of its processes, DataLoader workers included.
+    """Finds the key-value store of the job, for any of its processes, including DataLoader workers.
 
-    The address comes from torch.distributed, in this process or in the one that forked or pickled
-    this object; else from the environment variables that `init_method="env://"` reads.
+    The address comes from torch.distributed, in this process or in the process that forked it or
+    pickled this object. If torch.distributed is not initialised, it comes from the environment
+    variables that `init_method="env://"` reads.
+
+    Args:
+        inherited: address in the process that pickled this object; None if it had none.
     """
 
     def __init__(self, inherited: StoreAddress | None = None) -> None:
         self._inherited = inherited
-        self._store: KeyValueStore | None = None  # None also if none answers at the address
-        # The address of the last attempt, and the process that made it: a child must not use its
-        # parent's connection.
+        # None if no connection was tried, or if no store answered at the address.
+        self._store: KeyValueStore | None = None
+        # Process and address of the last attempt to connect. A forked child connects again, as it
+        # must not use its parent's connection.
         self._connected: tuple[int, StoreAddress] | None = None
 
     def __repr__(self) -> str:
@@ -88,7 +94,7 @@ class MeetingPlace:
     def address(self) -> StoreAddress | None:
         """Return the address of the store that the job's ranks share.
 
-        None if none is known, or for a single rank.
+        None if no address is known, or if the job has a single rank.
         """
         address = _address_of_process_group() or self._inherited or _address_of_environment()
         if address is None or address.world_size <= 1:
@@ -98,7 +104,7 @@ class MeetingPlace:
     def store(self) -> "KeyValueStore | None":
         """Return the store that the job's ranks share.
 
-        None if none is known or, which is logged once, none answers.
+        None if no address is known, or if no store answers there, which is logged once.
         """
         address = self.address()
         if address is None:
@@ -118,9 +124,10 @@ class MeetingPlace:
 
 
 def _process_group_store() -> Store | None:
+    """Return the store of torch.distributed's process group; None if that is not initialised."""
     if ranks() is None:
         return None
-    # No public API for this exists in all supported releases of torch.
+    # Not all supported releases of torch have a public function for this.
     store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -128,7 +135,7 @@ def _process_group_store() -> Store | None:
 
 
 def _address_of_process_group() -> StoreAddress | None:
-    # After a fork, only the store's address is of use: the connection is the parent's.
+    # A forked process can only use the store's address, as the connection is its parent's.
     topology = ranks()
     store = _process_group_store()
     if topology is None or not isinstance(store, TCPStore):
@@ -148,11 +155,16 @@ def _address_of_environment() -> StoreAddress | None:
 
 
 class KeyValueStore:
-    """The job's key-value store, under shardcache's prefix.
+    """The job's key-value store, with shardcache's prefix before all keys.
 
     Every method raises RanksError if the connection breaks.
 
-    torchrun's store outlives a restart of its processes: values set before it may still be there.
+    torchrun's store outlives a restart of the ranks, so it may have values from before the restart.
+
+    Args:
+        store: torch's store.
+        where: address of the store, for messages.
+        ranks: rank of this process in the job.
     """
 
     def __init__(self, store: Store, where: str, ranks: Topology = _ALONE) -> None:
@@ -188,7 +200,7 @@ class KeyValueStore:
         """
         address = _address_of_process_group()
         if address is not None:
-            # Not torch's own connection: a wait on that would block torch's watchdogs.
+            # A connection of our own is used, since a wait on torch's would block its watchdogs.
             return cls.connect(address)
         store = _process_group_store()
         if not isinstance(store, FileStore):
@@ -200,7 +212,7 @@ class KeyValueStore:
         self._call("set", key, value)
 
     def first(self, key: str, value: str) -> str:
-        """Set the value unless there is one already; return the value now stored."""
+        """Set the value unless the key has one already; return the value that is now stored."""
         return str(self._call("compare_set", key, "", value).decode())
 
     def has(self, key: str) -> bool:
@@ -208,17 +220,17 @@ class KeyValueStore:
         return bool(self._call("check", [key]))
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        """Return the value as soon as there is one; None if there is none within the timeout."""
+        """Return the value as soon as the key has one; None if it has none within the timeout."""
         if not self._appears(key, timeout_s):
             return None
         return str(self._call("get", key).decode())
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, initially 0; return the sum."""
+        """Add to a number, which is 0 if it was never set; return the sum."""
         return int(self._call("add", key, amount))
 
     def delete(self, key: str) -> None:
-        """Remove the value, if there is one."""
+        """Remove the key's value, if it has one."""
         self._call("delete_key", key)
 
     def push(self, queue: str, value: str) -> None:
@@ -233,7 +245,7 @@ class KeyValueStore:
     def pop(self, queue: str, timeout_s: float) -> str | None:
         """Remove and return the first value of a queue that only this process reads.
 
-        None if none comes in time.
+        None if no value comes within the timeout.
         """
         if not self._appears(queue, timeout_s):
             return None
@@ -242,12 +254,14 @@ class KeyValueStore:
     def replica(self, name: str, rank: int, world_size: int) -> int:
         """Return the number of this process among those that read for the same rank, from 0.
 
-        It is the same each time. Processes of the same number, one for each rank, agree without the
-        others. It makes no difference which ones they are, as all that read for a rank read the
-        same samples.
+        In a mesh, several processes may read for one rank. The number is the same at each call.
+        Processes with the same number, one for each rank, agree among themselves. It makes no
+        difference which processes these are, as all processes of a rank read the same samples.
 
         Args:
-            name: unique to those that may agree.
+            name: name of the agreement, which the processes that take part in it share.
+            rank: rank for which this process reads.
+            world_size: number of such ranks.
         """
         if world_size == self._ranks.world_size:
             return 0
@@ -262,11 +276,12 @@ class KeyValueStore:
         """Return True as soon as the key has a value; False if it has none within the timeout."""
         try:
             self._call("wait", [key], timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError:  # a FileStore raises nothing more specific on timeout
+        except RuntimeError:  # A FileStore raises nothing more specific on a timeout.
             return False
         return True
 
     def _call(self, method: str, *args: Any) -> Any:
+        """Call a method of torch's store. Raises RanksError if the connection breaks."""
         try:
             return getattr(self._store, method)(*args)
         except torch.distributed.DistNetworkError as exn:
@@ -281,13 +296,14 @@ class KeyValueStore:
 def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:
     """Return a connection; None if no key-value store answers within the timeout."""
     try:
-        # If nothing listens, torch would retry, and log it, until the timeout.
+        # This finds out whether anything listens. If nothing did, torch would retry until the
+        # timeout, and log each attempt.
         socket.create_connection((address.host, address.port), timeout=timeout_s).close()
     except OSError:
         return None
     opened: list[TCPStore] = []
-    # torch waits indefinitely for a server that accepts a connection but says nothing, such as one
-    # of another kind.
+    # A thread opens the connection, as torch waits indefinitely for a server that accepts it and
+    # sends nothing, such as a server of another protocol.
     thread = Thread(
         target=_open,
         args=(address, timeout_s, opened),
@@ -300,7 +316,7 @@ def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:
 
 
 def _open(address: StoreAddress, timeout_s: float, opened: list[TCPStore]) -> None:
-    """Open a connection, and append it to `opened`; nothing if another protocol is spoken there."""
+    """Open a connection and append it to `opened`; append nothing if the protocol is another."""
     limit = timedelta(seconds=timeout_s)
     try:
         store = TCPStore(

@@ -1,4 +1,9 @@
-"""The ranks of a DeviceMesh or a ProcessGroup, among which samples are divided."""
+"""The ranks of a DeviceMesh or a ProcessGroup, among which samples are divided.
+
+A user whose model is divided among several ranks passes `mesh=`, with the ranks that are to have
+different samples. The dimensions of a DeviceMesh are told apart by words in their names: ranks of a
+"dp" dimension have different samples, and ranks of a "tp" dimension have the same.
+"""
 
 import sys
 from typing import Any
@@ -41,25 +46,28 @@ MODEL_WORDS = {
 
 
 class MeshRanks:
-    """This process's place among the ranks of a mesh, as of each call.
+    """This process's place among the ranks of a mesh, determined at each call.
 
-    The mesh is a DeviceMesh, whose ranks are taken row by row, or a ProcessGroup.
+    A mesh itself cannot be pickled. A pickled object keeps the place that the process had: so a
+    DataLoader worker has the place of the process that started it.
 
-    A mesh cannot be pickled: a worker keeps the place of the process that started it.
+    Args:
+        mesh: a DeviceMesh, whose ranks are taken row by row, or a ProcessGroup.
 
-    Raises TypeError for anything else; ConfigError for dimensions that divide a model, and where
-    this process is not a member.
+    Raises:
+        TypeError: `mesh` is anything else.
+        ConfigError: a dimension divides a model, or this process is not a member of the mesh.
     """
 
     def __init__(self, mesh: Any) -> None:
-        _members_of(mesh)  # raises for anything else
+        _members_of(mesh)  # This only checks the argument.
         self._mesh = mesh
-        # In a worker: the result of `_resolved` in the process that started it.
+        # In a worker, the result of `_resolved` in the process that started the worker.
         self._kept: tuple[tuple[int, ...], int] | None = None
 
     @classmethod
     def of(cls, mesh: Any) -> "MeshRanks":
-        """Return the ranks of a mesh, which may have been converted already."""
+        """Return the ranks of a mesh, or `mesh` itself if it is an object of this class."""
         if isinstance(mesh, MeshRanks):
             return mesh
         return cls(mesh)
@@ -93,7 +101,7 @@ class MeshRanks:
         return members
 
     def _resolved(self) -> tuple[tuple[int, ...], int]:
-        """Return the members' ranks in the job, in the order of their shares; and this rank."""
+        """Return the members' ranks in the job, in the order of their shares, and this rank."""
         if self._kept is not None:
             return self._kept
         members = _members_of(self._mesh)
@@ -105,9 +113,9 @@ def given_ranks(
     rank: int | None,
     world_size: int | None,
 ) -> Topology | MeshRanks | None:
-    """Return the ranks that the caller named, None if it named none.
+    """Return the ranks that the caller named; None if the caller named none.
 
-    Raises ConfigError for an invalid choice.
+    Raises ConfigError if only one of `rank` and `world_size` is given, or `mesh` in addition.
     """
     if rank is None and world_size is None:
         return mesh
@@ -125,7 +133,7 @@ def given_ranks(
 
 
 def _members_of(mesh: Any) -> tuple[int, ...]:
-    """Return the ranks in the job of a mesh's members; see `MeshRanks` for what it raises."""
+    """Return the ranks in the job of a mesh's members. Raises the errors that `MeshRanks` names."""
     if hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, type):
         for name in dimensions(mesh):
             if words_of(name) & MODEL_WORDS:
@@ -135,7 +143,7 @@ def _members_of(mesh: Any) -> tuple[int, ...]:
                     remedy=f"give the other dimensions: {argument_for(mesh)}",
                 )
         return tuple(mesh.mesh.flatten().tolist())
-    # If torch is not imported, there is no such class, and nothing is an instance of it.
+    # If torch is not imported, there is no class ProcessGroup, and `mesh` cannot be one.
     distributed: Any = sys.modules.get("torch.distributed")
     if not isinstance(mesh, getattr(distributed, "ProcessGroup", ())):
         raise TypeError
@@ -154,10 +162,11 @@ def dimensions(mesh: Any) -> list[str]:
 
 
 def argument_for(mesh: Any, name: str = "mesh") -> str:
-    """Return the argument that divides samples over the mesh's dimensions of data.
+    """Return the argument that divides samples over the dimensions with different samples.
 
     Args:
-        name: of the mesh in the user's program.
+        mesh: the mesh.
+        name: name of the mesh in the user's program.
     """
     data = []
     has_model = False

@@ -1,4 +1,9 @@
-"""Detection of models that are divided among ranks, which must then train on the same samples."""
+"""Detection of models that are divided among ranks, which must then train on the same samples.
+
+By default the dataset gives each rank samples of its own, which is wrong for such ranks. So before
+it reads, it looks for signs of model parallelism in the process: the state of Megatron and
+Accelerate, DeviceMesh objects, and tensor-parallel models of transformers.
+"""
 
 import gc
 import sys
@@ -10,7 +15,10 @@ from shardcache.errors import ConfigError
 from shardcache_client.ranks.mesh import DATA_WORDS, MODEL_WORDS, argument_for, dimensions, words_of
 
 _searched: dict[type, tuple[int, list[weakref.ref[Any]]]] = {}
-"""By class: number of references to it, and its instances, at the last search without a match."""
+"""The last search of each class that found no match.
+
+It is the number of references to the class then, and weak references to the instances found.
+"""
 
 
 def refuse_model_parallelism() -> None:
@@ -27,7 +35,7 @@ def refuse_model_parallelism() -> None:
 
 
 def _divided_models() -> Iterator[tuple[str, str]]:
-    """Yield a description of what divides a model, and the argument to give."""
+    """Yield pairs: a description of a division of a model, and the argument that the user needs."""
     yield from _megatron(sys.modules.get("megatron.core.parallel_state"))
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     yield from _accelerate(getattr(state, "_shared_state", {}))
@@ -39,10 +47,10 @@ def _divided_models() -> Iterator[tuple[str, str]]:
 
 
 def _likelihood(mesh: Any) -> tuple[bool, int]:
-    """Return a key by which meshes are sorted: higher if samples are likelier divided by this one.
+    """Return a key for sorting meshes, higher for a mesh that more likely divides samples.
 
-    torchtitan has two. Samples are divided by the one with a dimension "batch"; the "fsdp" of the
-    other one includes the ranks of "cp", which train on the same samples.
+    torchtitan has two meshes. Samples are divided by the mesh with a dimension "batch". The
+    dimension "fsdp" of the other mesh includes the ranks of "cp", which train on the same samples.
     """
     return "batch" in mesh.mesh_dim_names, mesh.ndim
 
@@ -79,30 +87,37 @@ def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
 
 
 def _divides_model(mesh: Any) -> bool:
-    """Return True for a mesh with a dimension that is not data.
+    """Return True for a mesh with a dimension whose ranks have the same samples.
 
-    One that joins data and model, such as "dp_cp", counts as data: programs that do not use "cp"
-    have it, too.
+    A dimension that joins both kinds, such as "dp_cp", does not count as such: programs that do not
+    use "cp" also have it.
     """
     for name in dimensions(mesh):
         words = words_of(name)
         if words & DATA_WORDS:
             continue
-        # A mesh of one dimension may be for anything, such as "loss", unless it is named as a
-        # model's.
+        # A mesh with a single dimension may have any purpose, such as "loss". It counts only if
+        # its name says that the dimension divides a model.
         if mesh.ndim > 1 or words & MODEL_WORDS:
             return True
     return False
 
 
 def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[Any]:
-    """Return the wanted instances of a class; none if its module is not imported."""
+    """Return the instances of a class that satisfy `wanted`; none if its module is not imported.
+
+    Args:
+        module: name of the class's module.
+        name: name of the class.
+        wanted: returns True for an instance to return.
+    """
     cls = getattr(sys.modules.get(module), name, None)
     if cls is None:
         return []
     classes = list(_with_subclasses(cls))
-    # An instance refers to its class: if no reference is new and no instance has gone, no instance
-    # is new.
+    # The search is slow, so it is skipped if there can be no new instances. Every instance refers
+    # to its class: so if the number of references is the same and no instance has gone, there is
+    # no new one.
     references = sum(map(sys.getrefcount, classes))
     references_before, instances_before = _searched.get(cls, (0, []))
     none_has_gone = all(instance() is not None for instance in instances_before)
@@ -114,7 +129,8 @@ def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[An
 
     instances = search()
     if any(map(wanted, instances)):
-        # Some may be garbage: drop the references here, collect it, and search again.
+        # Some of the instances may be garbage. The list of them is dropped, so that the garbage
+        # collector can free these, and the search is repeated.
         del instances
         gc.collect()
         return list(filter(wanted, search()))
@@ -123,6 +139,7 @@ def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[An
 
 
 def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    """Yield a class and all of its subclasses."""
     yield cls
     for subclass in cls.__subclasses__():
         yield from _with_subclasses(subclass)

@@ -1,4 +1,12 @@
-"""The epoch that all ranks read if `set_epoch` is not called, even if one reads samples alone."""
+"""The epoch that all ranks read if `set_epoch` is not called, even if one rank reads some alone.
+
+`position.bookmark` reports here when this rank begins and ends epochs, and asks which epoch follows
+one that was ended early. Three terms are used throughout:
+
+- A pass is one iteration of a rank over an epoch.
+- A look is an iteration of which only one batch was taken, for example to print a sample.
+- An epoch is closed once some rank is past it: then all other ranks go on to the next.
+"""
 
 import logging
 from collections.abc import Callable
@@ -11,9 +19,10 @@ from shardcache_client.ranks.key_value_store import KeyValueStore, MeetingPlace,
 
 log = logging.getLogger("shardcache")
 
-_LOG_AFTER_S = 10.0  # length of a wait that is not worth a warning
-_MAX_PASSES = 3  # over one epoch, of a rank that alone ends it early
-# What follows an epoch that a rank has ended early.
+_LOG_AFTER_S = 10.0  # A wait that is longer is logged as a warning.
+_MAX_PASSES = 3  # of one rank over one epoch that only this rank ends early
+# The two decisions about an epoch that a rank has ended early: the next epoch follows, or the same
+# epoch again.
 _NEXT = "next"
 _AGAIN = "again"
 
@@ -22,26 +31,27 @@ _AGAIN = "again"
 class OneEpoch(Epochs):
     """Decides which epoch follows after a rank ends one early.
 
-    Can be pickled for DataLoader workers.
+    An object of this class can be pickled for DataLoader workers.
 
-    If all ranks end it early (a loop with a fixed number of steps), the next epoch follows. If a
-    single rank does, that rank begins the epoch again, in step with the others, which are in it or
-    have yet to begin it. A rank that takes a single batch does not end here: that is a look. If it
-    was the first to begin the epoch, it waits some seconds to see if others do, too. One that reads
-    an epoch to its end never waits, but logs a warning if some rank has not begun that epoch.
+    If all ranks end an epoch early (a loop with a fixed number of steps), the next epoch follows.
+    If a single rank does, this rank begins the epoch again, in step with the others, which are in
+    the epoch or have yet to begin it. If the rank was the first to begin the epoch, it waits some
+    seconds to see if others begin the epoch as well. A look does not count as ending an epoch
+    early. A rank that reads an epoch to its end never waits, but logs a warning if some rank has
+    not begun this epoch.
 
     Ranks communicate over the job's key-value store, under keys made of the epoch and each rank's
-    number of passes over it; the first rank to decide decides for all. If ranks share no store,
-    each one counts for itself.
+    number of passes over it. The first rank that decides does so for all. If ranks share no store,
+    each counts epochs for itself.
 
     Attributes:
-        name: the same on all ranks, and unique to the dataset.
-        place: where the key-value store is.
+        name: name that is the same on all ranks and unique to the dataset.
+        place: finds the job's key-value store.
         topology: returns the place of this process in the job.
-        compare: raises RanksError if this rank makes other batches than others.
-        patience_s: how long a rank that has ended an epoch early waits for the others to do so. If
-            it was the only one, they wait for it in turn, so this must be well below the timeout of
-            a collective.
+        compare: raises RanksError if this rank makes other batches than other ranks.
+        patience_s: maximum time for which a rank that has ended an epoch early waits for the others
+            to do so. If no other rank does, the others wait for this rank in turn, so the time must
+            be well below the timeout of a collective.
     """
 
     name: str
@@ -54,9 +64,9 @@ class OneEpoch(Epochs):
         return f"OneEpoch({self.name}, {self.place!r})"
 
     def follows(self, epoch: int, ended: int, *, is_held: bool = False) -> int:
-        """See `Epochs`.
+        """Return the epoch that follows one that was ended early; see `Epochs`.
 
-        Raises EpochMismatchError if this has repeatedly been the only rank to end an epoch early.
+        Raises EpochMismatchError if this rank has repeatedly been the only one to end it early.
         """
         decide = _follows_held if is_held else self._follows
         if self._with_passes(ended, decide) == _AGAIN:
@@ -64,29 +74,33 @@ class OneEpoch(Epochs):
         return epoch
 
     def begin(self, epoch: int | None) -> None:
-        """Note that this rank reads an epoch, beyond a look. Raises what `compare` raises."""
+        """Record that this rank reads an epoch, beyond a look. Raises what `compare` raises.
+
+        Args:
+            epoch: number of the epoch; None for an epoch that the user has set.
+        """
         self.compare()
         if epoch is not None:
             self._with_passes(epoch, self._begin)
 
     def leave(self, epoch: int) -> None:
-        """Note that this rank has ended an epoch early.
+        """Record that this rank has ended an epoch early, so that other ranks need not wait for it.
 
-        A look of another rank need not wait until this one goes on.
+        This is recorded at once and not only when this rank goes on.
         """
         self._with_passes(epoch, _Passes.leave)
 
     def end(self, epoch: int) -> None:
-        """Note that this rank has read an epoch to its end.
+        """Record that this rank has read an epoch to its end.
 
-        Those that have left it need not wait for this one.
+        Ranks that have ended the epoch early then need not wait for this rank.
         """
         self._with_passes(epoch, _Passes.end)
 
     def _with_passes(self, epoch: int, act: "Callable[[_Passes], str | None]") -> str | None:
         """Call a function with the ranks' passes over an epoch, and return its result.
 
-        None if the ranks share no store, or the store fails.
+        Returns None if the ranks share no store, or if the store fails.
         """
         topology = self.topology()
         store = None if topology.world_size == 1 else self.place.store()
@@ -106,7 +120,7 @@ class OneEpoch(Epochs):
         return f"epochs/{attempt()}/{name}/{replica}"
 
     def _begin(self, passes: "_Passes") -> None:
-        """Note that this rank begins an epoch; warn if some rank has not begun the one before."""
+        """Record that this rank begins an epoch; warn if a rank has not begun the previous one."""
         if passes.epoch:
             before = passes.of(passes.epoch - 1)
             if before.number and not before.is_begun_by_all():
@@ -122,7 +136,10 @@ class OneEpoch(Epochs):
         passes.begin()
 
     def _follows(self, passes: "_Passes") -> str:
-        """Return what follows an epoch that was ended early: the same again, or the next one."""
+        """Return the decision about an epoch that was ended early: `_AGAIN` or `_NEXT`.
+
+        May wait for the other ranks.
+        """
         if passes.is_closed():
             return _NEXT
         soon_s = min(_LOG_AFTER_S, self.patience_s)
@@ -142,9 +159,9 @@ class OneEpoch(Epochs):
         return decision
 
     def _wait(self, passes: "_Passes") -> str:
-        """Wait for the other ranks to end the epoch; return what follows.
+        """Wait for the other ranks to end the epoch, and return the decision.
 
-        Raises EpochMismatchError if this rank has been alone in ending it too often.
+        Raises EpochMismatchError if this rank alone has ended the epoch early too often.
         """
         waiting = (
             f"rank {passes.rank} has ended epoch {passes.epoch} early, but not all other ranks have"
@@ -165,9 +182,10 @@ class OneEpoch(Epochs):
 
 
 def _follows_held(passes: "_Passes") -> str:
-    """Return what follows an epoch while an iterator of it is held.
+    """Return the decision about an epoch while the user still holds an iterator of it.
 
-    If no other rank has begun the epoch, the iterator was a look; else all ranks replace theirs.
+    If no other rank has begun the epoch, the iterator was a look. Otherwise all ranks are taken to
+    replace their iterators, and the next epoch follows.
     """
     is_look = passes.is_alone() and not passes.is_closed()
     return _AGAIN if is_look else _NEXT
@@ -176,10 +194,16 @@ def _follows_held(passes: "_Passes") -> str:
 class _Passes:
     """The ranks' passes over an epoch, recorded in the key-value store.
 
-    Attributes:
-        rank: this one.
+    Args:
+        store: the job's store.
+        prefix: beginning of all keys, the same on all ranks.
+        topology: the rank.
         epoch: number of the epoch.
-        number: of passes that this rank began.
+
+    Attributes:
+        rank: this process's rank.
+        epoch: number of the epoch.
+        number: number of passes over the epoch that this rank has begun.
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, topology: Topology, epoch: int) -> None:
@@ -190,16 +214,16 @@ class _Passes:
         self._topology = topology
         self._key = f"{prefix}/{epoch}"
         self._own_key = f"{self._key}/of/{self.rank}"
-        self.number = store.add(self._own_key, 0)  # adds nothing: returns the number
+        self.number = store.add(self._own_key, 0)  # Adding 0 returns the number unchanged.
 
     def of(self, epoch: int) -> "_Passes":
         """Return the passes over another epoch."""
         return _Passes(self._store, self._prefix, self._topology, epoch)
 
     def begin(self) -> None:
-        """Note that this rank begins the epoch.
+        """Record that this rank begins the epoch.
 
-        No-op if its last pass has not ended: the iterations are nested.
+        No-op if the rank's last pass has not ended: then one iteration is nested in another.
         """
         if self.number and not (self._has_left() or self.decision()):
             return
@@ -229,7 +253,10 @@ class _Passes:
         return self._store.add(f"{self._key}/ranks", 0)
 
     def leave(self) -> str | None:
-        """Note that this rank has ended its pass early; return what follows if all ranks have."""
+        """Record that this rank has ended its pass early; return the decision if all ranks have.
+
+        Returns None if some rank has not.
+        """
         is_first_time = self._store.add(f"{self._own_key}/{self.number}/left", 1) == 1
         ranks_left = self._store.add(f"{self._key}/{self.number}/left", int(is_first_time))
         if ranks_left != self._topology.world_size:
@@ -242,25 +269,32 @@ class _Passes:
             self.close()
 
     def decision(self) -> str | None:
-        """Return what follows the ranks' passes of this number, None if undecided."""
+        """Return the decision about the ranks' passes of this number; None if there is none yet."""
         key = f"{self._key}/{self.number}/follows"
         if not self._store.has(key):
             return None
         return self._store.first(key, "")
 
     def decide(self, follows: str) -> str:
-        """Decide what follows, unless another rank has; return the decision."""
+        """Decide about the ranks' passes of this number, unless another rank has decided already.
+
+        Args:
+            follows: this rank's decision: `_AGAIN` or `_NEXT`.
+
+        Returns:
+            The decision of the first rank.
+        """
         decision = self._store.first(f"{self._key}/{self.number}/follows", follows)
         if decision == _NEXT:
             self.close()
         return decision
 
     def close(self) -> None:
-        """Note that this rank is past the epoch."""
+        """Record that this rank is past the epoch."""
         self._store.set(f"{self._key}/closed", "1")
 
     def is_closed_within(self, timeout_s: float) -> bool:
-        """Return True as soon as a rank is past the epoch, False if none is within the timeout."""
+        """Return True as soon as a rank is past the epoch; False at the timeout."""
         return self._store.get(f"{self._key}/closed", timeout_s) is not None
 
     def is_closed(self) -> bool:

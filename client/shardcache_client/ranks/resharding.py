@@ -1,9 +1,9 @@
 """Detection of other projects' wrappers that divide samples a second time.
 
-Each rank and each worker has samples of its own already: a wrapper that passes on only one of every
-N samples silently loses the others. It is found on the call stack: its frame is there whenever it
-requests a sample. A forked DataLoader worker has its parent's frames below its own, so a wrapper
-around the loader is found there as well.
+The dataset already gives each rank and each worker samples of its own. A wrapper that passes on
+only one of every N samples silently loses the others. Such a wrapper is found on the call stack,
+since its frame is there whenever it requests a sample. A forked DataLoader worker has its parent's
+frames below its own, so a wrapper around the loader is found there as well.
 """
 
 import sys
@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 from shardcache.errors import ConfigError
 from shardcache_client.order.sequences.rounds import Topology
 
+# The local variables of a frame, by name.
 Variables = Mapping[str, Any]
+# Returns the number of shares that a wrapper makes, given the variables of its frame.
 Shares = Callable[[Variables], int]
 
 
@@ -22,10 +24,10 @@ class Resharder(NamedTuple):
     """A function of another project that passes on one share of the samples it reads.
 
     Attributes:
-        name: as its users know it.
-        remedy: of the error.
-        ranks: returns the number of shares for ranks, from the local variables of its frame.
-        workers: returns the number of shares for a rank's workers, likewise.
+        name: name of the function as its users know it.
+        remedy: remedy in the error.
+        ranks: returns the number of shares into which samples are divided among ranks.
+        workers: returns the number of shares into which they are divided among a rank's workers.
     """
 
     name: str
@@ -39,7 +41,10 @@ def _processes(variables: Variables) -> int:
 
 
 def _workers_per_shard(variables: Variables) -> int:
-    """Return 1 if each worker has a shard of its own; otherwise, some would read nothing."""
+    """Return the number of workers per shard, rounded up.
+
+    If it is more than 1, some workers have no shard and read nothing.
+    """
     workers = variables["worker_info"].num_workers
     shards = max(1, variables["self"].num_shards)
     return int(-(-workers // shards))
@@ -50,7 +55,7 @@ def _shares_of_all(variables: Variables) -> int:
     return int(variables["self"].num_of_instances)
 
 
-# Remedies.
+# The remedies of the errors.
 _ACCELERATE = (
     "do not pass this loader to accelerator.prepare(), and move its batches to "
     "accelerator.device; with transformers, use shardcache_client.transformers.ShardTrainer in "
@@ -63,7 +68,7 @@ _DATASETS = (
     "ShardReader for each of its shards, reader i of n with rank=i and world_size=n"
 )
 
-# By module and qualified name of the function.
+# The known functions, by module and qualified name.
 _RESHARDERS = {
     ("accelerate.data_loader", "IterableDatasetShard.__iter__"): Resharder(
         "Accelerate's IterableDatasetShard",
@@ -112,8 +117,9 @@ _RESHARDERS = {
 def refuse_resharding(topology: Topology, processes: int) -> None:
     """Raise ConfigError if a wrapper on the call stack would lose samples.
 
-    A second division is right as long as both make no more shares than the job has processes: for
-    example, if the dataset is divided among nodes, and the processes of a node divide its share.
+    A second division is right as long as both divisions together make no more shares than the job
+    has processes. For example, the dataset may be divided among nodes, and the share of each node
+    among the node's processes.
 
     Args:
         topology: the dataset's own division.
@@ -138,7 +144,7 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames of the call stack from the caller's on, outwards."""
+    """Yield the frames of the call stack, from the caller's frame outwards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -148,7 +154,7 @@ def _frames() -> Iterator[FrameType]:
 def stateful_loader_asks() -> bool:
     """Return True if the caller is torchdata's StatefulDataLoader.
 
-    Its own state records the end of an iteration.
+    This matters since the loader's own state records the end of an iteration.
     """
     modules = (str(frame.f_globals.get("__name__")) for frame in _frames())
     return any(module.startswith("torchdata.") for module in modules)
@@ -159,7 +165,8 @@ def replicas_of_sampler_asking_length() -> int | None:
 
     None if something other than its constructor calls the dataset's `__len__`.
     """
-    asking = sys._getframe(2)  # 0 is this function, 1 the dataset's own `__len__`
+    # Frame 0 is this function's, frame 1 that of the dataset's own `__len__`.
+    asking = sys._getframe(2)
     if asking.f_code.co_qualname != "DistributedSampler.__init__":
         return None
     replicas: int | None = asking.f_locals["self"].num_replicas
@@ -171,8 +178,8 @@ def _count(shares: Shares, variables: Variables) -> int:
     try:
         return shares(variables)
     except (KeyError, AttributeError):
-        # This release of the other project keeps the number elsewhere. It is 2 at least: a wrapper
-        # that passes on everything would not be in use.
+        # This release of the other project keeps the number elsewhere. The number is taken to be 2,
+        # since nobody uses a wrapper that divides nothing.
         return 2
 
 

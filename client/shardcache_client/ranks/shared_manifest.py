@@ -1,4 +1,8 @@
-"""Manifests in the job's key-value store, where they outlive a restart of the ranks."""
+"""Manifests in the job's key-value store, where they outlive a restart of the ranks.
+
+A manifest is the list of a dataset's shards. Rank 0 gets it from the daemon and publishes it, so
+that all ranks read the same shards, even if the bucket changes at this moment.
+"""
 
 import json
 import time
@@ -12,7 +16,9 @@ from shardcache_client.order.sequences.rounds import Topology
 from shardcache_client.order.shards.manifest import Manifest
 from shardcache_client.ranks.key_value_store import KeyValueStore
 
-_PIECE_CHARACTERS = 4 * 2**20  # a key-value store takes values of at most 8 MiB
+# Number of characters of a manifest that are stored under one key. A key-value store takes values
+# of at most 8 MiB.
+_PIECE_CHARACTERS = 4 * 2**20
 
 
 def share(
@@ -23,14 +29,17 @@ def share(
     timeout_s: float,
     url: str = "",
 ) -> Manifest:
-    """Return the manifest that rank 0 resolves and publishes, and the others wait for.
+    """Return the manifest that rank 0 resolves and publishes. The other ranks wait for it.
 
-    If resolving it fails, all get the error.
+    If rank 0 cannot resolve the manifest, all ranks raise the error.
 
     Args:
-        name: under which it is published.
-        timeout_s: how long the others wait.
-        url: for the error of that wait.
+        store: the job's key-value store.
+        name: name under which the manifest is published.
+        ranks: rank of this process.
+        resolve: returns the manifest; called on rank 0 only.
+        timeout_s: maximum time for which the other ranks wait.
+        url: url that the error of a timeout names.
     """
     if ranks.rank == 0:
         return _publish(store, name, resolve, timeout_s)
@@ -50,12 +59,15 @@ def _publish(
     resolve: Callable[[], Manifest],
     timeout_s: float,
 ) -> Manifest:
-    """On rank 0, return the manifest that is published already, or else resolve and publish one."""
+    """Return the manifest that was published before, or resolve and publish one. Rank 0 only.
+
+    For the arguments, see `share`.
+    """
     if store.has(name):
         earlier = store.get(name, timeout_s) or "{}"
         if "error" not in json.loads(earlier):
             return _published_manifest(store, earlier, timeout_s)
-        store.delete(name)  # the error of an attempt before a restart
+        store.delete(name)  # This is an error from before a restart of the ranks.
     try:
         manifest = resolve()
     except errors.ShardcacheError as exn:
@@ -65,14 +77,21 @@ def _publish(
     upload(store, manifest)
     facts = {"fingerprint": manifest.fingerprint, "versions_named": manifest.versions_named}
     own = json.dumps(facts)
-    published = store.first(name, own)  # several processes may be rank 0
+    # Several processes may read for rank 0: the manifest of the first is that of all.
+    published = store.first(name, own)
     if published != own:
         return _published_manifest(store, published, timeout_s)
     return manifest
 
 
 def _published_manifest(store: KeyValueStore, answer: str, timeout_s: float) -> Manifest:
-    """Return the manifest of a published answer; raise the error if it has one instead."""
+    """Return the manifest that a published answer names; raise the error if it has one instead.
+
+    Args:
+        store: the job's key-value store.
+        answer: the published JSON text, with a manifest's fingerprint or an error.
+        timeout_s: maximum time to wait for the manifest's rows.
+    """
     facts = json.loads(answer)
     if "error" in facts:
         raise errors.from_json(facts["error"])
@@ -81,7 +100,10 @@ def _published_manifest(store: KeyValueStore, answer: str, timeout_s: float) -> 
 
 
 def upload(store: KeyValueStore, manifest: Manifest) -> None:
-    """Store the rows under the manifest's fingerprint, for all datasets with the same rows."""
+    """Store a manifest's rows under its fingerprint, for all datasets with the same rows.
+
+    A row is a shard's url, version, size and number of samples.
+    """
     name = f"rows/{manifest.fingerprint}"
     if store.has(name):
         return
@@ -89,13 +111,14 @@ def upload(store: KeyValueStore, manifest: Manifest) -> None:
     starts = range(0, len(packed), _PIECE_CHARACTERS)
     for number, start in enumerate(starts):
         store.set(f"{name}/{number}", packed[start : start + _PIECE_CHARACTERS])
-    store.set(name, str(len(starts)))  # last, so that its presence implies that of all pieces
+    # The number of pieces is stored last: if it is there, all pieces are.
+    store.set(name, str(len(starts)))
 
 
 def download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manifest:
     """Return the manifest with a fingerprint that a rank has stored.
 
-    Raises RanksError if it is not there within the timeout, or damaged.
+    Raises RanksError if the manifest is not there within the timeout, or if it is damaged.
     """
     deadline_s = time.monotonic() + timeout_s
     name = f"rows/{fingerprint}"

@@ -1,4 +1,8 @@
-"""The ranks of a torch job, which agree on manifest and options over its key-value store."""
+"""The ranks of a torch job, which agree on manifest and options over its key-value store.
+
+A ShardDataset has one such group. A copy is the dataset with other settings, as `with_epoch_size`
+or `split` return it: it has a group of its own, under another name in the store.
+"""
 
 import json
 import logging
@@ -30,17 +34,19 @@ from shardcache_client.stages.stage import Agree
 
 log = logging.getLogger("shardcache")
 
-# Wait for ranks that stay in an epoch; well below the 10-minute timeout of NCCL's collectives.
+# Maximum time for which a rank that has ended an epoch early waits for the others. It is well below
+# the 10-minute timeout of NCCL's collectives.
 _PATIENCE_S = 120.0
 _COMPARE_TIMEOUT_S = 30.0
 
-# Key of the shards in `_compared`; options always have names.
+# Key in `_compared` of the comparison of shards. Options are compared under their names.
 _SHARDS = ""
 
-# Numbers of datasets and of agreements made so far in this process, by which ranks match theirs.
-# Datasets: by a digest of their urls, and by the ranks that the user named.
+# The ranks number their datasets and agreements in the order of creation: equal numbers match.
+# Number of datasets made in this process, by a digest of their urls and by the ranks that the user
+# named.
 _datasets_made: Counter[tuple[str, Topology | None]] = Counter()
-# Agreements: by the dataset and what is agreed on, and by the rank.
+# Number of agreements made in this process, by the dataset and the subject, and by the rank.
 _agreements_made: Counter[tuple[str, Topology]] = Counter()
 
 
@@ -52,14 +58,16 @@ def in_worker() -> bool:
 class TorchRankGroup(RankGroup):
     """Ranks that have one manifest, and agree on options and epoch.
 
-    They read rank 0's manifest, or compare theirs.
+    If torch.distributed is initialised, all ranks read rank 0's manifest. Otherwise each rank has
+    its own manifest, and they compare theirs.
 
-    Datasets of different processes are matched by their urls, by whether ranks or a mesh were
-    named, and, among those that agree in this, by the order of their creation. The first rank that
-    comes leaves its value in the store, and each later one compares its own with that; nobody
-    waits. Processes restarted by torchrun may have other options and see other shards than before.
+    Datasets of different processes are matched by their urls and by whether ranks or a mesh were
+    named. Datasets that agree in these are matched by the order of their creation. To compare a
+    value, the first rank that comes puts its own into the store, and each later rank compares its
+    own with that; no rank waits. Processes restarted by torchrun may have other options and see
+    other shards than before.
 
-    Can be pickled for workers.
+    A group can be pickled for DataLoader workers.
     """
 
     def __init__(
@@ -71,40 +79,41 @@ class TorchRankGroup(RankGroup):
         """Make the group of one dataset.
 
         Args:
-            given: the ranks that the user named; None for the job's.
-            urls: of the dataset.
-            timeout_s: of the wait for rank 0's manifest.
+            given: the ranks that the user named; None for the ranks of the job.
+            urls: urls of the dataset.
+            timeout_s: maximum time to wait for rank 0's manifest.
         """
         super().__init__(given)
         kind_of_ranks = [] if given is None else [type(given).__name__]
-        # Each rank may have signed its urls by itself.
+        # Signatures are left out, as each rank may have signed its urls by itself.
         identity = json.dumps([*map(without_signature, urls), *kind_of_ranks])
         digest = blake2b(identity.encode(), digest_size=16).hexdigest()
-        # A process may make the datasets of several ranks: each rank's are counted by themselves.
+        # A process may make datasets for several named ranks, so those of each rank are counted
+        # separately.
         named_ranks = None if isinstance(given, MeshRanks) else given
         nth = _datasets_made[digest, named_ranks]
         _datasets_made[digest, named_ranks] += 1
-        # Names in the store: of the dataset and all its copies, of this copy, and of the copy whose
-        # options this one has.
+        # Three names in the store: that of the dataset and all its copies, that of this copy, and
+        # that of the copy with which this one shares its options.
         self._dataset = f"{digest}/{nth}"
         self._name = self._dataset
         self._options_of = self._dataset
         self._url = next(iter(urls), "")
         self._timeout_s = timeout_s
         self._place = MeetingPlace()
-        self._inherited: Topology | None = None  # of the process that pickled this
-        # Id of the process that made a comparison, by `_SHARDS` or by the names of options.
+        self._inherited: Topology | None = None  # ranks of the process that pickled this group
+        # Id of the process that has made a comparison. The key is `_SHARDS` or names of options.
         self._compared: dict[str, int] = {}
-        self._copies = 0  # number of copies without a name that were made of this one
+        self._copies = 0  # number of copies without a name that were made of this dataset
 
-    # This process's place in the job, determined at each call, as datasets are created before their
-    # worker processes
+    # This process's place in the job. It is determined at each call, as datasets are created before
+    # their worker processes.
 
     @property
     def ranks_of_job(self) -> Topology:
-        """Rank of the process by torch.distributed, by Ray Train, or else by the launcher.
+        """Rank of the process as known to torch.distributed, to Ray Train, or else to the launcher.
 
-        The ranks that the user named make no difference.
+        Ranks that the user named make no difference.
         """
         # A spawned worker has no torch.distributed and reads for the process that started it.
         inherited = self._inherited if in_worker() else None
@@ -120,7 +129,7 @@ class TorchRankGroup(RankGroup):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_inherited": distributed.ranks() or ranks_of_ray_train()}
 
-    # One manifest, seed and order
+    # One manifest, one seed and one order for all ranks.
 
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return rank 0's manifest, or this process's if torch.distributed is not initialised.
@@ -153,18 +162,21 @@ class TorchRankGroup(RankGroup):
     def compare(self, manifest: Manifest, *, counted: bool) -> None:
         """Raise ManifestMismatchError if shards or selection differ from those of another rank.
 
-        The other rank is the first one that compared. Of a rank's workers, only the first compares.
+        The other rank is the first rank that compared. Of a rank's workers, only the first worker
+        compares.
 
         Args:
-            counted: True if samples are dealt; else their counts are ignored, as one rank may know
-                more than another.
+            manifest: this rank's manifest.
+            counted: True if samples are dealt to readers. False if whole shards are: then counts
+                are ignored, as one rank may know more of them than another.
         """
         store = None
         if not self.alone and not self.topology().worker:
             store = self._place.store()
         if store is None:
             return
-        # Each process compares once: a forked one has not done so yet, although its parent has.
+        # Each process compares once. The process id tells a forked process, which has not compared
+        # yet, from its parent, which has.
         is_compared = self._compared.get(_SHARDS) == os.getpid()
         if not self.settled and not is_compared:
             self._compare_shards(store, _compared_part(manifest, counted=counted))
@@ -183,8 +195,8 @@ class TorchRankGroup(RankGroup):
             )
 
     def _compare_shards(self, store: KeyValueStore, mine: Manifest) -> None:
-        # The manifest comes before its fingerprint, by which another rank finds it to say what
-        # differs.
+        # The manifest is stored before its fingerprint. A rank that finds another fingerprint gets
+        # the manifest by it, to name the difference.
         upload(store, mine)
         rank, fingerprint = self._first_value(store, "compare", self._dataset, mine.fingerprint)
         if fingerprint != mine.fingerprint:
@@ -198,8 +210,8 @@ class TorchRankGroup(RankGroup):
     def compare_options(self, options: Mapping[str, object]) -> None:
         """Raise RanksError if options differ from those of the first rank; see `compare`.
 
-        They are compared by their `repr`. Ranks with other options would each read a share of
-        another order: some samples twice, and others never.
+        Options are compared by their `repr`. Ranks with different options would read shares of
+        different orders: some samples would be read twice, and others never.
         """
         is_first_worker = self.topology().worker == 0
         if is_first_worker:
@@ -230,14 +242,24 @@ class TorchRankGroup(RankGroup):
     def _first_value(
         self, store: KeyValueStore, kind: str, name: str, mine: Any
     ) -> tuple[int, Any]:
-        """Leave a value in the store if it is the first; return the first one's rank and value."""
+        """Store a value unless another rank has stored one; return the first rank and its value.
+
+        Args:
+            store: the job's store.
+            kind: kind of the value.
+            name: name of the dataset or of one of its copies.
+            mine: this rank's value, which JSON can hold.
+        """
         key = f"{kind}/{attempt()}/{name}/{self.ranks.world_size}"
         rank, value = json.loads(store.first(key, json.dumps([self._own_rank, mine])))
         return rank, value
 
     @property
     def _own_rank(self) -> int:
-        """The rank that messages name: in a mesh, several processes read for one."""
+        """The rank that messages name.
+
+        In a mesh it is the rank in the job, since several processes may read for one rank.
+        """
         if isinstance(self.given, MeshRanks):
             return self.ranks_of_job.rank
         return self.ranks.rank
@@ -245,8 +267,8 @@ class TorchRankGroup(RankGroup):
     def of_copy(self, name: str = "") -> "TorchRankGroup":
         """Return the group of a copy of the dataset.
 
-        Ranks match copies by their name. Those without one are matched by their order; they may
-        differ in options from the dataset.
+        Ranks match copies by their name. Copies without a name are matched by the order in which
+        they are made, and may differ from the dataset in their options.
         """
         group = copy(self)
         if name:
@@ -258,12 +280,12 @@ class TorchRankGroup(RankGroup):
         return group
 
     def rename(self, name: str) -> None:
-        """Take another name among the copies of the dataset."""
+        """Give this group another name in the store, among the copies of the dataset."""
         self._name = name
         self._copies = 0
 
     def compare_options_again(self) -> None:
-        """Compare options under the name of this copy: they may differ from the dataset's."""
+        """Compare options under the name of this copy, as they may differ from the dataset's."""
         self._options_of = self._name
         self._compared = {}
 
@@ -285,7 +307,7 @@ class TorchRankGroup(RankGroup):
 
 
 def _compared_part(manifest: Manifest, *, counted: bool) -> Manifest:
-    """Return the part of a manifest that ranks compare: shards, with counts only if they matter."""
+    """Return the part of a manifest that ranks compare: all shards, with counts if `counted`."""
     planned = manifest.planned
     if counted:
         return planned
