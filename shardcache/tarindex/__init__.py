@@ -1,7 +1,8 @@
 """The index of a tar shard: its samples and the offsets of their members.
 
-Built once, when the shard arrives: `grouping.index_tar` walks the tar's headers (`members`) and
-groups its members into samples by WebDataset's rules, `tables.write` saves the result to a sidecar
-file. A reader opens the sidecar as a `TarIndex` and slices samples out of the shard without parsing
-tar. For a shard that is still arriving, `Tar` and `Grouping` give the samples fetched so far.
+The index is built once, when the shard arrives. `grouping.index_tar` walks the tar's headers
+(`members`) and groups its members into samples by WebDataset's rules; `tables.write` saves the
+result to a sidecar file, which lies next to the shard in the cache. A reader opens the sidecar as a
+`TarIndex` and slices samples out of the shard without parsing tar. For a shard that is still
+arriving, `Tar` and `Grouping` give the samples fetched so far.
 """

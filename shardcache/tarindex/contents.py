@@ -3,16 +3,20 @@
 A sample table is a tar of JSON rows, made by `shardcache index --samples`. A row has these fields:
 
     shard       number of the shard in the index file
-    version     of the shard
+    version     version of the shard
     samples     number of samples in the shard
     first       number of the first sample that the row lists
-    keys        of the samples
-    sizes       for each extension, the sizes in bytes; null where a sample has no such member
+    keys        keys of the samples that the row lists
+    sizes       for each extension, the size in bytes of each sample's member; null where a sample
+                has no such member
     first_block, blocks, irregular
                 places of the samples in the tar (`spans`); missing if an earlier release wrote the
                 table, or the tar is compressed
-    metadata    for each sample, an object from one small JSON member of it; null for a sample
-                without that member; missing if the table was made without metadata
+    metadata    for each sample, an object from one small JSON member; null for a sample without
+                that member; missing if the table was made without metadata
+
+`select()` of the client chooses samples by their metadata. A shard has several rows if it has many
+samples.
 """
 
 import json
@@ -30,16 +34,17 @@ Metadata = dict[str, Any]
 Row = dict[str, Any]
 
 SUFFIX = ".samples"
-"""Ending of a sample table's url, in place of the `.json` of the index file beside it."""
+"""Ending of a sample table's url, in place of the `.json` of its index file in the same folder."""
 
 MAX_METADATA_BYTES = 16 * 1024
 """Limit for the metadata of one sample, as JSON."""
 
-_MAX_MEMBER_BYTES = 1024 * 1024  # of a member with metadata, most of which may be left out
-# Number of samples in a row of a table: a shard of text may have millions of them, and a row should
-# take no more than a few megabytes.
+# Limit for a member with metadata, of which only some fields may be metadata.
+_MAX_MEMBER_BYTES = 1024 * 1024
+# Maximum number of samples in a row of a table. A shard of text may have millions of samples, and a
+# row should take no more than a few megabytes.
 _MAX_ROW_SAMPLES = 50_000
-_MAX_ROW_SAMPLES_WITH_METADATA = 1_000  # 16 MB at worst
+_MAX_ROW_SAMPLES_WITH_METADATA = 1_000  # such a row takes 16 MB at worst
 
 
 def read_metadata(
@@ -50,8 +55,14 @@ def read_metadata(
 ) -> Iterator[Metadata | None]:
     """Yield the metadata of each sample of a shard; None for samples that lack the member.
 
-    Of the tar, only these members are read. Raises MetadataError, with `url`, for a member that is
-    not a JSON object, or too large.
+    Only these members of the tar are read. Raises MetadataError, with `url`, for a member that is
+    not a JSON object, or is too large.
+
+    Args:
+        tables: the samples.
+        tar: the bytes of the tar.
+        member: the extension of the members with metadata, and the fields that are wanted.
+        url: url of the shard.
     """
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         if (start, end) == (0, 0):
@@ -82,11 +93,11 @@ class IndexEntry:
     """A sample as its shard's index describes it.
 
     Attributes:
-        key: its `__key__`.
-        sizes: size in bytes of each of its members, by extension.
-        url: of its shard, the sample's `__url__`.
+        key: the sample's `__key__`.
+        sizes: size in bytes of each of the sample's members, by extension.
+        url: url of the sample's shard, which is the sample's `__url__`.
         rows: the sample's row in each `Table` of a `Joined`, by the table's prefix. A row maps
-            columns to values; it is empty if the table has none for the sample.
+            columns to values; it is empty if the table has no row for the sample.
     """
 
     key: str
@@ -99,7 +110,8 @@ class IndexEntry:
     def metadata(self) -> Mapping[str, Any]:
         """The JSON object of the member named by `shardcache index --metadata`.
 
-        It is empty if the sample has none. Raises ConfigError if the table was made without.
+        The object is empty if the sample has no such member. Raises ConfigError if the table was
+        made without metadata.
         """
         if self._metadata is None:
             raise ConfigError(
@@ -121,10 +133,11 @@ def rows_of(
 
     Args:
         tables: the samples.
-        metadata: that of each sample, None for one without; or None for a table without metadata.
+        metadata: yields the metadata of each sample, or None for a sample without metadata. None
+            in place of the iterator makes a table without metadata.
         max_samples: maximum number of samples in a row.
-        blocks: the number of blocks of each sample, negated for some (`spans`); None for a table
-            without places.
+        blocks: yields the number of blocks of each sample, as `spans.blocks_of` does. None makes a
+            table without the places of samples.
     """
     samples = len(tables.member_ends)
     samples_per_row = max_samples
@@ -150,7 +163,7 @@ def rows_of(
 
 
 def _sizes_of(tables: Tables, numbers: range) -> dict[str, list[int | None]]:
-    """Return, by extension, the size of that member in bytes of each sample."""
+    """Return by extension, for each sample, the size in bytes of its member; None without one."""
     sizes: dict[str, list[int | None]] = {}
     for place, number in enumerate(numbers):
         start = tables.member_ends[number - 1] if number else 0
@@ -163,7 +176,7 @@ def _sizes_of(tables: Tables, numbers: range) -> dict[str, list[int | None]]:
 
 
 def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
-    """Yield the samples of a row, of the shard at `url`.
+    """Yield the samples of a row, which belongs to the shard at `url`.
 
     Raises KeyError, TypeError, ValueError, IndexError, AttributeError for a row with other fields,
     or values of other types.
@@ -176,7 +189,11 @@ def entries_of(row: Row, url: str) -> Iterator[IndexEntry]:
 
 
 def _metadata_of(row: Row) -> Iterable[Metadata | None]:
-    """Return the metadata of each sample, empty for one without; all None if the row has none."""
+    """Return the metadata of each sample of a row.
+
+    The metadata is empty for a sample without metadata, and None for all samples of a row of a
+    table that was made without metadata.
+    """
     if "metadata" not in row:
         return repeat(None, len(row["keys"]))
     metadata = [{} if each is None else each for each in row["metadata"]]

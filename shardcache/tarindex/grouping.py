@@ -1,4 +1,9 @@
-"""Grouping of members into samples by WebDataset's rules (webdataset 1.0.2, tariterators.py)."""
+"""Grouping of members into samples by WebDataset's rules (webdataset 1.0.2, tariterators.py).
+
+The daemon calls `index_tar` once a shard has arrived, and uses `Grouping` and `Adjacency` while it
+is still arriving. A member's name is split into a key and an extension; consecutive members with
+the same key are one sample. A sample is torn if its members are not adjacent in the tar.
+"""
 
 import os
 import re
@@ -21,7 +26,7 @@ _MACOS_FILE = re.compile(rb"(?:^|/)(?:\._[^/]*|\.DS_Store)\Z")
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
 
 Splitter = Callable[[bytes], tuple[bytes, bytes]]
-"""Returns key and extension of a member's name; both are empty for one that is left out."""
+"""Returns key and extension of a member's name; both are empty for a member that is left out."""
 
 
 def index_tar(
@@ -37,9 +42,11 @@ def index_tar(
     Symbolic links, directories, devices and `__x__` members are skipped, as in WebDataset, except
     members with lines of samples (`split_lines`). Members that macOS adds are skipped, too
     (`is_of_macos`). A hard link, which WebDataset skips, has the content of the file that it is
-    linked to. A sample with two members of the same extension, for which WebDataset raises, and one
-    with a member whose content is not contiguous or not in the tar, are recorded as faults; the
-    other samples stay usable.
+    linked to.
+
+    Some samples are recorded as faults, and the others stay usable: a sample with two members of
+    the same extension, for which WebDataset raises, and a sample with a member whose content is not
+    contiguous or not in the tar.
 
     Raises OSError, UnsupportedShardError for too many lines, what iterating a `Tar` with these
     options raises, and with `require_adjacent` TornSampleError if members of one sample are not
@@ -78,10 +85,10 @@ class Grouping:
     """Incremental grouping: members are added as they are found.
 
     Args:
-        split: splits the members' names; None for the first dot.
+        split: splits the members' names; None to split them at the first dot.
 
     Attributes:
-        samples: those so far; the last one may be incomplete.
+        samples: the samples found so far; the last sample may be incomplete.
     """
 
     def __init__(self, split: Splitter | None = None) -> None:
@@ -92,13 +99,13 @@ class Grouping:
 
     def add(self, members: Iterable[Member]) -> None:
         """Add the members that follow in the tar."""
-        # Locals, since a tar may have millions of members.
+        # Attributes are copied to locals, since a tar may have millions of members.
         samples = self.samples
         split = self._split
         extensions = self._extensions
         current = self._current
-        sample = len(samples) - 1  # number of the current one
-        is_hidden = current.endswith(b"/")  # the member before is a hidden file
+        sample = len(samples) - 1  # number of the current sample
+        is_hidden = current.endswith(b"/")  # True if the previous member is a hidden file
         starts = samples.starts
         ends = samples.ends
         extension_ids = samples.extension_ids
@@ -135,18 +142,20 @@ class Grouping:
 
 
 class Adjacency:
-    """Finds samples whose members are not adjacent: their key appears again, with other members.
+    """Finds torn samples: samples whose key appears again later in the tar, with other members.
 
-    With the same members, it is another sample with that key, as in WebDataset.
+    If a key appears again with the same members, it is another sample with that key, as in
+    WebDataset.
 
     Args:
-        samples: to check; there may be more at each call.
+        samples: the samples to check; more may be added between two calls.
     """
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
-        self._checked_samples = 0  # number of them
-        # The first sample with each key; None while all are alike.
+        self._checked_samples = 0  # number of samples that earlier calls have checked
+        # By key, the number of the first sample that has it. None as long as all samples have the
+        # same extensions: no sample is then torn, and the keys need not be remembered.
         self._first_samples: dict[bytes, int] | None = None
 
     def check(self, url: str) -> None:
@@ -165,10 +174,10 @@ class Adjacency:
             )
 
     def find_torn(self) -> tuple[str, str, int] | None:
-        """Return key, extension and offset of the first member with which a key appears again.
+        """Return key, extension and offset of the first member with which a torn sample goes on.
 
-        Only samples that have become complete since the previous call are searched. None if there
-        is no such member.
+        Only samples that have become complete since the previous call are searched. Returns None if
+        none of them continues an earlier sample.
         """
         samples = self._samples
         start = self._checked_samples
@@ -193,16 +202,17 @@ class Adjacency:
         return None
 
     def _are_alike(self, start: int, stop: int) -> bool:
-        """Return True if samples `start` to `stop`, exclusive, have the extensions of the first.
+        """Return True if samples `start` to `stop`, exclusive, have the extensions of sample 0.
 
-        They must have them in the same order. Then none of these samples continues another.
+        The extensions must be in the same order. None of these samples continues another then.
         """
         samples = self._samples
         pattern = samples.extension_ids[: samples.member_ends[0]]
         begin = samples.member_ends[start - 1] if start else 0
         extension_ids = samples.extension_ids[begin : samples.member_ends[stop - 1]]
-        # No sample has an extension twice, so none has more members than the pattern. If the total
-        # is that many for each, then each has the whole pattern.
+        # If the lists are equal, all members have extensions of the pattern. No sample has an
+        # extension twice, so no sample has more members than the pattern. As the total is the
+        # number of samples times the pattern's length, each sample has exactly the pattern.
         return extension_ids == pattern * (stop - start)
 
     def _keys(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
@@ -222,10 +232,13 @@ class Adjacency:
         return range(ends[number - 1] if number else 0, ends[number])
 
     def _other_extension(self, first: int, second: int) -> str | None:
-        """Return the extension of the second sample's first member; None if both are alike."""
+        """Return the extension of the second sample's first member.
+
+        Returns None if both samples have the same extensions.
+        """
         first_ids = self._extension_ids(first)
         second_ids = self._extension_ids(second)
-        # A sample has no members if all of them have faults, which is an error already.
+        # A sample lacks members here if each has a fault, which is reported as an error elsewhere.
         if not second_ids or set(first_ids) == set(second_ids):
             return None
         return self._samples.extensions[second_ids[0]]
@@ -235,9 +248,10 @@ class Adjacency:
 
 
 def is_of_macos(name: bytes) -> bool:
-    """Return True for a file that macOS adds: AppleDouble (`._NAME`), `.DS_Store`, in `__MACOSX`.
+    """Return True for a file that macOS adds to archives.
 
-    WebDataset takes these members for samples, even between two members of another sample.
+    These are AppleDouble files (`._NAME`), `.DS_Store`, and files in a folder `__MACOSX`.
+    WebDataset takes them for samples, even between two members of another sample.
     """
     if _MACOS_FOLDER in name and _MACOS_FOLDER in name.split(b"/"):
         return True
@@ -247,15 +261,16 @@ def is_of_macos(name: bytes) -> bool:
 def split_name(name: bytes) -> tuple[bytes, bytes]:
     """Split a member's name at the first dot of its last component into key and extension.
 
-    Both are empty without a dot. Exactly equivalent to matching `^((?:.*/|)[^.]+)[.]([^/]*)$`,
-    including line feeds, which `.` does not match, and hidden files, but in linear time even on
-    hostile names, where the regular expression backtracks.
+    Both are empty for a name without a dot. The result is that of WebDataset's regular expression
+    `^((?:.*/|)[^.]+)[.]([^/]*)$`, also for hidden files and for line feeds, which `.` does not
+    match. Unlike the expression, which backtracks, the function takes linear time even on hostile
+    names.
     """
     stem, dot_or_nothing, extension = name.partition(b".")
     if stem and dot_or_nothing and b"/" not in extension:
         return stem, extension
 
-    # Dots in folder names, and names that begin with a dot.
+    # The slow path is for dots in the names of folders, and for names that begin with a dot.
     line_end = name.find(b"\n")
     if line_end < 0:
         line_end = len(name)
@@ -273,7 +288,8 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
 def split_at_last_dot(name: bytes) -> tuple[bytes, bytes]:
     """Split a member's name at the last dot of its last component into key and extension.
 
-    Both are empty without a dot, for a hidden file without another one, and for what macOS adds.
+    Both are empty for a name without a dot, a hidden file whose name has no other dot, and a file
+    that macOS adds.
     """
     start = name.rfind(b"/") + 1
     dot = name.rfind(b".", start)
@@ -293,9 +309,9 @@ class _Extensions:
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
-        self._ids: dict[bytes, int] = {}  # as spelt in the tar
+        self._ids: dict[bytes, int] = {}  # by the extension as spelt in the tar
         self._ids_of_lowered: dict[str, int] = {}
-        self._last_seen: list[int] = []  # by id
+        self._last_seen: list[int] = []  # by id, the number of the last sample; -1 for none
         self._reserved_ids: set[int] = set()
 
     def id_of(self, extension: bytes) -> int:
@@ -318,9 +334,9 @@ class _Extensions:
         """Record that a sample has an extension; return the fault that this causes, if any.
 
         Args:
-            extension_id: that of a member.
-            sample: number of the member's sample; samples come in order.
-            flaw: what is wrong with the member alone.
+            extension_id: id of a member's extension.
+            sample: number of the member's sample, at least that of the previous call.
+            flaw: fault of the member by itself, such as a sparse file; None if there is none.
         """
         if self._last_seen[extension_id] == sample:
             return Fault.DUPLICATE

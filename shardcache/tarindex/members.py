@@ -1,8 +1,11 @@
 """Members of a tar: USTAR, old GNU and PAX, interpreted like the standard library's tarfile.
 
-Reads only the headers, to the end, and rejects any damage. Formats: POSIX.1-2008, pax, "ustar
-Interchange Format" and "pax Extended Header"; GNU tar manual, "Basic Tar Format". Names stay bytes
-throughout.
+`grouping` iterates a `Tar` to index a shard. Only the headers are read, up to the end of the
+archive, and any damage is an error. An extended header is a header block whose data describes the
+members after it, such as a long name. A block is 512 bytes. Names stay bytes throughout.
+
+Formats: POSIX.1-2008, pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual,
+"Basic Tar Format".
 """
 
 import re
@@ -27,28 +30,31 @@ ZERO_BLOCK = bytes(BLOCK_BYTES)
 HARD_LINK = b"1"
 DIRECTORY = b"5"
 GNU_SPARSE = b"S"
-GNU_LONG = {b"L": b"path", b"K": b"linkpath"}  # equivalent PAX records
+# GNU's kinds of headers for long names, with the PAX record that means the same.
+GNU_LONG = {b"L": b"path", b"K": b"linkpath"}
 PAX_GLOBAL = b"g"
-EXTENSIONS = frozenset({b"x", b"X", PAX_GLOBAL, *GNU_LONG})  # describe the members that follow
+# Kinds of extended headers, which describe the members that follow.
+EXTENSIONS = frozenset({b"x", b"X", PAX_GLOBAL, *GNU_LONG})
 REGULAR = frozenset({b"0", b"\0", b"7", GNU_SPARSE})
-# Links, devices, directories and fifos: no data follows, whatever the size field.
+# Links, devices, directories and fifos: no data follows their header, whatever its size field says.
 DATALESS = frozenset({HARD_LINK, b"2", b"3", b"4", DIRECTORY, b"6"})
 
-_WITHOUT_PREFIX = frozenset({GNU_SPARSE, *GNU_LONG})  # use that field for other data
-# name, size, checksum, type, prefix
+# These kinds of headers use the field of the name's prefix for other data.
+_WITHOUT_PREFIX = frozenset({GNU_SPARSE, *GNU_LONG})
+# The fields are name, size, checksum, type and prefix.
 _FIELDS = struct.Struct("100s 24x 12s 12x 8s 1s 188x 155s 12x")
-# Fields of a header block.
+# Byte ranges in a header block.
 _BEFORE_CHECKSUM = slice(0, 148)
 _AFTER_CHECKSUM = slice(156, None)
 _LINK_NAME = slice(157, 257)
 _PAX_RECORD = re.compile(rb"([0-9]{1,9}) ([^=\n]+)=")
-# Offsets of GNU's `isextended`, the flag that another block of a sparse map follows: in a header,
-# and in such a block.
+# GNU's flag `isextended` says that another block of a sparse map follows. These are its offsets in
+# a header block, and in a block of the map.
 _IS_EXTENDED_IN_HEADER = 482
 _IS_EXTENDED_IN_MAP = 504
 
-# Headers of small members share one read; after a large member, little more than the next header is
-# read.
+# The headers of several small members are read at once. After a large member, little more than the
+# next header is read.
 _WINDOW_BYTES = 32 * 1024
 _WINDOW_AFTER_LARGE_BYTES = 2 * 1024
 # Zeros after the end of the archive are checked in pieces of this size.
@@ -57,17 +63,18 @@ _TAIL_BYTES = 1024 * 1024
 # Limit for a long name or a set of PAX records; libarchive's limit for names is 1 MiB.
 _EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
 
-# A name in a global header applies to every member without one of its own: a file of a megabyte
-# could need gigabytes.
+# A name in a global header applies to every member that has no name of its own. Without a limit,
+# the names of a tar of a megabyte could need gigabytes of memory.
 _GLOBAL_LIMIT_BYTES = 4096
 
-_SHOWN_BYTES = 200  # of a name, in messages
+# Messages quote at most this much of a name, a size, and the beginning of a file that is no tar.
+_SHOWN_BYTES = 200
 _SHOWN_DIGITS = 40
-_SHOWN_MAGIC_BYTES = 16  # first bytes of a file that is not a tar
-_MAX_SIZE_DIGITS = 19  # of a number below 2**63
+_SHOWN_MAGIC_BYTES = 16
+_MAX_SIZE_DIGITS = 19  # digits of a number below 2**63
 _ADLER_MODULUS = 65521
 
-# PAX records that change a member. Of the others about sparse files, only their presence matters.
+# The PAX records that are used. Other records about sparse files only mark their member as sparse.
 _SPARSE = b"GNU.sparse."
 _SPARSE_NAME = _SPARSE + b"name"
 _USED_KEYWORDS = frozenset({b"path", b"linkpath", b"size", _SPARSE_NAME})
@@ -83,27 +90,29 @@ _MAGIC = {
 
 
 Header = tuple[bytes, int, bytes]
-"""A header block's name, the size in bytes of the data that follows, and its kind.
+"""Name, size of the data that follows in bytes, and kind, as a header block gives them.
 
-If the kind is DATALESS, none follows.
+No data follows a header whose kind is in DATALESS.
 """
 
 Records = dict[bytes, bytes]
 """PAX records, by keyword."""
 
 Member = tuple[bytes, int, int, Fault | None]
-"""A file in a tar: its name, as stored; the offsets in the tar of its start, and of the byte after
-its end; and the reason why this span is not its content, if it is not.
+"""A file in a tar: name, start, end, and fault.
 
-A hard link has the span of the file that it is linked to.
+The name is as stored. Start and end are the offsets in the tar of the content's first byte, and of
+the byte after its last. The fault is the reason why these bytes are not the file's content, or
+None. A hard link has the start and end of the file that it is linked to.
 """
 
 Content = tuple[int, int, Fault | None]
-"""A member without its name."""
+"""Start, end and fault of a member."""
 
 Read = Callable[[int, int, int], bytes]
-"""`read(offset, min_bytes, max_bytes)` returns between `min_bytes` and `max_bytes` bytes of the tar
-from an offset on; fewer only at the end of the tar.
+"""`read(offset, min_bytes, max_bytes)` returns the bytes of the tar from an offset on.
+
+It returns between `min_bytes` and `max_bytes` bytes, and fewer only at the end of the tar.
 """
 
 
@@ -113,8 +122,9 @@ def parse_header(block: bytes) -> Header:
     Raises ValueError for an invalid field.
     """
     name, size, checksum, kind, prefix = _FIELDS.unpack(block)
-    # The checksum is the sum of all bytes, with its own field taken as blanks. Adler-32's low half
-    # is that sum plus one, modulo 65521, and about 20 times as fast as sum().
+    # The checksum is the sum of all bytes, with the checksum's own field taken as blanks. The low
+    # half of Adler-32 is the sum of all bytes plus one, modulo 65521; adler32() is about 20 times
+    # as fast as sum().
     adler = adler32(block) & 0xFFFF
     blanks = len(checksum) * ord(" ")
     expected = parse_number(checksum) + sum(checksum) - blanks + 1
@@ -136,7 +146,10 @@ def parse_header(block: bytes) -> Header:
 
 
 def parse_number(field: bytes) -> int:
-    """Parse octal digits up to the first NUL, or GNU's base-256 if the first byte marks it."""
+    """Parse octal digits up to the first NUL, or GNU's base-256.
+
+    A first byte of 0x80 marks a positive number in base-256, a larger one a signed number.
+    """
     if field[0] < 0x80:
         return int(field.partition(b"\0")[0].strip() or b"0", 8)
     if field[0] == 0x80:
@@ -159,7 +172,7 @@ def parse_pax(payload: bytes) -> Records:
         records[match[2]] = payload[value_start : end - 1]
         at = end
     if b"path" in records:
-        records[b"path"] = records[b"path"].rstrip(b"/")  # as in tarfile
+        records[b"path"] = records[b"path"].rstrip(b"/")  # as tarfile does
     return records
 
 
@@ -170,29 +183,30 @@ def padded(size_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Tar:
-    """A tar of known size, not necessarily complete yet.
+    """A tar of known size, some of whose bytes may still have to arrive.
 
-    Iterating yields its files in order. As in tarfile, the first block of zeros ends the archive;
-    unlike in tarfile, the rest of the file must be zeros, and nothing else ends the archive. A
-    member is yielded as soon as its header has been read, and until the archive ends, `read` is
-    never required to return more than the next header.
+    Iterating yields the files of the tar in order. As in tarfile, the first block of zeros ends the
+    archive. Unlike in tarfile, nothing else ends the archive, and the rest of the file must be
+    zeros. A member is yielded as soon as its header has been read, and until the archive ends,
+    `_source` is never required to return more than the next header.
     """
 
-    _source: Read  # its exceptions pass through
-    _size_bytes: int  # of the whole tar
-    _url: str  # for error messages
+    _source: Read  # reads bytes of the tar; the exceptions that it raises pass through
+    _size_bytes: int  # size of the whole tar
+    _url: str  # the shard's url, for error messages
     _: KW_ONLY
     # Reject a file that ends between two members, without a block of zeros.
     require_end: bool = True
     # Do not read beyond the first block of zeros.
     ignore_trailing_data: bool = False
+    # The bytes read last, and the offset in the tar at which they begin.
     _window: bytes = field(default=b"", init=False)
     _window_start: int = field(default=0, init=False)
-    # By path, the contents of the files so far; None before the first hard link.
+    # The contents of the files so far, by path. None until the first hard link needs them.
     _contents: dict[bytes, Content] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Member]:
-        """Yield each regular file, and each hard link, which shares a previous file's content.
+        """Yield each regular file and hard link; a link has the content of the file before it.
 
         Raises:
             NotATarError: the file does not begin with a tar header.
@@ -200,11 +214,11 @@ class Tar:
             TrailingDataError: data follows its end.
             CorruptShardError: a header is damaged.
         """
-        global_records: Records = {}  # for all members that follow
-        own_records: Records = {}  # of the extended headers of the next member
+        global_records: Records = {}  # records that apply to all members that follow
+        own_records: Records = {}  # records from the extended headers of the next member
         has_extended_header = False
         at = 0
-        begin = 0  # of the next member, with the headers that belong to it
+        begin = 0  # offset of the next member's first header, extended headers included
         while True:
             header = self._header(at)
             if header is None:
@@ -245,7 +259,10 @@ class Tar:
             )
 
     def _header(self, at: int) -> Header | None:
-        """Read the header at byte `at`; None at the end, if the tar may end there."""
+        """Read the header at byte `at`; return None if the tar ends there.
+
+        Raises ShardError if the tar must not end there.
+        """
         block = self._read(at, BLOCK_BYTES)
         if len(block) < BLOCK_BYTES:
             self._check_end(at, block)
@@ -261,7 +278,12 @@ class Tar:
             raise self._corrupt(at, f"the tar header there is damaged ({exn})") from exn
 
     def _check_end(self, at: int, partial_block: bytes) -> None:
-        """Raise ShardError if the tar must not end with this block, which begins at byte `at`."""
+        """Raise ShardError if the tar must not end at byte `at`.
+
+        Args:
+            at: offset at which a header is expected.
+            partial_block: the bytes from there to the end of the file, less than a block.
+        """
         if self._size_bytes == 0:
             raise TruncatedShardError("the file is empty", url=self._url)
         if at == 0:
@@ -295,7 +317,7 @@ class Tar:
             piece = self._source(at, 1, _TAIL_BYTES)
 
     def _extension(self, header: Header, at: int) -> tuple[Records, int]:
-        """Return the records that a header carries for later members, and the offset of its end."""
+        """Return the records of the extended header at `at`, and the offset of the next header."""
         _, size_bytes, kind = header
         start = at + BLOCK_BYTES
         end = start + padded(size_bytes)
@@ -322,7 +344,15 @@ class Tar:
                 )
 
     def _member(self, header: Header, at: int, records: Records) -> tuple[Member | None, int]:
-        """Return the member and the offset of the next header; None if it is not a regular file."""
+        """Return the member of a header, and the offset of the next header.
+
+        The member is None unless it is a regular file.
+
+        Args:
+            header: the header at byte `at`.
+            at: offset of that header.
+            records: records of extended headers that apply to the member.
+        """
         name, size_bytes, kind = header
         start = at + BLOCK_BYTES
         is_sparse = kind == GNU_SPARSE
@@ -348,15 +378,15 @@ class Tar:
         return (name, start, end, fault), next_header
 
     def _hard_link(self, header: Header, at: int, begin: int, records: Records) -> Member:
-        """Return the member that is a hard link.
+        """Return the member for a hard link, with the content of the file that the link names.
 
-        As in tarfile, the last file of that path before it counts.
+        If several files before the link have that path, the last one counts, as in tarfile.
 
         Args:
-            header: its header.
+            header: the link's header.
             at: offset of that header.
-            begin: offset of the first header that belongs to it.
-            records: that extended headers have for it.
+            begin: offset of the first header that belongs to the link.
+            records: records of extended headers that apply to the link.
         """
         if self._contents is None:
             self._contents = self._contents_before(begin)
@@ -369,9 +399,10 @@ class Tar:
         return (name, *content)
 
     def _contents_before(self, stop: int) -> dict[bytes, Content]:
-        """Walk again to the first hard link, whose headers begin at `stop`; return the contents.
+        """Return the contents of all files whose headers are before `stop`, by path.
 
-        Thus no names are remembered for tars without hard links.
+        `stop` is where the headers of the first hard link begin. The tar is walked a second time up
+        to there, so that no paths are remembered for the many tars without hard links.
         """
         if not stop:
             return {}
@@ -407,8 +438,8 @@ class Tar:
         return at
 
     def _read(self, at: int, size_bytes: int) -> bytes:
-        """Return bytes of the tar from the window, which is first moved to `at` if it must be."""
-        begin = at - self._window_start  # never negative: the walk only goes forward
+        """Return bytes of the tar; they are read from the source unless the window has them."""
+        begin = at - self._window_start  # never negative, since the walk only goes forward
         if begin + size_bytes > len(self._window):
             # If the next header is near the end of the window, the last member was small.
             follows_small_member = begin < 2 * _WINDOW_BYTES
@@ -454,7 +485,7 @@ def _normalized(name: bytes) -> bytes:
 
 
 def _without_unused(records: Records) -> Records:
-    """Drop unused records: a header may have a million of them, and a tar a million members."""
+    """Drop unused records to save memory, since a damaged or hostile header may have a million."""
     used = {keyword: value for keyword, value in records.items() if keyword in _USED_KEYWORDS}
     if any(keyword.startswith(_SPARSE) for keyword in records):
         used[_SPARSE] = b""  # only their presence matters

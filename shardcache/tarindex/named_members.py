@@ -1,4 +1,8 @@
-"""Members of samples that a user names: those with the metadata, and those with the tokens."""
+"""Members of samples that a user names on the command line or in the client's arguments.
+
+`MetadataMember` names the member of each sample that holds its metadata, and `TokenMember` the
+member that holds its tokens.
+"""
 
 from dataclasses import dataclass
 from typing import Self
@@ -14,8 +18,8 @@ class MetadataMember:
     """The member of each sample that holds its metadata.
 
     Attributes:
-        extension: of the member.
-        fields: of its JSON object that are metadata; empty for all.
+        extension: extension of the member.
+        fields: fields of the member's JSON object that are metadata; empty for all fields.
     """
 
     extension: str
@@ -37,8 +41,9 @@ class TokenMember:
     """The member of each sample that holds its tokens.
 
     Attributes:
-        extension: of the member.
-        dtype: a name of `DTYPES`, for plain arrays; None for `.npy` files, which state their own.
+        extension: extension of the member.
+        dtype: type of the tokens in a plain array, a key of `DTYPES`; None for `.npy` files, which
+            state their type.
     """
 
     extension: str = "npy"
@@ -64,7 +69,7 @@ class TokenMember:
 
 
 def _check_extension(extension: str, example: str) -> None:
-    """Raise ConfigError unless members can have this extension; the message has an example."""
+    """Raise ConfigError unless members can have this extension; its remedy shows `example`."""
     if not extension or extension.startswith("."):
         raise ConfigError(
             f"{extension!r} is not a member extension",

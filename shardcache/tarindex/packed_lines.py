@@ -1,8 +1,8 @@
-"""Samples that are the lines of a tar's member.
+"""Samples that are the lines of one member of a tar; `shardcache write --pack` makes such tars.
 
-`__lines__/000001000.json` holds the samples 000001000, 000001001 and so on, one per line. A sample
-in a member of its own costs a kilobyte of tar for a line of a hundred bytes. WebDataset skips
-members below folders of such a name.
+The member `__lines__/000001000.json` holds the samples 000001000, 000001001 and so on, one sample
+per line. Packing saves space: in a member of its own, a line of a hundred bytes takes a kilobyte of
+the tar. WebDataset skips members in a folder whose name has underscores like this.
 """
 
 import re
@@ -12,7 +12,7 @@ from shardcache.errors import UnsupportedShardError
 from shardcache.tarindex.members import Member, Read
 
 LINES_FOLDER = "__lines__"
-"""Folder of such members in a tar."""
+"""Folder in a tar whose members hold lines."""
 
 MAX_LINES = 8_000_000
 """Limit for one shard.
@@ -32,24 +32,33 @@ def split_lines(
 ) -> Iterator[Member]:
     """Yield the members of a tar, with each that holds lines replaced by its lines.
 
-    The first line has the member's key, and each later one the next number. Line feeds are left
-    out, and so are empty lines, whose numbers are then missing.
+    The key of the first line is the member's number, and each later line has the next number. Line
+    feeds are left out, and so are empty lines, whose numbers are then missing.
 
-    Raises UnsupportedShardError for more than `max_lines`, or lines in a hard link, and what
-    `members` and `read`, the source of the tar's bytes, raise.
+    Raises UnsupportedShardError for more than `max_lines` lines, or lines in a hard link, and what
+    `members` and `read` raise.
+
+    Args:
+        members: the members of the tar.
+        read: reads bytes of the tar.
+        url: url of the shard, for errors.
+        max_lines: maximum number of lines in the tar.
     """
     count = 0
     lines_end = 0
     for member in members:
         name, start, end, flaw = member
         match = None
-        if flaw is None and name.startswith(b"__lines__/"):  # much faster than the expression
+        # `startswith` comes first, since it is much faster than the regular expression.
+        if flaw is None and name.startswith(b"__lines__/"):
             match = _LINES_NAME.fullmatch(name)
         if match is None:
             yield member
             continue
 
-        if start < lines_end:  # many links to one large member would take hours
+        # A hard link's content lies before the previous member. Many links to one large member
+        # would be many times as many lines, and take hours.
+        if start < lines_end:
             raise UnsupportedShardError(
                 f"the member {name.decode()!r} is a hard link to other lines",
                 url=url,
@@ -71,7 +80,10 @@ def split_lines(
 
 
 def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, start and end of each line between two offsets in the tar; no empty ones."""
+    """Yield number, start and end of each line that is not empty, between two offsets in the tar.
+
+    The number counts all lines from 0, empty lines included.
+    """
     number = 0
     line_start = start
     at = start
@@ -86,5 +98,5 @@ def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
             line_start = line_end + 1
             feed = piece.find(b"\n", feed + 1)
         at += len(piece)
-    if line_start < end:  # the last one has no line feed
+    if line_start < end:  # the last line has no line feed
         yield number, line_start, end

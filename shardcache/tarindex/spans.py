@@ -1,14 +1,15 @@
 """Spans of samples in their tar: for most samples, some blocks that are a small tar by themselves.
 
-A row of a sample table (`contents`) has them in these fields:
+A client that reads single samples fetches only these blocks. `shardcache index --samples` and
+`shardcache write` compute them for the sample table (`contents`), a row of which has these fields:
 
     first_block     number of the 512-byte block at which the row's first sample begins
-    blocks          for each sample, the number of blocks up to the next one; negated, or 0, for a
-                    sample that cannot be read from these blocks alone, such as a line of a member,
-                    or a hard link
-    irregular       the places in the row of samples that are laid out in another way than this:
-                    one member after another, in the order of `sizes`, each with a header of one
-                    block
+    blocks          for each sample, the number of blocks up to the next sample. The number is
+                    negated, or 0, if the sample cannot be read from these blocks alone, such as a
+                    line of a member, or a hard link.
+    irregular       the places in the row of irregular samples. A regular sample has one member
+                    after another, in the order of the row's `sizes`, each with a header of one
+                    block; so the place of each member follows from the sizes.
 """
 
 from array import array
@@ -22,15 +23,19 @@ from shardcache.tarindex.grouping import group
 from shardcache.tarindex.members import BLOCK_BYTES, Tar
 from shardcache.tarindex.tables import Samples, Tables, TarBytes
 
-# Other programs may put something between two samples, which the reader of a sample then fetches
-# with it. With more than that, the sample counts as one whose span is not enough.
+# Other programs may put something between two samples. The reader of a sample then fetches up to
+# this many such bytes with the sample. If there are more, the sample's span counts as not enough.
 _MAX_BETWEEN_BYTES = 64 * 1024
 
 
 def samples_in(data: bytes, url: str) -> Samples:
-    """Return the samples of whole members: of a span of a tar, in bytes.
+    """Return the samples in a span of a tar, which consists of whole members.
 
     Raises what iterating a `Tar` raises.
+
+    Args:
+        data: the bytes of the span.
+        url: url of the shard, for errors.
     """
 
     def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
@@ -44,7 +49,8 @@ def blocks_of(tables: Tables, tar: TarBytes | None) -> Iterator[int]:
 
     Args:
         tables: the samples.
-        tar: its bytes, in which each span is tried; None if all samples were written alike.
+        tar: the bytes of the tar, in which each span is tried. None for a tar that `ShardFile` has
+            just written, whose spans need no trial.
     """
     begin_block = 0
     first_member = 0
@@ -72,17 +78,19 @@ def _blocks_suffice(
     """Return True if a sample can be read from its blocks alone.
 
     Args:
-        number: the sample's.
-        members: numbers of its members.
-        begin_block: the first of its blocks.
-        blocks: their number.
-        tar: as of `blocks_of`.
+        tables: the samples of the shard.
+        number: number of the sample.
+        members: numbers of the sample's members.
+        begin_block: number of the sample's first block.
+        blocks: number of blocks that the sample has.
+        tar: as for `blocks_of`.
     """
     if not members or number in tables.faults:
         return False
     starts = tables.starts[members.start : members.stop]
     ends = tables.ends[members.start : members.stop]
-    # A hard link's bytes, or a packed line's, lie in another member: before this one's header ends.
+    # The bytes of a hard link or a packed line belong to another member, and lie before the end of
+    # the block that would be the header of this sample's first member.
     if min(starts) < (begin_block + 1) * BLOCK_BYTES:
         return False
     own_blocks = sum(map(_member_blocks, starts, ends))
@@ -104,9 +112,10 @@ def _blocks_suffice(
 def _members_of(
     tables: Tables, number: int, begin_byte: int
 ) -> list[tuple[bytes, str, int, int]] | None:
-    """Return key, extension, start and end of each member of a sample, relative to `begin_byte`.
+    """Return key, extension, start and end of each member of a sample.
 
-    None for a sample that does not exist, or has a fault.
+    Start and end are relative to `begin_byte`. Returns None for a sample that does not exist, or
+    has a fault.
     """
     if number >= len(tables.member_ends) or number in tables.faults:
         return None
@@ -123,7 +132,7 @@ def _members_of(
 
 
 def _blocks(size_bytes: int) -> int:
-    """Return the number of blocks that `size_bytes` take, the last one padded."""
+    """Return the number of blocks that `size_bytes` take, with the last block padded."""
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
 
 
@@ -135,22 +144,24 @@ def _member_blocks(start: int, end: int) -> int:
 def irregular_in(
     tables: Tables, numbers: range, blocks: Sequence[int], columns: Iterable[str]
 ) -> list[int]:
-    """Return which of the samples `numbers` are irregular, as defined in the module's docstring.
+    """Return the irregular samples of a row, as defined in the module's docstring.
 
     Args:
-        blocks: of each of them, likewise.
-        columns: extensions, in the order in which members should follow.
+        tables: the samples of the shard.
+        numbers: numbers of the row's samples.
+        blocks: the row's field `blocks`: a number for each of these samples.
+        columns: extensions, in the order in which a regular sample has its members.
 
     Returns:
-        Their places in `numbers`.
+        The places in `numbers` of the irregular samples.
     """
     place_of_column = {name: place for place, name in enumerate(columns)}
-    # By id of the extension; -1 for one that none of these samples has.
+    # By the extension's id, its place in `columns`; -1 for an extension that is not among them.
     column_places = [place_of_column.get(name, -1) for name in tables.extensions]
     irregular = []
     for place, number in enumerate(numbers):
         if blocks[place] <= 0:
-            continue  # its blocks are not enough anyway
+            continue  # the sample cannot be read from its blocks anyway
         first = tables.member_ends[number - 1] if number else 0
         end = tables.member_ends[number]
         own_blocks = sum(map(_member_blocks, tables.starts[first:end], tables.ends[first:end]))
@@ -162,13 +173,13 @@ def irregular_in(
 
 @dataclass(frozen=True, slots=True)
 class RowSpans:
-    """Ranges of the samples of a row: 12 bytes each.
+    """Ranges of the samples of a row, which take 12 bytes of memory per sample.
 
     Attributes:
-        starts: for each sample, the block at which its bytes begin.
-        stops: the block at which they end; the same as in `starts` if the sample cannot be read
-            from its bytes alone.
-        checks: CRC-32 of its key, by `check_of`.
+        starts: for each sample, the number of the block at which its bytes begin.
+        stops: for each sample, the number of the block at which its bytes end; equal to its start
+            if the sample cannot be read from its own blocks alone.
+        checks: for each sample, the CRC-32 of its key, by `check_of`.
     """
 
     starts: "array[int]"
@@ -180,8 +191,9 @@ class RowSpans:
         """Take the spans out of a row; all are empty if it was written without spans.
 
         Args:
-            row: of a sample table.
-            reads: chooses the members that samples have, by extension; None for all.
+            row: a row of a sample table.
+            reads: returns True for the extension of a member that is read. The spans are narrowed
+                to such members where possible. None if all members are read.
 
         Raises KeyError, TypeError, ValueError, IndexError, AttributeError or OverflowError for a
         row with other fields, or values of other types.
@@ -193,7 +205,8 @@ class RowSpans:
         begin = row.get("first_block", 0)
         for blocks in row.get("blocks") or [0] * len(keys):
             starts.append(begin)
-            stops.append(begin + max(blocks, 0))  # negated if the sample needs other bytes, too
+            # A negative number marks a sample that needs other bytes, too: its span is empty.
+            stops.append(begin + max(blocks, 0))
             begin += abs(blocks)
         if len(starts) != len(checks):
             raise ValueError(f"{len(starts)} spans of {len(checks)} samples")
@@ -206,9 +219,9 @@ class RowSpans:
         return len(self.checks)
 
     def span(self, place: int) -> tuple[int, int] | None:
-        """Return start and end in the tar of a sample's bytes.
+        """Return start and end in the tar, in bytes, of the sample at a place in the row.
 
-        None if the sample cannot be read from these alone.
+        Returns None if the sample cannot be read from its own blocks alone.
         """
         start = self.starts[place]
         stop = self.stops[place]
@@ -217,7 +230,10 @@ class RowSpans:
         return start * BLOCK_BYTES, stop * BLOCK_BYTES
 
     def _narrow(self, row: Mapping[str, Any], reads: Callable[[str], bool]) -> None:
-        """Leave out the members before and after those that are read."""
+        """Shorten the span of each regular sample to the members that are read.
+
+        Members before the first and after the last such member are left out.
+        """
         columns = [(reads(name), sizes) for name, sizes in row["sizes"].items()]
         if all(is_read for is_read, _ in columns):
             return
@@ -235,12 +251,13 @@ class RowSpans:
                 if is_read:
                     read_blocks.append((begin, end))
                 begin = end
-            # If none is read, the span stays whole: errors name the members that there are.
+            # If no member is read, the span stays whole, so that the error for the missing members
+            # can name those that the sample has.
             if read_blocks:
                 self.starts[place], _ = read_blocks[0]
                 _, self.stops[place] = read_blocks[-1]
 
 
 def check_of(key: str) -> int:
-    """Return the CRC-32 of a key, by which keys are compared where there is no space for them."""
+    """Return the CRC-32 of a key, which is compared where the keys would take too much memory."""
     return crc32(key.encode("utf-8", "surrogateescape"))

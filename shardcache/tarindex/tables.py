@@ -1,6 +1,6 @@
 """The samples of a tar as flat tables: cheap to build, write and read, and to look samples up in.
 
-A shard's sidecar file has these sections, in this order:
+A sidecar is the index file that the cache keeps next to a shard. It has these sections, in order:
 
     prologue        magic, seven counts, CRC-32 of the tables
     header          JSON, `header_bytes` long
@@ -31,12 +31,12 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
 
 from shardcache.errors import CorruptShardError
 
-_SHOWN_CHARS = 200  # of a name, in messages
+_SHOWN_CHARS = 200  # of a name that a message quotes
 _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
 _BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
-_NUMBERS_PER_FAULT = 3  # sample, fault, index of the extension
+_NUMBERS_PER_FAULT = 3  # number of the sample, `Fault`, index of the extension
 
 NumberTable: TypeAlias = memoryview  # of u64 or u32
 Tables: TypeAlias = "Samples | TarIndex"
@@ -110,10 +110,10 @@ def fault_remedy(tables: Tables, sample: int) -> str:
 
 
 def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each sample's member with an extension, (0, 0) without one."""
+    """Yield start and end of each sample's member `extension`; (0, 0) if a sample lacks it."""
     extension = extension.lower()
     lowered = [each.lower() for each in tables.extensions]
-    wanted_id = -1  # no member's
+    wanted_id = -1  # an id that no member has
     if extension in lowered:
         wanted_id = lowered.index(extension)
     starts = tables.starts
@@ -143,15 +143,15 @@ class Samples:
     """The samples of one tar, as flat tables.
 
     Attributes:
-        starts: of each member, offset in the tar, in bytes.
-        ends: of each member, likewise, exclusive.
-        extension_ids: of each member, its index in `extensions`.
-        member_ends: of each complete sample's members, exclusive.
-        keys: all of them, concatenated.
-        key_ends: of each key in `keys`, exclusive.
-        extensions: lower-cased, each once, in order of appearance.
-        faults: by the number of a sample that is unusable, its fault, and the extension's index.
-        encodings: of each extension, how a format's values are stored; empty if all are bytes.
+        starts: for each member, the offset in the tar at which its content begins, in bytes.
+        ends: for each member, the offset of the byte after its content.
+        extension_ids: for each member, the index of its extension in `extensions`.
+        member_ends: for each complete sample, the number of the member after its last one.
+        keys: the keys of all samples, concatenated.
+        key_ends: for each sample, the offset in `keys` of the byte after its key.
+        extensions: the lower-cased extensions, each once, in order of appearance.
+        faults: by the number of an unusable sample, its fault and the index of the extension.
+        encodings: for each extension, how its values are stored; empty if all are plain bytes.
     """
 
     starts: "array[int]" = field(default_factory=_u64)
@@ -180,7 +180,7 @@ class Samples:
 
 
 class _Counts(NamedTuple):
-    """Lengths of the file's sections: in bytes (`_bytes`) or entries."""
+    """Lengths of a sidecar's sections: in bytes for names in `_bytes`, otherwise in entries."""
 
     header_bytes: int
     samples: int
@@ -191,7 +191,7 @@ class _Counts(NamedTuple):
     extension_bytes: int
 
     def table_sizes(self) -> list[int]:
-        """Sizes of the tables, in the file's order."""
+        """Return the sizes of the tables in bytes, in the file's order."""
         return [
             8 * self.members,  # starts
             8 * self.members,  # ends
@@ -214,15 +214,15 @@ def write(
     samples: Samples,
     limit_bytes: int | None = None,
 ) -> int:
-    """Write a sidecar, unless it would be too large; return its size. Blocks.
+    """Write a sidecar, unless it would be too large; return its size in bytes. Blocks.
 
-    It is not synced to disk. Raises OSError if it cannot be written.
+    The sidecar is not synced to disk. Raises OSError if it cannot be written.
 
     Args:
-        path: of the sidecar.
-        header: its facts; `size_bytes` is the size of the tar.
-        samples: those of the tar.
-        limit_bytes: maximum size of the sidecar; None for any.
+        path: path of the sidecar.
+        header: facts about the tar; `size_bytes`, the tar's size, is required.
+        samples: the samples of the tar.
+        limit_bytes: maximum size of the sidecar; None for no maximum.
     """
     header_json = json.dumps(header, separators=(",", ":")).encode()
     extensions = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
@@ -271,7 +271,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int]:
-    """Return header, counts, and the expected CRC-32 of the tables."""
+    """Read a sidecar up to its tables: return header, counts, and the tables' expected CRC-32."""
     size_bytes = os.fstat(file.fileno()).st_size
     prologue = file.read(_PROLOGUE.size)
     if len(prologue) < _PROLOGUE.size or not prologue.startswith(_MAGIC):
@@ -296,11 +296,11 @@ def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int
 class TarIndex:
     """Locations of a shard's samples, immutable and memory-mapped.
 
-    They take 20 bytes per member, and 16 plus its key per sample. The tables are those of
-    `Samples`; every offset lies within the tar's `size_bytes`.
+    An index takes 20 bytes per member, and 16 bytes plus the key per sample. The tables have the
+    meaning that they have in `Samples`; every offset lies within the tar's `size_bytes`.
 
     Attributes:
-        path: of the sidecar.
+        path: path of the sidecar.
         header: JSON object of the sidecar, with the tar's `size_bytes`.
     """
 
@@ -320,20 +320,21 @@ class TarIndex:
         """Map and check a sidecar. Blocks. Raises CorruptShardError if it is damaged, OSError.
 
         Args:
-            path: of the sidecar.
-            check_members: False if the caller reads few members: it checks these itself, or calls
-                `check_members()` before it reads others.
+            path: path of the sidecar.
+            check_members: False for a caller that reads few members. Such a caller checks these
+                members itself, or calls `check_members()` before it reads others.
         """
         with open(path, "rb") as file:
             header, counts, tables_crc = _read_head(file, path)
             begin = file.tell()
-            # Read it before mapping it: a disk error is an exception here, but SIGBUS in a mapping.
+            # The file is read before it is mapped, since a disk error while reading is an
+            # exception, but the same error in a mapping kills the process with SIGBUS.
             crc = 0
             while block := file.read(_BLOCK_BYTES):
                 crc = zlib.crc32(block, crc)
             if crc != tables_crc:
                 raise _damaged(path, "the checksum of its tables does not match")
-            # Map it rather than load it: readers hold many indexes, and share their pages.
+            # Mapped rather than loaded: processes have many indexes open, and share their pages.
             with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
                 tables = mapped[begin:]
         index = cls._of_tables(header, counts, tables, path)
@@ -347,7 +348,7 @@ class TarIndex:
         return index
 
     def close(self) -> None:
-        """Release the tables, which must not be in use, and with them the mapping."""
+        """Release the tables, and with them the mapping; no table may be in use."""
         for table in (
             self.starts,
             self.ends,
@@ -384,7 +385,7 @@ class TarIndex:
         tables: memoryview,
         path: Path,
     ) -> Self:
-        """Cut the sidecar's tables apart; they may still contradict each other."""
+        """Build the index from a sidecar's tables, without checking that the tables agree."""
         pieces = []  # in the order of `table_sizes`
         start = 0
         for size_bytes in counts.table_sizes():
@@ -429,13 +430,13 @@ class TarIndex:
 
 # Thousands of numbers are compared by one subtraction of two large integers, each of which has the
 # numbers as its digits. First, the top bit of each digit is set in the minuend (`tops`). After the
-# subtraction, it is still set if the minuend's digit was at least the other one: nothing was
-# borrowed from it. To compare the numbers one by one would take a tenth of the time in which small
-# samples are read.
+# subtraction, the top bit of a digit is still set if nothing was borrowed from it, hence if the
+# minuend's digit was at least the other. Comparing the numbers one by one would take a tenth of
+# the time in which small samples are read.
 
 _DIGITS = 8192  # numbers compared at once
 
-# Integers with a 1 in each digit: times a limit, they have the limit in each digit.
+# Integers with a 1 in each digit. Multiplied by a limit, they have the limit in each digit.
 _ONES_OF_64_BITS = int.from_bytes(bytes((1, 0, 0, 0, 0, 0, 0, 0)) * _DIGITS, "little")
 _ONES_OF_32_BITS = int.from_bytes(bytes((1, 0, 0, 0)) * _DIGITS, "little")
 
@@ -447,9 +448,9 @@ def _partitions(ends: NumberTable, total: int) -> bool:
 
 
 def _are_ranges(starts: NumberTable, ends: NumberTable, limit: int) -> bool:
-    """Return True if each start is at most the end in the same place, and that at most `limit`.
+    """Return True if `starts[i] <= ends[i] <= limit` for every i.
 
-    Numbers of 2**63 and more count as larger than any: there are no such offsets.
+    False if any number is 2**63 or more, since no file has such an offset.
     """
     if not 0 <= limit < 1 << 63:
         return False
@@ -458,7 +459,7 @@ def _are_ranges(starts: NumberTable, ends: NumberTable, limit: int) -> bool:
         all_ends = int.from_bytes(ends[at : at + _DIGITS], sys.byteorder)
         ones = _ONES_OF_64_BITS >> 64 * max(0, at + _DIGITS - len(starts))
         tops = ones << 63
-        if (all_starts | all_ends) & tops:  # one is 2**63 or more
+        if (all_starts | all_ends) & tops:  # a start or an end is 2**63 or more
             return False
         if ((all_ends | tops) - all_starts) & tops != tops:  # an end is before its start
             return False
@@ -468,7 +469,7 @@ def _are_ranges(starts: NumberTable, ends: NumberTable, limit: int) -> bool:
 
 
 def _are_below(numbers: NumberTable, limit: int) -> bool:
-    """Return True if each of these u32 is less than `limit`, which is less than 2**31."""
+    """Return True if each of these u32 numbers is less than `limit`, itself less than 2**31."""
     if not len(numbers):
         return True
     if not 0 < limit < 1 << 31:
@@ -477,15 +478,15 @@ def _are_below(numbers: NumberTable, limit: int) -> bool:
         all_numbers = int.from_bytes(numbers[at : at + _DIGITS], sys.byteorder)
         ones = _ONES_OF_32_BITS >> 32 * max(0, at + _DIGITS - len(numbers))
         tops = ones << 31
-        if all_numbers & tops:  # one is 2**31 or more
+        if all_numbers & tops:  # a number is 2**31 or more
             return False
-        if ((ones * (limit - 1) | tops) - all_numbers) & tops != tops:  # one is not below the limit
+        if ((ones * (limit - 1) | tops) - all_numbers) & tops != tops:  # a number is too large
             return False
     return True
 
 
 def _texts(joined: bytes, ends: NumberTable) -> list[str]:
-    """Return concatenated texts one by one, given the offset at which each ends."""
+    """Split concatenated texts, given the offset at which each text ends."""
     pieces = [joined[start:end] for start, end in pairwise((0, *ends))]
     return [piece.decode("utf-8", "surrogateescape") for piece in pieces]
 

@@ -1,4 +1,10 @@
-"""Tokens of a shard: their places in its bytes, and their numbers."""
+"""Tokens of a shard: for each sample, the place of its tokens in the tar, and their number.
+
+Language-model training cuts the tokens of all documents, end to end, into blocks of equal size. For
+that, one member of each sample holds an array of tokens: a `.npy` file, or a plain array of a type
+that the user names. `find_tokens` finds the tokens of a whole shard for a reader; `tokens_in`
+counts those of one sample as it is written.
+"""
 
 import re
 from array import array
@@ -8,13 +14,13 @@ from shardcache.errors import TokensError
 from shardcache.tarindex.named_members import DTYPES, TokenMember
 from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of, member_spans
 
-# numpy's format: magic, version (two bytes), length of the header, and a header that is the text of
-# a dict with sorted keys.
+# A `.npy` file begins with a magic, two bytes of version, the length of the header, and the header,
+# which is the text of a Python dict with sorted keys.
 _MAGIC = b"\x93NUMPY"
 _MAJOR_VERSION = slice(6, 7)
 _LENGTH_START = 8
-_LENGTH_END = 10  # in version 1
-_LATER_LENGTH_END = 12
+_LENGTH_END = 10  # the length has two bytes in version 1
+_LATER_LENGTH_END = 12  # and four bytes in later versions
 _HEADER = re.compile(
     rb"\{'descr': '[<|]([iu])([1248])', "
     rb"'fortran_order': (?:False|True), "
@@ -25,7 +31,7 @@ _MAX_HEADER_BYTES = 1024
 
 
 def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
-    """Return the number of tokens in the member of the sample `key`.
+    """Return the number of tokens in `data`, the content of the token member of the sample `key`.
 
     Raises TokensError for the same members as `find_tokens`.
     """
@@ -38,13 +44,12 @@ def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenRuns:
-    """The tokens of each sample of a shard; none for samples that lack the member.
+    """The tokens of each sample of a shard; a sample that lacks the member has no tokens.
 
     Attributes:
-        dtype: a name of `DTYPES`.
-        starts: offset of each sample's first token in the tar, in bytes.
-        ends: end (exclusive) of each sample's tokens, as a number of tokens from the beginning of
-            the shard.
+        dtype: type of the tokens, a key of `DTYPES`.
+        starts: for each sample, the offset of its first token in the tar, in bytes.
+        ends: for each sample, the number of tokens in it and all samples before it.
     """
 
     dtype: str
@@ -60,9 +65,10 @@ class TokenRuns:
 def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) -> TokenRuns:
     """Return the tokens of a shard: those of each sample, end to end in the order of the tar.
 
-    Of the tar, only the headers of `.npy` files are read. Raises TokensError, with `url`, for a
-    sample that is unusable, a member that is not an array of tokens with one dimension, or members
-    of different types: a shard without some of its tokens would give other blocks.
+    Only the headers of `.npy` files are read from the tar. Raises TokensError, with `url`, for an
+    unusable sample, a member that is not an array of tokens with one dimension, or members of
+    different types. Such samples are not skipped, since blocks cut from a shard without some of its
+    tokens would be different blocks.
     """
     if tables.faults:
         raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)
@@ -87,12 +93,15 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
         starts.append(first_token)
         ends.append(total)
     if dtype is None:
-        dtype = "uint8"  # there are no tokens: any type will do
+        dtype = "uint8"  # any type will do for a shard without tokens
     return TokenRuns(dtype, starts, ends)
 
 
 def _token_count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
-    """Return the number of tokens in some bytes. Raises TokensError if a part of one is left."""
+    """Return the number of tokens in some bytes.
+
+    Raises TokensError if the bytes are not a whole number of tokens.
+    """
     tokens, surplus = divmod(size_bytes, DTYPES[dtype])
     if surplus:
         reason = f"{size_bytes} bytes of tokens, which is not a multiple of {DTYPES[dtype]}"
@@ -104,11 +113,11 @@ def _npy_values(head: bytes, start: int, end: int, key: str, url: str | None) ->
     """Return type and offset of the values of a `.npy` file. Raises TokensError.
 
     Args:
-        head: its first bytes.
-        start: its offset in the tar.
-        end: where it ends in the tar.
-        key: of its sample, for messages.
-        url: of the shard, for messages.
+        head: the first bytes of the file.
+        start: offset in the tar at which the file begins.
+        end: offset in the tar at which the file ends.
+        key: key of the file's sample, for messages.
+        url: url of the shard, for messages; None for a shard that is being written.
     """
     header_start = _LATER_LENGTH_END
     if head[_MAJOR_VERSION] == b"\1":

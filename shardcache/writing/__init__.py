@@ -1,6 +1,7 @@
 """Making of shards, tars of a given size with an index.
 
-Their samples come from a program, or from files of other formats.
+The samples come from a program that uses `ShardWriter`, or from files of other formats, which
+`shardcache write` converts.
 """
 
 from shardcache.writing.writer import ShardWriter

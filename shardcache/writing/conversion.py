@@ -1,8 +1,13 @@
 """Writing of a whole input to shards, by parallel processes; an interrupted run can be resumed.
 
-As a program, this module is one of these processes. It reads JSON from standard input, one value
-per line: first a `_Setup`, then a `_Request` for each shard. It writes one answer per line. It ends
-with its input, hence with the command, however that ends.
+The command `shardcache write` calls `convert`. The process of the command plans the shards: it cuts
+the input into runs of samples, one run per shard. Writer processes then write the shards and upload
+them. The journal (`journal`) in the destination records the shards that are complete, so that the
+next run keeps them.
+
+As a program, this module is a writer process. It reads JSON from standard input, one value per
+line: first a `_Setup`, then a `_Request` for each shard. It writes one answer per line. It ends
+when its input does, and so ends with the command even if the command is killed.
 """
 
 import asyncio
@@ -35,21 +40,22 @@ CLASSES = "classes.json"
 Progress = Callable[[Json], object]
 """Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`.
 
-The totals grow until all shards are planned. If the destination has shards already, it is first
-called with the number of `files` of the input, 0 if unknown, that are compared with them.
+The totals grow until all shards are planned. If the destination has shards already, the function is
+first called with `files`, the number of the input's files that are compared with the journal; 0 if
+the number is unknown.
 """
 
 
 class _Setup(NamedTuple):
-    """The settings of a process that writes shards, as JSON values.
+    """The settings of a writer process, as JSON values.
 
     Attributes:
-        kind: of the input.
-        arguments: of the input.
-        url: of the destination.
+        kind: kind of the input, as in `Input`.
+        arguments: arguments from which the process constructs the `Source` of the input.
+        url: url of the destination.
         tables: access settings of object stores.
-        tokens: the member whose tokens are counted; None for none.
-        scratch: folder for drafts.
+        tokens: the member whose tokens are counted; None to count no tokens.
+        scratch: folder for drafts, the local files of unfinished shards.
     """
 
     kind: str
@@ -61,14 +67,15 @@ class _Setup(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """A shard that a process shall write.
+    """A shard that a writer process shall write.
 
     Attributes:
-        number: of the shard, in the index.
-        name: of the shard.
-        first: position of its first sample in the input.
-        last: position of its last sample.
-        kept: its record if it is stored already; then only its part of the table is written.
+        number: number of the shard in the index.
+        name: name of the shard.
+        first: position of the shard's first sample in the input.
+        last: position of the shard's last sample.
+        kept: the shard's record if it is stored already; then only its part of the table of
+            samples is written. None for a shard that has to be written.
     """
 
     number: int
@@ -100,13 +107,13 @@ async def convert(
     An interrupted run is resumed: shards in its journal are kept if the destination still has them
     in the same size and version. When the destination has all shards, the table of their samples is
     written, and then the index. For the table, the samples of kept shards are read again, unless an
-    earlier run has written it. There is no table of packed lines.
+    earlier run has written the table. Shards of packed lines get no table.
 
     Args:
-        names: of the files, the folders or the dataset.
-        destination: folder or url.
-        options: that determine the bytes of the shards.
-        workers: number of processes that write.
+        names: names of the files, the folders or the dataset.
+        destination: folder or url that the shards are written to.
+        options: options that determine the bytes of the shards.
+        workers: number of writer processes.
         tables: access settings of object stores.
         progress: called as the run proceeds.
 
@@ -129,7 +136,7 @@ async def convert(
 
 
 class _Conversion:
-    """One run: a task that plans shards, and one per process that writes them."""
+    """One run: a task that plans shards, and a task for each writer process."""
 
     def __init__(
         self,
@@ -145,22 +152,24 @@ class _Conversion:
         self._setup = setup
         self._progress = progress
         self._journal = Journal(options.for_journal(input_))
-        self._objects: dict[str, RemoteObject] = {}  # in the destination at the beginning
-        self._queue: asyncio.Queue[_PlannedShard | None] = asyncio.Queue()  # None at the end
+        # The objects that the destination had when the run began.
+        self._objects: dict[str, RemoteObject] = {}
+        # The planned shards that no task has taken yet; None says that no more will follow.
+        self._queue: asyncio.Queue[_PlannedShard | None] = asyncio.Queue()
         self._needs_table = not options.pack
-        self._shard_names: list[str] = []  # of the shards planned so far
+        self._shard_names: list[str] = []  # names of the shards planned so far
         self._planned_bytes = 0
-        self._written = 0  # number of shards
+        self._written = 0  # number of shards that this run has written
         self._kept = 0  # number of shards that were stored already
         self._done_bytes = 0
         self._save_lock = asyncio.Lock()
         self._unsaved = 0  # number of shards that were written since the journal was last stored
-        self._failure: ShardcacheError | None = None  # the first one
+        self._failure: ShardcacheError | None = None  # the first error of any task
 
     async def run(self, workers: int) -> Json:
-        """Write what is missing; return the summary.
+        """Write the shards that the destination lacks; return the summary.
 
-        After a failure, only the shards in progress are completed.
+        After an error, the shards in progress are completed, and no others are begun.
         """
         await self._begin()
         async with asyncio.TaskGroup() as group:
@@ -180,13 +189,18 @@ class _Conversion:
             self._journal = resume(journal_text, self._journal.settings, self._target.url)
             check_empty(self._options.names.foreign(self._objects), self._target.url)
             if TABLE in self._journal.shards and all(map(self._is_unchanged, self._journal.shards)):
-                self._needs_table = False  # the one that lists these same shards is there
+                # All objects of the journal are unchanged, so the stored table lists these shards.
+                self._needs_table = False
         else:
             check_empty(self._objects, self._target.url)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     async def _plan(self) -> None:
-        """Cut the whole input into shards, ahead of the writing: a plan takes hardly any memory."""
+        """Cut the whole input into planned shards, and queue them.
+
+        Planning runs ahead of the writing without limit, since a planned shard takes hardly any
+        memory.
+        """
         try:
             source = await asyncio.to_thread(open_source, self._input.kind, self._input.arguments)
             cuts = cut(source.positions(), self._options.shard_size_bytes)
@@ -207,7 +221,7 @@ class _Conversion:
         self._queue.put_nowait(None)
 
     async def _write_shards(self) -> None:
-        """Have one process write planned shards, until there are no more."""
+        """Let one writer process write planned shards, until no more are left or a task failed."""
         writer = _WriterProcess(self._setup)
         try:
             while True:
@@ -220,12 +234,15 @@ class _Conversion:
                     self._failure = self._failure or exn
                 self._done_bytes += shard.cut.size_bytes
                 self._report_progress()
-            self._queue.put_nowait(None)  # for the next task that waits
+            self._queue.put_nowait(None)  # ends the next task that waits for a shard
         finally:
             await writer.end()
 
     async def _write_shard(self, writer: "_WriterProcess", shard: _PlannedShard) -> None:
-        """Have a shard written unless it is kept, and its part of the table if that is needed."""
+        """Write a planned shard through its writer process, and record it in the journal.
+
+        A kept shard is not written again, but its part of the table may still be needed.
+        """
         kept = self._kept_record(shard)
         if kept is None or self._needs_table:
             request = _Request(shard.number, shard.name, shard.cut.first, shard.cut.last, kept)
@@ -238,7 +255,11 @@ class _Conversion:
         await self._save()
 
     def _kept_record(self, shard: _PlannedShard) -> Stored | None:
-        """Return the record of a shard that an interrupted run has stored with these samples."""
+        """Return the journal's record of a shard that an interrupted run has stored.
+
+        Returns None if the shard has to be written: it is not in the journal, it had other samples,
+        or the object in the destination has changed.
+        """
         record = self._journal.shards.get(shard.name)
         if record is None or record.samples != shard.cut.samples:
             return None
@@ -255,7 +276,10 @@ class _Conversion:
         return (record.size_bytes, record.version) == (obj.size_bytes, obj.version)
 
     async def _save(self) -> None:
-        """Store the journal, unless another call has just stored it with all complete shards."""
+        """Store the journal.
+
+        Nothing is stored if another call has just stored the journal with all complete shards.
+        """
         async with self._save_lock:
             if self._unsaved:
                 self._unsaved = 0
@@ -272,9 +296,9 @@ class _Conversion:
         )
 
     async def _finish(self) -> Json:
-        """Store the table and, last, the index; return the summary.
+        """Store the table, then the index; return the summary.
 
-        Readers take an index as the sign of a complete dataset.
+        The index is stored last, since readers take it as the sign of a complete dataset.
         """
         shards = {name: self._journal.shards[name] for name in self._shard_names}
         samples = sum(shard.samples for shard in shards.values())
@@ -304,20 +328,20 @@ class _Conversion:
 
 
 class _WriterProcess:
-    """A process that writes shards; it is started for the first one."""
+    """A process that writes shards; it is started when the first shard is written."""
 
     def __init__(self, setup: _Setup) -> None:
         self._setup = setup
         self._process: HelperProcess | None = None
 
     async def write(self, request: _Request) -> Stored:
-        """Have a shard written, or only its part of the table; return its record.
+        """Let the process write a shard, or only its part of the table; return the shard's record.
 
-        Raises what the process raises; CacheError if it ended or hangs.
+        Raises what the process raises; CacheError if the process ended or hangs.
         """
         if self._process is None:
             self._process = await HelperProcess.start(__name__)
-            # Not as an argument: it may contain credentials.
+            # The setup may contain credentials, and every user can see a process's arguments.
             self._process.send(self._setup)
         answer = await self._process.ask(request)
         if not answer:
@@ -346,7 +370,7 @@ async def _serve(values: Iterator[Any], setup: _Setup) -> None:
         values: yields the requests, as JSON values.
         setup: the first value that the command has sent.
     """
-    # Drafts lie in the command's folder, which it removes even if this process is killed.
+    # Drafts lie in a folder that the command removes, even if this process is killed.
     tempfile.tempdir = setup.scratch
     source: Source | None = None
     member = None if setup.tokens is None else TokenMember.parse(setup.tokens)
@@ -388,7 +412,8 @@ async def _write_shard(
 def main() -> None:
     """Write shards until the input ends; the only argument is the pid of the command.
 
-    When the command is killed, so is this process: the next run may write the same shard.
+    When the command is killed, this process is killed with it, since the next run may write the
+    same shard.
     """
     end_with_parent(int(sys.argv[1]))
     values = requests()

@@ -1,4 +1,9 @@
-"""The folder or prefix that a dataset is written to."""
+"""The folder or prefix of an object store that a dataset is written to.
+
+`ShardWriter` and the processes of `shardcache write` store shards through a `Destination`. A draft
+is the local file of an object before it is stored. The table of samples is written in parts: each
+shard's part lies in a scratch folder until all shards are stored.
+"""
 
 import asyncio
 import random
@@ -32,10 +37,10 @@ INDEX = "index.json"
 """Name of the index in the destination."""
 
 TABLE = beside_index(INDEX, SUFFIX)
-"""Name of the table of samples there, which `select()` reads."""
+"""Name of the table of samples in the destination, which `select()` reads."""
 
-_ATTEMPTS = 4  # of an upload
-_CONNECTIONS = 8  # to the object store
+_ATTEMPTS = 4  # maximum number of attempts of an upload
+_CONNECTIONS = 8  # maximum number of connections to the object store
 
 
 class Destination:
@@ -44,7 +49,7 @@ class Destination:
     Every object appears under its name whole or not at all.
 
     Attributes:
-        url: of the folder or prefix, with a slash at its end.
+        url: url of the folder or prefix, with a slash at its end.
     """
 
     def __init__(
@@ -53,13 +58,13 @@ class Destination:
         tables: Sequence[OriginTable],
         scratch: Path | None = None,
     ) -> None:
-        """Check where to write; `async with` opens it.
+        """Check the url; `async with` opens the destination.
 
         Args:
-            url: of the folder or prefix.
+            url: url of the folder or prefix.
             tables: access settings of object stores.
-            scratch: a local folder for parts of the table of samples, which several processes may
-                share; None for one that only this object uses.
+            scratch: a local folder for parts of the table of samples. Several processes that write
+                one dataset share it. None for a temporary folder that only this object uses.
 
         Raises ConfigError for a url that is malformed, or cannot be written to.
         """
@@ -82,10 +87,10 @@ class Destination:
         self._own_scratch.cleanup()
 
     def draft(self, name: str) -> Path:
-        """Return the local path at which to make the file of an object, before it is stored.
+        """Return the local path for the draft of an object.
 
-        In a local destination, it is in the same folder, so that the file can be renamed. Raises
-        DiskError.
+        The draft for a local destination is in the destination itself, so that it can be renamed.
+        Raises DiskError.
         """
         if not self._is_local:
             return Path(self._own_scratch.name) / name
@@ -95,7 +100,7 @@ class Destination:
         return folder / f".{name}.part"
 
     async def objects(self) -> dict[str, RemoteObject]:
-        """Return the objects in the destination, by name, those in folders below it excluded."""
+        """Return the objects in the destination, by name, without those in folders below it."""
         try:
             with _explaining_denied_access():
                 origin = self._origins.origin(self.url)
@@ -103,12 +108,12 @@ class Destination:
         except errors.NotFoundError:
             if not self._is_local:
                 raise
-            return {}  # the folder will be made
+            return {}  # the local folder does not exist yet
         by_name = {obj.url.removeprefix(self.url): obj for obj in objects}
         return {name: obj for name, obj in by_name.items() if "/" not in name}
 
     async def version(self, name: str) -> str:
-        """Return the version of an object; "" if there is none. Raises the origin's errors."""
+        """Return the version of an object; "" if it does not exist. Raises the origin's errors."""
         with suppress(errors.NotFoundError), _explaining_denied_access():
             obj = await self._origins.origin(self.url).stat(self.url + name)
             return obj.version
@@ -126,18 +131,19 @@ class Destination:
         number: int,
         kept: Stored | None = None,
     ) -> Stored:
-        """Store a finished shard and its part of the table of samples, and remove its file.
+        """Store a finished shard, write its part of the table of samples, and remove its draft.
 
-        Raises the origin's errors, temporary ones only after several attempts.
+        Raises the origin's errors; temporary errors are raised only after several attempts.
 
         Args:
-            shard: the finished one.
-            name: of the shard.
-            number: of the shard, in the index.
-            kept: its record if it is in the destination already: then it is not stored again.
+            shard: the finished shard.
+            name: name of the shard.
+            number: number of the shard in the index.
+            kept: the record of a shard that the destination has already. Such a shard is not stored
+                again; only its part of the table is written.
         """
         stored = kept or await self.store_file(shard.path, name)
-        # Without versions of local files, which change when they are copied elsewhere.
+        # A local file's version changes when the file is copied elsewhere, so it is left out.
         version_in_table = None if self._is_local else stored.version
         shard.write_rows(self._rows_path(name), number, version_in_table)
         return Stored(
@@ -149,7 +155,10 @@ class Destination:
         )
 
     async def store_table(self, names: Iterable[str]) -> RemoteObject:
-        """Store the table of samples: the parts of these shards. Raises as `store_shard`."""
+        """Join the parts of these shards to the table of samples, and store it.
+
+        Raises as `store_shard`.
+        """
         draft = self.draft(TABLE)
         with writing(draft), draft.open("wb") as table:
             for name in names:
@@ -168,19 +177,19 @@ class Destination:
         """Store the index of the shards, in their order, with relative names."""
         rows = []
         for name, stored in shards:
-            # None for local files, as in the table of samples.
+            # The version is left out for local files, as in the table of samples.
             version = None if self._is_local else stored.version
             url = self.url + name
             rows.append(ShardRef(url, version, stored.size_bytes, stored.samples, stored.tokens))
         await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
 
     async def store_file(self, draft: Path, name: str, replaced: str | None = None) -> RemoteObject:
-        """Store a file, and remove it. Raises as `store_shard`.
+        """Store a local file as an object, and remove the file. Raises as `store_shard`.
 
         Args:
             draft: path of the file.
-            name: of the object.
-            replaced: the version that may be replaced, as for `Origin.upload`.
+            name: name of the object.
+            replaced: the version that may be replaced, as for `Origin.upload`; None for no check.
         """
         try:
             with _explaining_denied_access():
@@ -194,7 +203,7 @@ class Destination:
         return folder / f"{name}.rows"
 
     async def _upload(self, draft: Path, url: str, replaced: str | None) -> RemoteObject:
-        """Upload a file, in several attempts while the origin is unavailable."""
+        """Upload a file; try again up to `_ATTEMPTS` times while the origin is unavailable."""
         failures = 0
         while True:
             try:
@@ -213,7 +222,12 @@ class Destination:
 
 
 def check_empty(objects: Iterable[str], url: str) -> None:
-    """Raise ConfigError if some of the objects' names are those of shards, or of an index."""
+    """Raise ConfigError if any of these objects is a shard or an index, by its name.
+
+    Args:
+        objects: names of objects in the destination.
+        url: url of the destination, for the error.
+    """
     present = [name for name in objects if name == INDEX or is_tar(name)]
     if present:
         raise errors.ConfigError(

@@ -1,4 +1,10 @@
-"""Folders of files as an input: listed and, by that listing, read."""
+"""Folders of files as an input of `shardcache write`: each file is a member of a sample.
+
+`list_folders` walks the folders once and writes a listing to a scratch folder: the key, the files
+and the size of each sample. Each writer process then opens a `FolderSource` on the same listing,
+and reads the files of the samples that it has to write. A sample's key is the path of its files up
+to a dot of their names, so `a/17.jpg` and `a/17.txt` are members of the sample `a/17`.
+"""
 
 import hashlib
 import json
@@ -27,30 +33,33 @@ from shardcache.writing.sources import (
 KeyAt = Literal["first-dot", "last-dot"]
 """The dot of a file's name before which its key ends."""
 
-# Files of a listing: a row of JSON for each sample, and tables of the rows' offsets, and of the
-# samples' sizes, in the order in which the samples are read.
+# The files of a listing. `_LISTING` has a row of JSON for each sample, sorted. The other two are
+# tables of the rows' offsets and of the samples' sizes, in the order in which samples are read.
 _LISTING = "listing.jsonl"
 _OFFSETS = "offsets"
 _SIZES = "sizes"
-_NUMBER_BYTES = 8  # of an entry of the tables
+_NUMBER_BYTES = 8  # size of an entry of the tables
 
 
 class FolderSource:
     """The samples of folders, in the order of the listing that `list_folders` made.
 
-    A position is a number.
+    The position of a sample is its number in that order.
+
+    Args:
+        listing: folder with the files of the listing.
     """
 
     def __init__(self, listing: str) -> None:
         self._listing = Path(listing)
 
     def positions(self) -> Iterator[tuple[int, int]]:
-        """As `Source.positions`; sizes are exact."""
+        """Yield size and position of each sample, as `Source.positions`; the sizes are exact."""
         for number, size_bytes in enumerate(array("Q", (self._listing / _SIZES).read_bytes())):
             yield size_bytes, number
 
     def read(self, first: int, last: int) -> Iterator[Sample]:
-        """As `Source.read`."""
+        """Yield samples from the files of the listing, as `Source.read`."""
         with open(self._listing / _OFFSETS, "rb") as file:
             table_bytes = _NUMBER_BYTES * (last + 1 - first)
             offsets = array("Q", os.pread(file.fileno(), table_bytes, _NUMBER_BYTES * first))
@@ -72,21 +81,22 @@ def list_folders(
     classes: bool,
     key_at: KeyAt | None = None,
 ) -> Input:
-    """List the files of folders as samples. Memory: 16 bytes per sample.
+    """List the files of folders as samples. Takes 16 bytes of memory per sample.
 
-    The key of a file's sample is its path below the folder, up to a dot of its name. Keys from
-    several folders begin with the folder's name. Files in which readers would not find a key are
-    left out and counted; hidden files and folders, and those that macOS adds, are left out without
-    counting.
+    The key of a file's sample is the file's path below the folder, up to a dot of its name. If
+    there are several folders, each key begins with the name of its folder. Files without a key that
+    readers would find are left out and counted. Hidden files and folders, and files that macOS
+    adds, are left out without being counted.
 
     Args:
         roots: the folders.
-        scratch: folder for the listing, which has to stay there.
-        seed: of a random order of the samples; None to sort them.
+        scratch: folder for the listing, which has to stay there while the input is read.
+        seed: seed of a random order of the samples; None to sort them.
         classes: True to add a member `cls` to each sample: the number of its folder among all
             first-level folders with samples, sorted.
-        key_at: the dot before which keys end; for "last-dot", the dots before that become
-            underscores. None for the first dot, unless it would merge numbered files.
+        key_at: the dot before which keys end. With "last-dot", the dots before the last one become
+            underscores. None means the first dot, but is an error if numbered files would become
+            one sample.
 
     Raises ConfigError for two folders of the same name, a sample in no class folder, a loop of
     links, and files of several samples that would become one; InputError.
@@ -126,15 +136,20 @@ class _Listing:
     """The samples of folders, as rows of a file.
 
     Attributes:
-        offsets: of each sample's row, in bytes.
-        sizes: of each sample in a tar, in bytes.
+        offsets: for each sample, the offset of its row in bytes.
+        sizes: for each sample, the space that it takes in a tar, in bytes.
         files: number of files seen.
-        skipped: number of those without a key.
-        digest: of the keys, and of the extension, size and modification time of each member.
+        skipped: number of files that have no key.
+        digest: hash of the keys, and of the extension, size and modification time of each member.
     """
 
     def __init__(self, rows: BinaryIO, labels: dict[str, int] | None) -> None:
-        """Write to `rows`; `labels` are the numbers of the classes, if there are any."""
+        """Begin without samples.
+
+        Args:
+            rows: the file that the rows are written to.
+            labels: the number of each class by the name of its folder; None without classes.
+        """
         self.offsets = array("Q")
         self.sizes = array("Q")
         self.files = 0
@@ -144,7 +159,7 @@ class _Listing:
         self._labels = labels
 
     def add(self, root: Path, prefix: str, key_at: KeyAt | None) -> None:
-        """Add the samples of a folder, whose keys then begin with a prefix."""
+        """Add the samples of the folder `root`, with keys that begin with `prefix`."""
         for key, members in _members_by_key(root, key_at):
             self.files += len(members)
             if not key:
@@ -158,7 +173,7 @@ class _Listing:
     def store_tables(self, folder: Path, seed: int | None) -> None:
         """Write offsets and sizes to a folder, in the order of the rows or shuffled by a seed."""
         if seed is not None:
-            # Two generators of one seed, so that both tables come in the same order.
+            # Each table has a generator with the same seed, so that both get the same order.
             random.Random(seed).shuffle(self.offsets)
             random.Random(seed).shuffle(self.sizes)
         (folder / _OFFSETS).write_bytes(self.offsets.tobytes())
@@ -176,7 +191,8 @@ class _Listing:
             sizes.append(("cls", len(str(label))))
         self.sizes.append(tar_bytes(key, sizes))
         self._rows.write(json.dumps((key, members, label)).encode() + b"\n")
-        # Without the paths: the same files may lie elsewhere.
+        # The digest leaves out the files' paths, so that a run can be resumed after the folder was
+        # moved.
         facts = [
             (extension, (size_bytes, mtime_ns)) for extension, (_, size_bytes, mtime_ns) in members
         ]
@@ -187,10 +203,10 @@ def _members_by_key(
     root: Path,
     key_at: KeyAt | None,
 ) -> Iterator[tuple[str, list[tuple[str, FileFact]]]]:
-    """Yield each key of a folder's files, with extension and facts of each file.
+    """Yield each key of a folder's files, with the extension and the facts of each of its files.
 
-    The key is empty for files without one. Raises ConfigError for files of several samples that
-    would become one.
+    The key is empty for files without a key. Raises ConfigError if the files of several samples
+    would become one sample.
     """
     split = _split_at_last_dot if key_at == "last-dot" else _split
     rare_words = RareWords()
@@ -225,12 +241,12 @@ def _walk(
 ) -> Iterator[tuple[str, FileFact]]:
     """Yield the path below the root, and the facts, of every file.
 
-    Files with the same key come together.
+    Files with the same key come one after another.
 
     Args:
-        folder: to list.
-        prefix: its path below the root, with a slash at its end; empty for the root.
-        ancestors: device and inode of each folder on the way to it.
+        folder: the folder to walk.
+        prefix: path of the folder below the root, with a slash at its end; empty for the root.
+        ancestors: device and inode of each folder on the way from the root to this folder.
         key_at: the dot before which keys end.
     """
     try:
@@ -244,7 +260,7 @@ def _walk(
             )
         ancestors |= {folder_id}
         visible = [entry for entry in os.scandir(folder) if not is_left_out(entry.name)]
-        # By their stems first, so that files with the same key come together.
+        # Names are sorted by their stems first, so that files with the same key are neighbours.
         stem_of = _stem_to_last_dot if key_at == "last-dot" else _stem
         entries = sorted((stem_of(entry.name), entry.is_dir(), entry.name) for entry in visible)
         for _, is_folder, name in entries:
@@ -257,7 +273,7 @@ def _walk(
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Return key and extension that readers will find in a member's name, empty if none."""
+    """Return key and extension that readers will find in a member's name; both empty if none."""
     key, extension = split_name(os.fsencode(path))
     if key.startswith(b"__"):
         return "", ""
@@ -284,7 +300,7 @@ def _stem_to_last_dot(name: str) -> str:
 
 
 def _check_names(key: str, files: Sequence[str], key_at: KeyAt | None, root: Path) -> None:
-    """Raise ConfigError if files that are probably samples of their own would become one."""
+    """Raise ConfigError if files that are probably several samples would have the same key."""
     if key_at == "last-dot":
         stems = sorted({file.rpartition(".")[0] for file in files})
         if len(stems) > 1:
@@ -334,7 +350,10 @@ def _has_samples(folder: os.DirEntry[str]) -> bool:
 
 
 def _class_number(key: str, labels: dict[str, int], root: Path) -> int:
-    """Return the number of a sample's class. Raises ConfigError if it is in none."""
+    """Return the number of a sample's class.
+
+    Raises ConfigError for a sample that is not in a class folder.
+    """
     folder, slash, _ = key.partition("/")
     if not slash:
         raise ConfigError(
@@ -346,7 +365,7 @@ def _class_number(key: str, labels: dict[str, int], root: Path) -> int:
 
 
 def _content(fact: Sequence[Any]) -> bytes:
-    """Return the bytes of a file. Raises InputError if it is not as its facts say."""
+    """Return the bytes of a file. Raises InputError if the file does not match its facts."""
     path, size_bytes, _ = fact
     with open_unchanged(fact) as file:
         data = file.read()

@@ -1,4 +1,9 @@
-"""Options of a run, and recognition of the format of its input."""
+"""Options of a run of `shardcache write`, and recognition of the format of its input.
+
+`recognize` turns the names on the command line into an `Input`, a description that can be sent to
+other processes. `open_source` makes from it, in any process, a `Source`, which yields the samples.
+A kind of input is "folder", "jsonl", "parquet" or "datasets".
+"""
 
 import dataclasses
 import hashlib
@@ -20,7 +25,7 @@ _SHUFFLE_REMEDY = (
     "shuffle the lines before: shuf lines.jsonl > shuffled.jsonl; if their order tells nothing, "
     "omit it: ShardDataset(shuffle=True) mixes the samples of several shards as it reads them"
 )
-# A folder with one of these files is a dataset that Hugging Face's `save_to_disk` has written.
+# A folder with any of these files is a dataset that Hugging Face's `save_to_disk` has written.
 _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")
 
 
@@ -29,16 +34,16 @@ class WriteOptions:
     """Options that determine the bytes of the shards, together with the input.
 
     Attributes:
-        shard_size_bytes: maximum of a shard, unless one sample is larger.
-        names: of the shards.
-        tokens: the member whose tokens to count.
-        field: of JSONL, the field that becomes a sample's text; None for whole lines.
-        pack: of JSONL, write many lines per member.
-        columns: of tables, column → extension; empty for all.
-        split: of a dataset with splits, the one to read.
-        classes: of folders, add the number of a sample's first-level folder as `cls`.
-        key_at: of folders; None for the first dot, unless it would merge numbered files.
-        shuffle: of folders and tables, seed of a random order; None for the order of the input.
+        shard_size_bytes: maximum size of a shard, unless a single sample is larger.
+        names: pattern of the shards' names.
+        tokens: the member whose tokens are counted; None to count no tokens.
+        field: for JSONL, the field that becomes a sample's text; None for whole lines.
+        pack: for JSONL, True to write many lines per member.
+        columns: for tables, the extension of each column to write; empty for all columns.
+        split: for a dataset with several splits, the split to read.
+        classes: for folders, True to add the number of a sample's first-level folder as `cls`.
+        key_at: for folders, the dot before which keys end, as for `folders.list_folders`.
+        shuffle: for folders and tables, the seed of a random order; None for the input's order.
     """
 
     shard_size_bytes: int
@@ -55,7 +60,7 @@ class WriteOptions:
     def for_journal(self, input_: sources.Input) -> Json:
         """Return everything that the bytes of the shards depend on, for the journal.
 
-        An interrupted run is resumed only if its journal has the same.
+        An interrupted run is resumed only if its journal has the same values.
         """
         tokens = None if self.tokens is None else str(self.tokens)
         values = dataclasses.asdict(self) | {"names": self.names.pattern, "tokens": tokens}
@@ -63,10 +68,15 @@ class WriteOptions:
 
 
 def recognize(names: Sequence[str], options: WriteOptions, scratch: Path) -> sources.Input:
-    """Return the input of these files, folders or one dataset. Blocks: folders are listed.
+    """Return the input that these files, these folders or this one dataset are.
 
-    Files are taken in the order of their paths. A folder with nothing but parquet or JSONL files
-    stands for these. The folder `scratch`, for listings, has to stay while the input is read.
+    Blocks, as folders are listed. Files are taken in the order of their paths. A folder with
+    nothing but parquet or JSONL files stands for its files.
+
+    Args:
+        names: paths, or one `hf:NAME`.
+        options: the run's options.
+        scratch: folder for listings, which has to stay while the input is read.
 
     Raises ConfigError if formats are unknown or mixed, or an option does not apply; InputError;
     MissingPackageError.
@@ -112,12 +122,14 @@ def _dataset_input(paths: Sequence[str], options: WriteOptions) -> sources.Input
     with _importing_extra("datasets"):
         from shardcache.writing.row_tables import HuggingFace
 
+        # The number of a dataset's files is unknown: 0.
         return sources.Input("datasets", arguments, HuggingFace(**arguments).identity, files=0)
 
 
 def _files_input(kind: str, paths: Sequence[str], options: WriteOptions) -> sources.Input:
     facts = [sources.fact_of(Path(path)) for path in paths]
-    # By names alone: the files may be moved to another folder between two runs.
+    # The identity has the files' names without their folders, so that a run can be resumed after
+    # the files were moved.
     identity_facts = [
         (Path(path).name, size_bytes, mtime_ns) for path, size_bytes, mtime_ns in facts
     ]
@@ -152,7 +164,7 @@ def open_source(kind: str, arguments: Mapping[str, Any]) -> sources.Source:
 
 @contextmanager
 def _importing_extra(extra: str) -> Iterator[None]:
-    """Import packages of an extra; if one is missing, the error names the extra to install."""
+    """Turn a failed import of a package into an error that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as exn:
@@ -164,7 +176,11 @@ def _importing_extra(extra: str) -> Iterator[None]:
 
 
 def _files_of(name: str) -> list[str]:
-    """Return the files in a folder of only parquet or only JSONL files; else the name itself."""
+    """Return the files that a name stands for.
+
+    A folder of only parquet files, or only JSONL files, stands for these files. Any other name
+    stands for itself.
+    """
     path = Path(name)
     if name.startswith(sources.HUB) or not path.is_dir():
         return [name]
@@ -181,7 +197,7 @@ def _files_of(name: str) -> list[str]:
 def _kind(name: str) -> str:
     """Return the kind of input that a path or `hf:NAME` is.
 
-    Raises ConfigError for files of an unknown format, InputError if there is nothing.
+    Raises ConfigError for a file of an unknown format, InputError if nothing is at the path.
     """
     path = Path(name)
     is_saved_dataset = any((path / file).exists() for file in _SAVED_DATASET_FILES)
@@ -210,7 +226,7 @@ def _check_options(kind: str, options: WriteOptions) -> None:
             "--pack cannot be combined with --field, whose text may contain line feeds",
             remedy="omit one of them",
         )
-    # Of each option: True if it was given, and the kinds of input to which it applies.
+    # For each option: True if it was given, and the kinds of input to which it applies.
     uses = {
         "--field": (options.field is not None, {"jsonl"}),
         "--pack": (options.pack, {"jsonl"}),

@@ -1,4 +1,9 @@
-"""The journal of a run: the settings of a dataset, and its complete shards. Pure."""
+"""The journal of a run: the settings of a dataset, and its complete shards.
+
+`shardcache write` keeps the journal as an object in the destination. The next run of the command
+reads it with `resume`, and keeps the complete shards if input and settings are still the same.
+Nothing in this module reads or writes files.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,21 +18,21 @@ JOURNAL = ".shardcache-write.json"
 FORMAT = 1
 """Number of the layout of written shards.
 
-Another release's may differ, and must not be mixed with this one's.
+The layout of another release may differ, and shards of two layouts must not be mixed.
 """
 
-_SHOWN_CHARS = 60  # of the value of a setting, in messages
+_SHOWN_CHARS = 60  # messages show at most this much of the value of a setting
 
 
 class Stored(NamedTuple):
     """A complete shard in the destination.
 
     Attributes:
-        size_bytes: its size.
-        version: its version there.
-        samples: number of its samples.
-        tokens: number of its tokens, if they are counted.
-        members: number of samples with each extension.
+        size_bytes: size of the shard.
+        version: version of the shard's object.
+        samples: number of the shard's samples.
+        tokens: number of the shard's tokens; None if they are not counted.
+        members: for each extension, the number of samples that have it; None for the table.
     """
 
     size_bytes: int
@@ -41,14 +46,16 @@ class Stored(NamedTuple):
 class Journal:
     """The input and settings of a dataset, and its complete shards by name.
 
-    It lies in the destination with the shards.
+    Attributes:
+        settings: the settings and the identity of the input, as from `WriteOptions.for_journal`.
+        shards: by name, the record of each complete shard, and of the table of samples.
     """
 
     settings: dict[str, Any]
     shards: dict[str, Stored] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """Return the journal's text; `resume` reads it."""
+        """Return the journal as JSON, which `resume` reads."""
         content = {"format": FORMAT, "settings": self.settings, "shards": self.shards}
         return json.dumps(content, ensure_ascii=True, indent=1).encode()
 
@@ -58,11 +65,11 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
 
     Args:
         text: the journal in the destination.
-        settings: this run's.
-        url: the destination's, for errors.
+        settings: settings of this run, as from `WriteOptions.for_journal`.
+        url: url of the destination, for errors.
 
-    Raises ConfigError for settings or an input that have changed, and names the changes: new shards
-    must not be mixed with old ones.
+    Raises ConfigError if the settings or the input have changed, since new shards must not be mixed
+    with old ones; the message names the changes.
     """
     remedy = "empty the destination, or choose another"
     try:

@@ -1,4 +1,9 @@
-"""Files of lines as an input: each line of JSONL becomes a sample."""
+"""Files of lines as an input: each line of JSONL becomes a sample.
+
+`JsonLines` is the `Source` for files in JSON Lines, plain or compressed. Lines may be packed: many
+lines are then written to one member of the tar, since a member per line would take a kilobyte for a
+line of a hundred bytes (`tarindex.packed_lines`).
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,26 +22,30 @@ _COMPRESSIONS = ("", *_CODECS)
 LINE_SUFFIXES = tuple(
     name + compression for name in (".jsonl", ".ndjson") for compression in _COMPRESSIONS
 )
-_KEY = "%09d"  # a sample's, by the number of its line
+_KEY = "%09d"  # a sample's key is the number of its line
 _MEMBER_NAME_BYTES = len("000000000.json")
-_BLOCK_BYTES = 1024**2  # of packed lines
-# A packed line counts as at least this many: its entry in the index takes them on a reader's disk.
+_BLOCK_BYTES = 1024**2  # a member of packed lines has about this size
+# When lines are cut into shards, a packed line counts as at least this size, since its entry in the
+# index takes as much space on a reader's disk.
 _MIN_LINE_BYTES = 64
 
 
 class JsonLines:
     """The lines of JSONL files, one after another.
 
-    A position is (file, offset in bytes, number of the line). Each line becomes a sample, whose key
-    is its number. Lines are counted from 0 through all files. Blank lines are counted, and skipped.
-    A compressed file stays open after reading from it, so that reads at ascending positions
-    decompress it once: an offset in it is only reached through all bytes before it.
+    A position is the number of a file, an offset in its content in bytes, and the number of the
+    line there. Each line becomes a sample, whose key is the line's number. Lines are counted from 0
+    through all files. Blank lines are counted, but make no samples.
+
+    An offset in a compressed file is reached only by decompressing all bytes before it. A
+    compressed file therefore stays open after a read, so that reads at ascending positions
+    decompress it once.
 
     Args:
         files: the facts of each file, as from `sources.fact_of`.
-        field: if given, each sample is the text of this field as `txt`, otherwise the line,
-            unchanged, as `json`.
-        pack: write members of many lines, instead of a member for each.
+        field: the field whose text is the sample's member `txt`; None to write the whole line,
+            unchanged, as the member `json`.
+        pack: True to write members of many lines, False to write a member for each line.
     """
 
     def __init__(self, files: Sequence[Sequence[Any]], field: str | None, pack: bool) -> None:
@@ -47,9 +56,9 @@ class JsonLines:
         self._inflated: tuple[int, BinaryIO] | None = None
 
     def positions(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
-        """As `Source.positions`.
+        """Yield size and position of each sample, as `Source.positions`.
 
-        The sizes are those for whole lines, even if only a field of each is written.
+        The sizes are those of whole lines, even if only a field of each line is written.
         """
         number = 0
         for file_number in range(len(self._files)):
@@ -63,7 +72,7 @@ class JsonLines:
                     number += 1
 
     def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
-        """As `Source.read`."""
+        """Yield the samples between two positions, as `Source.read`."""
         lines = self._lines(first, last)
         if self._pack:
             yield from _packed(lines)
@@ -76,12 +85,13 @@ class JsonLines:
         """Return the space of a line in a shard, with its share of headers and padding."""
         if not self._pack:
             return member_bytes(_MEMBER_NAME_BYTES, line_bytes)
-        # Header and padding are at most 1/1024 of a member of packed lines; 1/512 is safe.
+        # The header and the padding of a member are shared by its lines. They are at most 1/1024 of
+        # a member of packed lines, so 1/512 is a safe estimate.
         share_bytes = line_bytes // 512 + 1
         return max(_MIN_LINE_BYTES, line_bytes + share_bytes)
 
     def _lines(self, first: Sequence[int], last: Sequence[int]) -> Iterator[tuple[int, bytes, str]]:
-        """Yield number, line and file of each line between two positions, blank ones included."""
+        """Yield number, content and file of each line between two positions, also blank lines."""
         first_file, offset, number = first
         last_file, _, last_number = last
         for file_number in range(first_file, last_file + 1):
@@ -96,7 +106,7 @@ class JsonLines:
 
     @contextmanager
     def _opened(self, file_number: int, offset: int) -> Iterator[BinaryIO]:
-        """Yield a file at an offset of its content. Raises InputError."""
+        """Yield a file's content, decompressed, from an offset on. Raises InputError."""
         fact = self._files[file_number]
         path, _, _ = fact
         codec = _CODECS.get(Path(path).suffix.lower())
@@ -119,7 +129,7 @@ class JsonLines:
             ) from exn
 
     def _inflated_file(self, file_number: int, codec: Codec) -> BinaryIO:
-        """Return the content of a compressed file, which stays open until another is read."""
+        """Return the content of a compressed file; it stays open until another file is read."""
         if self._inflated is not None:
             opened_number, inflated = self._inflated
             if opened_number == file_number:
@@ -153,9 +163,9 @@ class JsonLines:
 
 
 def _packed(lines: Iterator[tuple[int, bytes, str]]) -> Iterator[Sample]:
-    """Yield members of many lines: blocks of about a mebibyte, named by their first line.
+    """Yield members of packed lines: blocks of about a mebibyte, named by their first line.
 
-    Blank lines become empty ones, which readers count and leave out.
+    Blank lines become empty lines, which readers count and leave out.
     """
     block: list[bytes] = []
     block_bytes = 0

@@ -1,6 +1,7 @@
 """Columns of tables as members of samples: their extensions, contents and sizes.
 
-Needs pyarrow.
+`row_tables` reads batches of rows from parquet files and Hugging Face's datasets. This module makes
+a sample of each row: each column becomes a member. It needs pyarrow.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from shardcache.writing.sample_tar import (
 )
 from shardcache.writing.sources import fact_of, unreadable
 
-_KEY = "%09d"  # of a sample, made of its row's number
-_TYPICAL_NUMBER_BYTES = 8  # of an integer as text
-# Of files in these formats: an offset, the bytes there, and the extension.
+_KEY = "%09d"  # a sample's key is the number of its row
+_TYPICAL_NUMBER_BYTES = 8  # estimated length of an integer as text
+# Formats of files by their first bytes: an offset, the bytes at that offset, and the extension.
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xff\xd8\xff", "jpg"),
     (0, b"\x89PNG\r\n\x1a\n", "png"),
@@ -42,13 +43,14 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (4, b"ftyp", "mp4"),
 )
 
-_LONGEST_EXTENSION = "webp"  # of `_MAGIC`: none there is longer
+_LONGEST_EXTENSION = "webp"  # no extension in `_MAGIC` is longer
 
 ColumnKind = Literal["file", "bytes", "text", "number", "json"]
 """Kind of a column's values, which decides how they are written.
 
-"file" is bytes, or the path of a file, as in the features Image, Audio and Video of Hugging Face's
-datasets; "number" is an integer, "json" anything else.
+"file" is a struct of the bytes and the path of a file, either of which may be null, as in the
+features Image, Audio and Video of Hugging Face's datasets. "number" is an integer, and "json" is
+any other type.
 """
 
 _DEFAULT_EXTENSIONS: Mapping[ColumnKind, str] = {"text": "txt", "number": "cls", "json": "json"}
@@ -59,9 +61,9 @@ class MemberColumn:
     """A column and the member that it becomes.
 
     Attributes:
-        name: of the column.
-        kind: of its values.
-        extension: of the member; None if it follows from each value's first bytes.
+        name: name of the column.
+        kind: kind of the column's values.
+        extension: extension of the member; None to recognise it by each value's first bytes.
         dtype: type of the integers in a column of lists; None for other columns.
     """
 
@@ -71,7 +73,12 @@ class MemberColumn:
     dtype: str | None = None
 
     def member(self, key: str, value: Any) -> tuple[str, bytes]:
-        """Return extension and content. Raises SampleError, InputError."""
+        """Return extension and content of the member for a value. Raises SampleError, InputError.
+
+        Args:
+            key: key of the sample, for errors.
+            value: the value as Arrow's `to_pylist` gives it.
+        """
         if self.kind == "file":
             value = _file_content(value)
         if self.extension is None:
@@ -79,17 +86,19 @@ class MemberColumn:
         _, _, suffix = self.extension.rpartition(".")
         if self.kind == "json" and suffix == "json":
             return self.extension, as_json(value)
-        if self.kind == "text":  # JSON in a column of texts is JSON already
+        # A text is written as it is even if its extension is .json: such texts are JSON already.
+        if self.kind == "text":
             return self.extension, utf8(value)
         if self.dtype is not None and suffix == "npy":
-            # The type of an empty list does not show in its values.
+            # The column's type is passed on, since the values of an empty list do not show it.
             return self.extension, as_npy(value, self.dtype)
         return self.extension, encoded(key, self.extension, value)
 
     def lengths(self, values: pa.ChunkedArray) -> list[int | None]:
-        """Return the length of each value as a member, or None for a null.
+        """Return the length in bytes of each value's member, or None for a null.
 
-        Lengths of numbers and JSON are estimates: of JSON, from the size of Arrow's columns.
+        Lengths of numbers and JSON are estimates. That of JSON is the mean size of the column's
+        values in Arrow's memory.
         """
         if self.kind in ("bytes", "text"):
             return pc.binary_length(values).to_pylist()  # type: ignore[no-any-return]
@@ -110,7 +119,10 @@ def _recognized_extension(content: bytes) -> str:
 
 
 def _file_lengths(values: pa.ChunkedArray) -> list[int | None]:
-    """Return the length of each file; a value has the file's bytes, or its path."""
+    """Return the length in bytes of each file in a column of kind "file".
+
+    None for a null, which has neither bytes nor a path.
+    """
     lengths: list[int | None] = pc.binary_length(pc.struct_field(values, "bytes")).to_pylist()
     if None not in lengths:
         return lengths
@@ -125,9 +137,10 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[M
     """Return the columns to write.
 
     Args:
-        schema: of the table.
-        wanted: column → extension; if empty, all columns, with extensions `<column>.<kind>`.
-        url: of the table, for errors.
+        schema: schema of the table.
+        wanted: by the name of each column to write, the extension of its member. If empty, all
+            columns are written, with extensions `<column>.<kind>`.
+        url: url or path of the table, for errors.
 
     Raises ConfigError for a column that does not exist, two columns of one name, and a name that
     cannot be a member's extension.
@@ -167,9 +180,14 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[M
 def samples(
     rows: pa.Table, columns: Sequence[MemberColumn], numbers: Iterable[int]
 ) -> Iterator[Sample]:
-    """Yield a sample for each row, its number as key; a null is left out.
+    """Yield a sample for each row, with the row's number as key; a null makes no member.
 
     Raises SampleError, InputError.
+
+    Args:
+        rows: the rows.
+        columns: the columns to write.
+        numbers: the number of each row in the whole input.
     """
     try:
         values = [rows.column(column.name).to_pylist() for column in columns]
@@ -188,7 +206,10 @@ def samples(
 
 
 def sizes(rows: pa.Table, columns: Sequence[MemberColumn]) -> Iterator[int]:
-    """Yield the size of each row's sample in a tar; estimated as in `MemberColumn.lengths`."""
+    """Yield the size of each row's sample in a tar, in bytes.
+
+    The sizes are estimates where those of `MemberColumn.lengths` are.
+    """
     lengths = [column.lengths(rows.column(column.name)) for column in columns]
     extensions = [column.extension or f"{column.name}.{_LONGEST_EXTENSION}" for column in columns]
     name_lengths = [len(f"{_KEY % 0}.{extension}") for extension in extensions]
@@ -213,7 +234,7 @@ def _kind(type_: pa.DataType) -> ColumnKind:
 
 
 def _dtype(type_: pa.DataType) -> str | None:
-    """Return the type of the integers in a column of lists; None for any other column."""
+    """Return the type of the integers in a column of lists of integers; None for other columns."""
     types = pa.types
     is_variable_list = types.is_list(type_) or types.is_large_list(type_)
     is_list = is_variable_list or types.is_fixed_size_list(type_)

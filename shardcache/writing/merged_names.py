@@ -1,4 +1,9 @@
-"""Names of files that became one sample, although numbers or rare words suggest several."""
+"""Names of files that would become one sample, although they suggest several samples.
+
+A sample's key ends at the first dot of a file's name, so `J.Brown.jpg` and `J.Smith.jpg` would
+become the sample `J`. `folders` asks these functions for two files that were merged by mistake. A
+file's extension is everything after the first dot, such as `Brown.jpg`; it may have several parts.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,10 +11,10 @@ from itertools import combinations
 
 
 def numbers_apart(extensions: Sequence[str]) -> tuple[str, str] | None:
-    """Return two extensions of a sample that differ by a number at the beginning, if there are any.
+    """Return two extensions of a sample that differ by a number at the beginning, or None.
 
-    Both begin with a number, or one does and both have the same suffix. Words there, as in
-    `left.png` and `right.png`, name members of one sample.
+    Either both begin with a number, or one does and both have the same suffix. Extensions that
+    begin with words, as in `left.png` and `right.png`, name members of one sample.
     """
     if not any(extension[:1].isdigit() for extension in extensions):
         return None
@@ -30,32 +35,35 @@ def numbers_apart(extensions: Sequence[str]) -> tuple[str, str] | None:
 class RareWords:
     """Finds files such as J.Brown.jpg and J.Smith.jpg, which readers take for one sample.
 
-    Files of one key and one last extension are members of one sample if the words in between are
-    those of other keys, too (0001.left.jpg and 0001.right.jpg), or are added to another file's name
-    (0001.seg.png next to 0001.png). It keeps the distinct extensions of several parts in memory.
+    Two files with the same key and the same last part are members of one sample in two cases: other
+    keys have the words in between, too (0001.left.jpg and 0001.right.jpg), or the words are added
+    to another file's name (0001.seg.png next to 0001.png). Otherwise, they are probably two
+    samples. The distinct extensions of several parts are kept in memory.
     """
 
     def __init__(self) -> None:
-        # By extension of several parts, the number of keys that have it.
+        # For each extension of several parts, the number of keys that have it.
         self._key_counts = Counter[str]()
-        # By extension, two files of one key that may be two samples; one of them has it.
+        # By extension, two files of one key that may be two samples. One of the files has the
+        # extension.
         self._suspects: dict[str, tuple[str, str]] = {}
 
     def add(self, files: Mapping[str, str]) -> None:
-        """Record the files of a key, by extension."""
+        """Record the files of one key, given by their extensions."""
         compound = [extension for extension in files if "." in extension]
         self._key_counts.update(compound)
         endings = {ending for extension in compound for ending in _endings(extension)}
         for first, second in _same_last_part(files):
             for extension in (first, second):
-                # Words added to another name: this is `png` next to `seg.png`, or the reverse.
+                # Of `seg.png` and `png`, one extension adds words to the other, so that their files
+                # are members of one sample. `extension` may be either of the two.
                 ends_another = extension in endings
                 extends_another = not files.keys().isdisjoint(_endings(extension))
                 if not (ends_another or extends_another):
                     self._suspects.setdefault(extension, (files[first], files[second]))
 
     def merged_files(self) -> tuple[str, str] | None:
-        """Return two files that differ by words that no other key has, if there are any."""
+        """Return two files that differ by words that no other key has, or None."""
         for extension, files in self._suspects.items():
             if self._key_counts[extension] == 1:
                 return files
@@ -63,7 +71,10 @@ class RareWords:
 
 
 def _same_last_part(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of extensions with the same last part: the first that has it, and each other."""
+    """Yield pairs of extensions with the same last part.
+
+    A pair is the first extension with a last part, and each other extension that has it.
+    """
     first_with: dict[str, str] = {}
     for extension in files:
         _, _, last_part = extension.rpartition(".")
@@ -73,6 +84,6 @@ def _same_last_part(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _endings(extension: str) -> list[str]:
-    """Return the shorter extensions at an extension's end: `nii.gz`, `gz` for `seg.nii.gz`."""
+    """Return the shorter extensions that an extension ends with: `seg.nii.gz` → `nii.gz`, `gz`."""
     parts = extension.split(".")
     return [".".join(parts[start:]) for start in range(1, len(parts))]

@@ -1,6 +1,7 @@
 """Tables as an input: each row of parquet files, or of Hugging Face's datasets, becomes a sample.
 
-Needs pyarrow.
+Rows are read in blocks, since both formats read many rows at a time: a row group of a parquet file,
+or some thousand rows of a dataset. `member_columns` makes the samples. The module needs pyarrow.
 """
 
 from __future__ import annotations
@@ -22,25 +23,31 @@ from shardcache.writing.sources import HUB, open_unchanged
 if TYPE_CHECKING:
     import datasets
 
-_BLOCK_ROWS = 1024  # rows that are read at a time
+_BLOCK_ROWS = 1024  # number of rows that are read at a time
 
 
 class _RowBlocks(ABC):
-    """Rows in blocks; a position is (place of the block, row in it).
+    """The common part of the sources in this module: rows in blocks.
 
-    A sample's key is its row's number. With a seed, the blocks are read in random order, and so are
-    the rows of each block, which is then in memory as a whole.
+    A position is the place of a block in the order of reading, and the number of a row in that
+    order within the block. A sample's key is its row's number in the input. With a seed, the blocks
+    are read in random order, and so are the rows of each block, which is in memory as a whole then.
     """
 
     def __init__(self, blocks: list[range], seed: int | None) -> None:
-        """Take the blocks, each the numbers of its rows, and the seed of a random order."""
+        """Take the blocks in the order of the input.
+
+        Args:
+            blocks: for each block, the numbers of its rows.
+            seed: seed of a random order; None for the order of the input.
+        """
         self._blocks = blocks
         self._seed = seed
         if seed is not None:
             random.Random(seed).shuffle(self._blocks)
 
     def positions(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """As `Source.positions`."""
+        """Yield size and position of each sample, as `Source.positions`."""
         for place in range(len(self._blocks)):
             row = 0
             for columns, rows, _ in self._batches(place):
@@ -49,11 +56,11 @@ class _RowBlocks(ABC):
                     row += 1
 
     def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
-        """As `Source.read`."""
+        """Yield the samples between two positions, as `Source.read`."""
         first_place, first_row = first
         last_place, last_row = last
         for place in range(first_place, last_place + 1):
-            # The rows to read, counted from the first row of the next batch.
+            # The range of rows to read, counted from the first row of the next batch.
             start = first_row if place == first_place else 0
             stop = last_row + 1 if place == last_place else len(self._blocks[place])
             for columns, rows, numbers in self._batches(place):
@@ -69,15 +76,18 @@ class _RowBlocks(ABC):
     def _rows(
         self, block: range, *, at_once: bool
     ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
-        """Yield columns and rows of a block, in the order of the table.
+        """Yield the columns to write, and rows of a block, in the order of the table.
 
         Args:
-            block: numbers of the rows.
-            at_once: yield all rows of the block together; otherwise, a few at a time.
+            block: numbers of the block's rows.
+            at_once: True to yield all rows of the block together, False to yield some at a time.
         """
 
     def _batches(self, place: int) -> Iterator[tuple[list[MemberColumn], pa.Table, Sequence[int]]]:
-        """Yield the rows of a block in the order of reading: columns, some rows, their numbers."""
+        """Yield the rows of the block at a place, in the order of reading.
+
+        Each batch is the columns to write, some rows, and the numbers of these rows in the input.
+        """
         block = self._blocks[place]
         if self._seed is None:
             first = block.start
@@ -103,7 +113,8 @@ class Parquet(_RowBlocks):
         seed: int | None,
     ) -> None:
         self._wanted_columns = columns
-        # By the numbers of a row group's rows: the facts of its file, and its number in the file.
+        # For each row group, by the numbers of its rows: the facts of its file, and the group's
+        # number in the file.
         self._groups: dict[range, tuple[Sequence[Any], int]] = {}
         number = 0
         for fact in files:
@@ -131,7 +142,11 @@ class Parquet(_RowBlocks):
 
 @contextmanager
 def _opened(fact: Sequence[Any]) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file that is still as its facts say. Raises InputError."""
+    """Open a parquet file. Raises InputError if it is not readable, or no longer matches its facts.
+
+    Args:
+        fact: the file's `FileFact`.
+    """
     path, _, _ = fact
     with open_unchanged(fact) as file:
         try:
@@ -146,9 +161,16 @@ def _opened(fact: Sequence[Any]) -> Iterator[pq.ParquetFile]:
 
 
 class HuggingFace(_RowBlocks):
-    """The rows of one split of a dataset, read from mapped Arrow files.
+    """The rows of one split of a Hugging Face dataset, read from mapped Arrow files.
 
-    The dataset is on the hub, or in a folder by `save_to_disk`.
+    Args:
+        name: `hf:NAME` for a dataset on the hub, or a folder that `save_to_disk` has written.
+        split: the split to read; None for a dataset without splits.
+        columns: the extension of each column to write; empty for all columns.
+        seed: seed of a random order; None for the order of the dataset.
+
+    Attributes:
+        identity: the dataset's fingerprint, which changes with its content.
     """
 
     def __init__(
@@ -159,7 +181,7 @@ class HuggingFace(_RowBlocks):
         seed: int | None,
     ) -> None:
         dataset = _load_split(name, split)
-        self.identity = str(dataset._fingerprint)  # noqa: SLF001  # there is no public one
+        self.identity = str(dataset._fingerprint)  # noqa: SLF001  # no public attribute
         rows = dataset.with_format("arrow")
         self._columns = columns_of(rows.features.arrow_schema, columns, name)
         self._dataset = rows.select_columns([column.name for column in self._columns])
@@ -170,13 +192,13 @@ class HuggingFace(_RowBlocks):
     def _rows(
         self, block: range, *, at_once: bool
     ) -> Iterator[tuple[list[MemberColumn], pa.Table]]:
-        # These blocks are small enough to be read at once in any case.
+        # `at_once` does not matter, since these blocks are small enough to be read as a whole.
         yield self._columns, self._dataset[block.start : block.stop]
 
 
 def _load_split(name: str, split: str | None) -> datasets.Dataset:
     """Load one split of a dataset. Raises InputError, ConfigError for several splits."""
-    import datasets  # only users of such datasets need it
+    import datasets  # here, since only users of such datasets need it
 
     try:
         if name.startswith(HUB):

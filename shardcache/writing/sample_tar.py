@@ -1,4 +1,9 @@
-"""Samples and their bytes in a tar. Pure."""
+"""Samples and their bytes in a tar. No function here reads or writes files.
+
+Every input of `shardcache write` yields `Sample`s, and so does `ShardWriter` (`sample_of`);
+`ShardFile` appends their bytes to a shard. `checked` rejects a sample whose key or extensions
+readers would find differently, since a reader has only the members' names to go by.
+"""
 
 import io
 import json
@@ -15,26 +20,26 @@ from shardcache.tarindex.grouping import is_of_macos, split_name
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
 
 END = 2 * ZERO_BLOCK
-"""The end of an archive."""
+"""The end of an archive, two blocks of zeros."""
 
-_METADATA = re.compile(r"__[^/]*__($|/)")  # keys that readers skip
+_METADATA = re.compile(r"__[^/]*__($|/)")  # readers skip such keys
 _SHOWN_CHARS = 200
-# Extensions of integers, as webdataset writes them.
+# The extensions whose values webdataset's writers write as decimal integers.
 _INTEGERS = frozenset({"cls", "cls2", "class", "count", "id", "index", "inx"})
-# Limits of a plain header's fields for name and size.
+# A plain header has room for names of this length, and for sizes below this size.
 _NAME_BYTES = 100
 _MAX_OCTAL_BYTES = 8 * 1024**3
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample.
+    """One sample, or a member of packed lines.
 
     Attributes:
-        key: without a dot in its last component.
-        members: extension and content of each, in the order in which they are written.
-        count: number of samples that readers will find in it: more than one in a member of lines
-            (`tarindex.packed_lines`).
+        key: the sample's key, without a dot in its last component.
+        members: extension and content of each member, in the order in which they are written.
+        count: number of samples that readers will find here. It is more than 1 only for a member
+            of packed lines (`tarindex.packed_lines`).
     """
 
     key: str
@@ -43,13 +48,13 @@ class Sample:
 
     @property
     def size_bytes(self) -> int:
-        """Space that the sample takes in a tar."""
+        """Space that the sample takes in a tar, headers and padding included."""
         return tar_bytes(self.key, ((extension, len(data)) for extension, data in self.members))
 
     def tar(self) -> Iterator[bytes]:
         """Yield the pieces of the sample's members in a tar.
 
-        `END` has to follow the last sample's.
+        The caller has to write `END` after the last sample.
         """
         for extension, data in self.members:
             yield header(utf8(f"{self.key}.{extension}"), len(data))
@@ -60,9 +65,14 @@ class Sample:
 
 
 def as_table(number: int, version: str | None, rows: Iterable[Row]) -> Iterator[bytes]:
-    """Yield the part of a sample table about one shard, the one with this number in the index.
+    """Yield the part of a sample table that describes one shard, in pieces.
 
-    `END` has to follow the last part.
+    The caller has to write `END` after the last part.
+
+    Args:
+        number: number of the shard in the index.
+        version: version of the shard; None for a local shard.
+        rows: the rows of the shard, as from `contents.rows_of`.
     """
     for row in rows:
         content = json.dumps(
@@ -76,12 +86,13 @@ def as_table(number: int, version: str | None, rows: Iterable[Row]) -> Iterator[
 def sample_of(fields: Mapping[str, Any]) -> Sample:
     """Return the sample of a mapping as webdataset's writers take it: `__key__` and extensions.
 
-    `bytes` are written as they are, `str` in UTF-8, and other values by the last part of their
-    extension: `json` as JSON, `npy` as a NumPy array, `cls`, `id`, `index` and their like as a
-    decimal number. Other extensions that begin with `__`, such as `__url__`, are left out.
+    `bytes` are written as they are, and `str` in UTF-8. Other values are written by the last part
+    of their extension: `json` as JSON, `npy` as a NumPy array, and `cls`, `id`, `index` and their
+    like as a decimal number. Names other than `__key__` that begin with `__`, such as `__url__`,
+    are left out.
 
-    Raises SampleError for a sample without key or members, a value that its extension cannot
-    encode, and a name that readers would take apart differently.
+    Raises SampleError for a sample without a key or members, a value that its extension cannot
+    encode, and a name that readers would split differently.
     """
     key = fields.get("__key__")
     if not isinstance(key, str):
@@ -173,15 +184,22 @@ def encoded(key: str, extension: str, value: Any) -> bytes:
 def as_json(value: object, default: Callable[[Any], object] | None = str) -> bytes:
     """Return a value as compact JSON in UTF-8.
 
-    `default` converts values that JSON lacks, such as dates, by default to text; with None, they
-    raise TypeError.
+    Args:
+        value: the value.
+        default: converts a value of a type that JSON lacks, such as a date; `str` makes it text.
+            None makes such a value a TypeError.
     """
     return utf8(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=default))
 
 
 def as_npy(value: object, dtype: str | None = None) -> bytes:
-    """Return an array as the bytes of an `.npy` file. Raises TypeError, ValueError."""
-    import numpy  # only users of arrays need it
+    """Return an array as the bytes of an `.npy` file. Raises TypeError, ValueError.
+
+    Args:
+        value: the array, or nested lists of numbers.
+        dtype: type of the array; None to let numpy choose one by the values.
+    """
+    import numpy  # here, since only users of arrays need it
 
     buffer = io.BytesIO()
     numpy.save(buffer, numpy.asarray(value, dtype), allow_pickle=False)
@@ -189,18 +207,18 @@ def as_npy(value: object, dtype: str | None = None) -> bytes:
 
 
 def utf8(text: str) -> bytes:
-    """Return a text's bytes; those of file names that are not UTF-8 come out as they are."""
+    """Return a text in UTF-8; undecodable bytes of a file's name become the same bytes again."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def _text(value: str) -> bytes:
     """Return a text in UTF-8. Raises UnicodeEncodeError, which is a ValueError."""
-    # No surrogate escapes as in file names: readers would not get the same text.
+    # Surrogate escapes are for file names only; readers of a text would not get the same text back.
     return value.encode()
 
 
 def shown(text: str) -> str:
-    """Return a text as it appears in an error."""
+    """Return a text in quotes for an error, cut to a maximum length."""
     return repr(text[:_SHOWN_CHARS])
 
 
@@ -216,13 +234,14 @@ def tar_bytes(key: str, sizes: Iterable[tuple[str, int]]) -> int:
 def member_bytes(name_bytes: int, content_bytes: int) -> int:
     """Return the space that a member takes in a tar, given the lengths of name and content."""
     long_name_bytes = 0
-    if name_bytes > _NAME_BYTES:  # GNU's extra member holds the name, which ends with a NUL
+    if name_bytes > _NAME_BYTES:
+        # GNU's format stores the name, with a NUL at its end, in an extra member before this one.
         long_name_bytes = BLOCK_BYTES + padded(name_bytes + 1)
     return long_name_bytes + BLOCK_BYTES + padded(content_bytes)
 
 
 def header(name: bytes, size_bytes: int) -> bytes:
-    """Return the header of a regular file in GNU format, ten times as fast as tarfile's."""
+    """Return the header of a regular file in GNU format, ten times as fast as tarfile does."""
     if len(name) > _NAME_BYTES or size_bytes >= _MAX_OCTAL_BYTES:
         return _tarfile_header(name, size_bytes)
     size = b"%011o\0" % size_bytes
@@ -232,18 +251,18 @@ def header(name: bytes, size_bytes: int) -> bytes:
 
 
 def _tarfile_header(name: bytes, size_bytes: int) -> bytes:
-    """Return the header that tarfile makes, with its defaults: mode 0644, root's, time 0."""
+    """Return tarfile's header with its default values: mode 0644, owner root, time 0."""
     info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
     info.size = size_bytes
     return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
-# The bytes that are the same in every header. Only three of its fields differ: the name (bytes 0 to
-# 100), the size (124 to 136) and the checksum (148 to 156).
+# The bytes that are the same in every header. Only three fields differ from header to header: the
+# name (bytes 0 to 100), the size (124 to 136) and the checksum (148 to 156).
 _PLAIN = _tarfile_header(b"", 0)
 _BEFORE_SIZE = _PLAIN[_NAME_BYTES:124]
 _BEFORE_SUM = _PLAIN[136:148]
 _AFTER_SUM = _PLAIN[156:]
-# The field of the checksum itself counts as eight spaces.
+# In the sum, the field of the checksum itself counts as eight spaces.
 _BLANKS_SUM = 8 * ord(" ")
 _FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_SUM) + _BLANKS_SUM + sum(_AFTER_SUM)

@@ -1,4 +1,8 @@
-"""Cuts and names by which a dataset becomes shards. Pure."""
+"""Division of a dataset into shards: the samples of each shard, and the shards' names.
+
+`conversion` plans its shards with `cut`: a cut is a run of consecutive samples that become one
+shard. `ShardNames` gives the names to `conversion` and to `ShardWriter`.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -19,9 +23,9 @@ class Cut:
     """The samples of one shard.
 
     Attributes:
-        first: position of the first one in the input.
-        last: position of the last one.
-        samples: number of them.
+        first: position of the first sample in the input.
+        last: position of the last sample.
+        samples: number of samples.
         size_bytes: size of the tar; exact if the input gives exact sizes.
     """
 
@@ -32,9 +36,13 @@ class Cut:
 
 
 def cut(samples: Iterable[tuple[int, Any]], shard_size_bytes: int) -> Iterator[Cut]:
-    """Cut samples, given size and position of each, into shards of at most `shard_size_bytes`.
+    """Cut samples into shards of at most `shard_size_bytes`.
 
-    Each is filled before the next begins. A sample that is larger is a shard by itself.
+    Each shard is filled before the next begins. A sample that is larger is a shard by itself.
+
+    Args:
+        samples: size in bytes and position of each sample.
+        shard_size_bytes: maximum size of a shard.
     """
     shard: Cut | None = None
     for size_bytes, position in samples:
@@ -53,7 +61,7 @@ def cut(samples: Iterable[tuple[int, Any]], shard_size_bytes: int) -> Iterator[C
 class ShardNames:
     """Names of shards by number, from a pattern such as `train-%06d.tar`.
 
-    Raises ConfigError for any other pattern.
+    Raises ConfigError for a pattern without exactly one number, or without the suffix `.tar`.
     """
 
     pattern: str = SHARD_NAMES
@@ -73,7 +81,7 @@ class ShardNames:
         return self.pattern % number
 
     def foreign(self, names: Iterable[str]) -> list[str]:
-        """Return, sorted, the names of shards that do not follow the pattern."""
+        """Return, sorted, those names that are of shards but do not follow the pattern."""
         return sorted(name for name in names if is_tar(name) and not self._is_own(name))
 
     def _is_own(self, name: str) -> bool:

@@ -1,4 +1,8 @@
-"""One shard in the making: a local tar."""
+"""One shard while it is being written: a local tar.
+
+`ShardWriter` and the processes of `shardcache write` add samples to a `ShardFile`, finish it, and
+let `Destination` store it.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,10 +22,10 @@ from shardcache.writing.sample_tar import END, Sample, as_table, member_bytes, s
 
 
 class ShardFile:
-    """A local tar that grows by samples, and counts their members and tokens.
+    """A local tar to which samples are appended; their members and tokens are counted.
 
     Attributes:
-        path: the tar's.
+        path: path of the tar.
         samples: number of samples so far.
         members: number of members so far, by extension.
         tokens: number of tokens so far; None if they are not counted.
@@ -31,8 +35,8 @@ class ShardFile:
         """Begin a tar, which replaces an older file. Raises DiskError if it cannot be written.
 
         Args:
-            path: the tar's.
-            member: the member whose tokens are counted, if any.
+            path: path of the tar.
+            member: the member whose tokens are counted; None to count no tokens.
         """
         self.path = path
         self.samples = 0
@@ -69,7 +73,7 @@ class ShardFile:
             self.members[extension.lower()] += sample.count
             name = utf8(f"{sample.key}.{extension}")
             end += member_bytes(len(name), len(data))
-            start = end - padded(len(data))  # after its headers
+            start = end - padded(len(data))  # the content follows the member's headers
             self._grouping.add([(name, start, start + len(data), None)])
         self.samples += sample.count
 
@@ -91,20 +95,21 @@ class ShardFile:
             self._file.close()
 
     def write_rows(self, path: Path, number: int, version: str | None) -> None:
-        """Write the part of the sample table about this shard.
+        """Write this shard's part of the sample table to a file.
 
         Args:
-            path: the part's.
-            number: the shard's, in the index.
-            version: the shard's, for the table; None for a local one.
+            path: path of the file.
+            number: number of the shard in the index.
+            version: version of the shard for the table; None for a local shard.
         """
         samples = self._grouping.finish()
+        # No tar is given: the spans of a tar that was just written need no trial.
         rows = rows_of(samples, blocks=blocks_of(samples, tar=None))
         with writing(path), path.open("wb") as file:
             file.writelines(as_table(number, version, rows))
 
     def discard(self) -> None:
-        """Remove the file, finished or not."""
+        """Close and remove the tar, finished or not."""
         with suppress(OSError):
             self._file.close()
         self.path.unlink(missing_ok=True)
@@ -120,7 +125,7 @@ class ShardFile:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Translate the errors of a local file that cannot be written."""
+    """Turn OSError from the block into DiskError for the local file at `path`."""
     try:
         yield
     except OSError as exn:

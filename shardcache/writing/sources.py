@@ -1,4 +1,9 @@
-"""Common interface of the inputs that shards are made from, and access to their files."""
+"""Common interface of the inputs that shards are made from, and access to their files.
+
+An `Input` describes an input in JSON, so that it can be sent to writer processes. Each process
+constructs a `Source` from it, which yields the samples. The facts of a file are its path, size and
+modification time; they tell later whether the file has changed.
+"""
 
 import os
 import stat
@@ -17,7 +22,7 @@ HUB = "hf:"
 """Prefix of a dataset's name on Hugging Face's hub."""
 
 Position = Any
-"""A place in the input, as JSON: a tuple arrives as a list in another process."""
+"""A place in the input, as a JSON value; a tuple arrives in another process as a list."""
 
 FileFact = tuple[str, int, int]
 """A file of the input: its path, size in bytes and modification time in nanoseconds.
@@ -26,7 +31,7 @@ If the size or the time differs later, the file has changed.
 """
 
 IDENTITY_CHARS = 16
-"""Length of an input's `identity`, where it is the beginning of a digest."""
+"""Length of an input's `identity` if that is the beginning of a digest."""
 
 _WILDCARDS = "*?["
 
@@ -34,13 +39,13 @@ _WILDCARDS = "*?["
 class Source(Protocol):
     """Samples in a fixed order, any run of which can be read in another process.
 
-    Constructed from a JSON object, the `arguments` of an `Input`. Both methods block.
+    A source is constructed from a JSON object, the `arguments` of an `Input`. Both methods block.
     """
 
     def positions(self) -> Iterator[tuple[int, Position]]:
         """Yield the size in a tar, in bytes, and the position of each sample, in order.
 
-        The size may be an estimate, but is the same in each call. Raises InputError.
+        A size may be an estimate, but it is the same in each call. Raises InputError.
         """
 
     def read(self, first: Position, last: Position) -> Iterator[Sample]:
@@ -56,11 +61,11 @@ class Input:
 
     Attributes:
         kind: "folder", "jsonl", "parquet" or "datasets".
-        arguments: from which any process can construct the `Source`.
+        arguments: arguments from which any process can construct the `Source`.
         identity: short hash of names, sizes and modification times, which changes with the content.
-        files: number of its files; 0 if unknown.
+        files: number of the input's files; 0 if unknown.
         skipped: number of files that belong to no sample.
-        classes: their names, by number.
+        classes: names of the classes, in the order of their numbers; empty without classes.
     """
 
     kind: str
@@ -87,7 +92,7 @@ def fact_of(path: Path) -> FileFact:
 
 
 def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
-    """Open a file of the input. Raises InputError if it has changed since `fact_of` it."""
+    """Open a file of the input. Raises InputError if it has changed since `fact_of` was called."""
     path, size_bytes, mtime_ns = fact
     try:
         file = open(path, "rb", buffering=1024**2)  # noqa: SIM115  # the caller closes it
@@ -116,7 +121,8 @@ def missing(path: Path) -> InputError:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return InputError("there is no such folder", url=str(path.parent), remedy="check the path")
-    # The same name with another suffix is the most probable one; else one that is spelled alike.
+    # A name that differs only by its suffix is the best suggestion (`cutoff=0` accepts any of
+    # them); otherwise, a name that is spelled alike.
     same_stem = [name for name in names if Path(name).stem == path.stem]
     if same_stem:
         hint = did_you_mean(path.name, same_stem, cutoff=0)

@@ -1,4 +1,8 @@
-"""`ShardWriter`: shards from the samples of a program."""
+"""`ShardWriter`: shards from the samples of a program.
+
+The program's thread appends samples to a local tar. Finished shards are uploaded by a second
+thread, which runs an event loop.
+"""
 
 import asyncio
 import os
@@ -29,7 +33,7 @@ class ShardWriter:
     A shard is uploaded while the next is written; it appears in the destination whole or not at
     all. The same samples give the same bytes. The table of samples that `select` needs is written,
     too. If the block raises, no index is written, and the unfinished shard is discarded; complete
-    ones stay. Not for several threads.
+    shards stay. A writer must not be used by several threads.
 
     Args:
         destination: folder or url for the shards and `index.json`, without other shards.
@@ -63,14 +67,15 @@ class ShardWriter:
         self._shard_size_bytes = shard_size_bytes
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
         self._member = None if tokens is None else TokenMember.parse(tokens)
-        self._shard: ShardFile | None = None  # the one being written
-        self._number = 0  # of the shard being written, from 0: as many are finished
-        self._upload: Future[Stored] | None = None  # of the shard finished last
+        self._shard: ShardFile | None = None  # the shard being written
+        # The number of the shard being written, counted from 0, and so the number of finished ones.
+        self._number = 0
+        self._upload: Future[Stored] | None = None  # the upload of the shard finished last
         self._stored: list[Stored] = []  # records of the uploaded shards
         self._is_open = False
 
     def __enter__(self) -> Self:
-        # One thread has the event loop: the destination's connections belong to it.
+        # A single thread runs the event loop, to which the destination's connections belong.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shardcache-upload")
         self._runner = self._thread.submit(asyncio.Runner).result()
         self._call(self._target.__aenter__())
@@ -95,7 +100,7 @@ class ShardWriter:
                         remedy="find out why there were no samples; nothing was stored",
                     )
                 names = [self._names.name(number) for number in range(self._number)]
-                # The index last: readers take its presence for a complete dataset.
+                # The index is stored last, since readers take it as the sign of a complete dataset.
                 self._call(self._target.store_table(names))
                 self._call(self._target.store_index(zip(names, self._stored, strict=True)))
         finally:
@@ -128,9 +133,9 @@ class ShardWriter:
         self._shard.add(encoded_sample)
 
     def _finish_shard(self) -> None:
-        """Start the upload of the shard being written, once the one before it is uploaded.
+        """Start the upload of the shard being written, once the shard before it is uploaded.
 
-        So at most two take space on the disk.
+        So at most two shards take space on the local disk.
         """
         if self._shard is None:
             return
